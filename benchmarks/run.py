@@ -1,0 +1,200 @@
+"""Measures the benchmark cases: every mode in its own process, alternating, on the same cores.
+
+    python benchmarks/run.py --suite host
+    python benchmarks/run.py --suite host --case mlp gpt --modes eager,acc --threads 1
+    python benchmarks/run.py --suite gpu --json benchmarks/results/DATE-gpu.jsonl
+
+The table is printed at the end; --json writes the lines that benchmarks/results/README.md
+describes. Exit status: 0 all is well; 1 wrong results or a mode that does not run; 2 the run was
+refused; 3 too many windows with foreign load; 4 a requirement does not hold.
+"""
+
+import argparse
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+if __package__ in (None, ""):
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from benchmarks import load, measure, report
+from benchmarks.cases import CASES
+from benchmarks.driver import Worker
+from benchmarks.measure import CaseResult, Settings
+
+EXIT_OK, EXIT_FAILED, EXIT_REFUSED, EXIT_INVALID, EXIT_MISSED = range(5)
+
+
+class Refused(RuntimeError):
+    """The run cannot start; the message says why and what to do."""
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    description, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        "benchmarks/run.py",
+        description=description,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--suite", choices=("host", "gpu"), required=True)
+    parser.add_argument(
+        "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME"
+    )
+    parser.add_argument(
+        "--modes", default="eager,compile,acc", help=f"comma-separated, of {', '.join(measure.MODES)}"
+    )
+    parser.add_argument("--threads", type=int, help="cores to pin to; default: all usable ones")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON lines to FILE")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a bar chart to FILE")
+    parser.add_argument("--alternations", type=int, default=Settings.alternations)
+    parser.add_argument("--window-s", type=float, default=Settings.window_s)
+    return parser.parse_args(arguments)
+
+
+def parse_modes(text: str) -> tuple[str, ...]:
+    """The modes of a comma-separated list, in their fixed order. Raises Refused."""
+    wanted = [mode.strip() for mode in text.split(",") if mode.strip()]
+    unknown = [mode for mode in wanted if mode not in measure.MODES]
+    if unknown or not wanted:
+        raise Refused(
+            f"[benchmarks.run] --modes {text}: unknown mode {', '.join(unknown) or '(none given)'}. "
+            f"Modes: {', '.join(measure.MODES)}"
+        )
+    return tuple(mode for mode in measure.MODES if mode in wanted)
+
+
+def require_plugin() -> None:
+    """Raises Refused unless torchacc_device is built, in this tree or as an installed package."""
+    spec = importlib.util.find_spec("torchacc_device")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    if not any((Path(folder) / f"_C{suffix}").exists() for folder in folders for suffix in suffixes):
+        raise Refused(
+            "[benchmarks.run] mode acc needs torchacc_device, which is not built for this "
+            "interpreter. Run `make develop PYTHON=<this python>`, or leave acc out of --modes."
+        )
+
+
+def require_gpu() -> None:
+    """Raises Refused unless torch sees a usable CUDA GPU, asked in another process."""
+    code = "import torch; print('usable' if torch.cuda.is_available() else torch.version.cuda)"
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    said = answer.stdout.strip()
+    if said == "usable":
+        return
+    if answer.returncode != 0:
+        why = f"torch cannot be imported: {answer.stderr.strip().splitlines()[-1]}"
+    elif said == "None":
+        why = "this torch was built without CUDA"
+    else:
+        why = f"this torch (CUDA {said}) finds no usable GPU"
+    raise Refused(
+        f"[benchmarks.run] --suite gpu needs an NVIDIA GPU, and {why}. Nothing was measured. Run "
+        "it on a machine with a GPU and a torch built with CUDA, or use --suite host."
+    )
+
+
+def prepare(options: argparse.Namespace, spawn: Callable[..., Worker]) -> Settings:
+    """Checks that the run can be done and settles how. Raises Refused."""
+    modes = parse_modes(options.modes)
+    if options.alternations < 1 or options.window_s <= 0.0:
+        raise Refused("[benchmarks.run] --alternations and --window-s must be positive")
+    if options.suite == "gpu":
+        require_gpu()
+    if "acc" in modes:
+        require_plugin()
+    usable = os.sched_getaffinity(0)
+    try:
+        cores = load.choose_cores(len(usable) if options.threads is None else options.threads)
+        load.check_usable(cores)
+    except load.LoadError as error:
+        raise Refused(str(error)) from error
+    return Settings(
+        options.suite, modes, tuple(cores), options.alternations, options.window_s, spawn
+    )
+
+
+def write_lines(file: TextIO | None, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Appends JSON lines and flushes, so that an interrupted run leaves what it measured."""
+    if file is not None:
+        for line in lines:
+            file.write(json.dumps(line) + "\n")
+        file.flush()
+
+
+def verdict(results: Sequence[CaseResult], claimable: bool) -> tuple[int, list[str]]:
+    """The exit status of a run and the sentences that explain it."""
+    messages = [f"note: {text}" for result in results for text in result.notes]
+    failures = [text for result in results for text in result.failures]
+    invalid = [text for result in results for text in result.invalid]
+    missed = [text for result in results for text in result.missed]
+    messages += [f"FAILED: {text}" for text in failures]
+    messages += [f"INVALID: {text}" for text in invalid]
+    messages += [f"MISSED: {text}" for text in missed]
+    if not claimable:
+        messages.append("note: fewer or shorter windows than a claim needs (9 of at least 0.5 s)")
+    if failures:
+        return EXIT_FAILED, messages
+    if invalid:
+        return EXIT_INVALID, messages
+    return (EXIT_MISSED if missed else EXIT_OK), messages
+
+
+def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> int:
+    """Measures what `options` ask for, prints the table and returns the exit status."""
+    settings = prepare(options, spawn)
+    described = {
+        "suite": settings.suite,
+        "cases": options.case,
+        "modes": settings.modes,
+        "threads": len(settings.cores),
+        "alternations": settings.alternations,
+        "window_s": settings.window_s,
+        "claimable": settings.claimable,
+    }
+    results: list[CaseResult] = []
+    file: TextIO | None = None
+    try:
+        if options.json is not None:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            file = options.json.open("w")
+        write_lines(file, [report.header(described, os.environ)])
+        for name in options.case:
+            print(f"{name}: {CASES[name].title}", file=sys.stderr, flush=True)
+            results.append(measure.measure_case(CASES[name], settings))
+            write_lines(file, results[-1].lines)
+    finally:
+        if file is not None:
+            file.close()
+    lines = [line for result in results for line in result.lines]
+    print(report.table(lines))
+    if options.svg is not None:
+        options.svg.parent.mkdir(parents=True, exist_ok=True)
+        options.svg.write_text(report.svg(lines))
+    status, messages = verdict(results, settings.claimable)
+    print("\n".join(messages))
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    try:
+        return run(parse(arguments))
+    except Refused as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

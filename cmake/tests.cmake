@@ -1,0 +1,30 @@
+# tests/cpp: one GoogleTest program per file, over acc_pure alone. Headers without a .cpp of their
+# own in other folders (queues, for the thread sanitizer) may be included as well.
+set(ACC_GTEST_SOURCE "" CACHE PATH "sources of GoogleTest, for systems without libgtest-dev")
+find_package(GTest QUIET)
+if(NOT GTest_FOUND)
+  find_path(acc_gtest_home src/gtest-all.cc NO_CACHE
+    PATHS "${ACC_GTEST_SOURCE}" /usr/src/googletest/googletest /usr/src/gtest NO_DEFAULT_PATH)
+  if(NOT acc_gtest_home)
+    message(FATAL_ERROR "[cmake] GoogleTest was not found. `make test` brings it; by hand: "
+      "apt-get install libgtest-dev")
+  endif()
+  add_library(acc_gtest STATIC
+    "${acc_gtest_home}/src/gtest-all.cc" "${acc_gtest_home}/src/gtest_main.cc")
+  target_include_directories(acc_gtest SYSTEM PUBLIC "${acc_gtest_home}/include")
+  target_include_directories(acc_gtest SYSTEM PRIVATE "${acc_gtest_home}")
+  target_link_libraries(acc_gtest PUBLIC acc_options Threads::Threads)
+  add_library(GTest::gtest ALIAS acc_gtest)
+  add_library(GTest::gtest_main ALIAS acc_gtest)
+endif()
+
+file(GLOB acc_test_sources CONFIGURE_DEPENDS tests/cpp/*.cpp)
+foreach(source ${acc_test_sources})
+  get_filename_component(name "${source}" NAME_WE)
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE acc_pure acc_options GTest::gtest GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT 600
+    ENVIRONMENT "ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+endforeach()

@@ -1,0 +1,42 @@
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "csrc/aten/geometry.h"
+#include "csrc/runtime/backend.h"
+
+// scaled_dot_product_attention asks which fused kernel a device has; the answer is the one that ATen
+// gives for the device below.
+namespace acc::aten {
+namespace {
+
+int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+               const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
+               std::optional<double> scale, bool enable_gqa) {
+  const auto like = [](const at::Tensor& tensor) {
+    at::Tensor made = geometry_only(tensor);
+    if (made.defined() && tensor.requires_grad()) made.set_requires_grad(true);
+    return made;
+  };
+  const std::optional<at::Tensor> mask_like =
+      mask.has_value() ? std::optional<at::Tensor>(like(*mask)) : std::nullopt;
+  const int64_t choice =
+      at::_fused_sdp_choice(like(query), like(key), like(value), mask_like, dropout_p, is_causal,
+                            scale, enable_gqa);
+  // ATen reaches its flash kernel on other devices only through the CPU's operator; the efficient
+  // one is called on the device it is asked for.
+  const bool cuda = runtime::backend().alias_type() == c10::kCUDA;
+  if (cuda && choice == static_cast<int64_t>(sdp::SDPBackend::flash_attention)) {
+    return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
+  }
+  return choice;
+}
+
+}  // namespace
+}  // namespace acc::aten
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &acc::aten::choose)
+}  // namespace at::native

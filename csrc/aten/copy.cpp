@@ -1,0 +1,92 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/library.h>
+
+#include "csrc/aten/fallback.h"
+#include "csrc/aten/record_kernel.h"
+#include "csrc/aten/schema.h"
+#include "lazy/record/recorder.h"
+#include "lazy/session.h"
+
+// Copies in every direction, and reading a number back.
+namespace acc::aten {
+namespace {
+
+using record::FlushReason;
+
+bool on_acc(const at::Tensor& tensor) {
+  return tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+// acc to acc: one node. `aten::copy_` itself is decomposed by PyTorch into this very function, so
+// the recorder is called for it by name.
+void record_copy(const at::Tensor& destination, const at::Tensor& source) {
+  static const c10::OperatorHandle handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  static const graph::Op* const op = make_op(handle);
+  torch::jit::Stack stack;
+  torch::jit::push(stack, destination, source, false);
+  record_or_run(*op, handle, &stack);
+}
+
+// A tensor that nothing was recorded on and that has no contents, or whose whole memory is written:
+// its memory can be made here and now.
+bool untouched(const at::Tensor& tensor) {
+  record::LazyStorage& storage = *record::storage_of(tensor);
+  record::Recorder& recorder = record::recorder(tensor.device().index());
+  runtime::LockWithoutGil lock(recorder.mutex());
+  return !recorder.knows(storage) && !storage.has_memory() && storage.poison == nullptr;
+}
+
+// From the host. The source may be changed by its owner as soon as this returns, so it is read now:
+// into the destination where nothing pending can touch that, else into a tensor of its own whose
+// copy is recorded.
+void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
+  if (untouched(destination)) {
+    session::alias(destination, FlushReason::kRead).copy_(source);
+    return;
+  }
+  at::Tensor staged = at::empty_strided(source.sizes(), source.strides(),
+                                        source.options().device(destination.device()));
+  session::alias(staged, FlushReason::kRead).copy_(source);
+  record_copy(destination, staged);
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+  if (on_acc(self) && on_acc(destination)) {
+    if (self.device() == destination.device()) {
+      record_copy(destination, self);
+    } else {
+      session::alias(destination, FlushReason::kRead)
+          .copy_(session::alias(self, FlushReason::kRead));
+    }
+  } else if (on_acc(destination)) {
+    TORCH_CHECK(self.layout() == c10::kStrided, "acc has no tensors of layout ", self.layout(),
+                ". Make it dense with .to_dense() first.");
+    copy_from_host(self, destination);
+  } else {
+    destination.copy_(session::alias(self, FlushReason::kRead), non_blocking);
+  }
+  return destination;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destination) {
+  destination.resize_(self.sizes());
+  return copy_from(self, destination, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  return at::_local_scalar_dense(session::alias(self, FlushReason::kRead));
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("_local_scalar_dense", &local_scalar_dense);
+}
+
+}  // namespace
+}  // namespace acc::aten

@@ -1,0 +1,229 @@
+#include "csrc/aten/fallback.h"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <vector>
+
+#include "csrc/aten/schema.h"
+#include "csrc/base/check.h"
+#include "csrc/base/stats.h"
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/generator.h"
+#include "lazy/graph/op_table.h"
+#include "lazy/record/recorder.h"
+#include "lazy/session.h"
+
+namespace acc::aten {
+namespace {
+
+using record::FlushReason;
+
+bool on_acc(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+c10::Device alias_device(c10::DeviceIndex index) {
+  const c10::DeviceType type = runtime::backend().alias_type();
+  return {type, type == c10::kCPU ? c10::DeviceIndex(-1) : index};
+}
+
+// One call: which alias stands for which acc tensor.
+class DirectCall {
+ public:
+  DirectCall(const c10::OperatorHandle& handle, torch::jit::Stack* stack)
+      : handle_(handle), schema_(handle.schema()), stack_(stack),
+        base_(stack->size() - schema_.arguments().size()) {
+    find_device();
+  }
+
+  void run(FlushReason reason) {
+    reason_ = reason;
+    torch::jit::Stack call;
+    for (size_t i = 0; i < schema_.arguments().size(); ++i) {
+      call.push_back(lower((*stack_)[base_ + i], *schema_.arguments()[i].type()));
+    }
+    {
+      c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                               c10::autocast_dispatch_keyset);
+      handle_.callBoxed(call);
+    }
+    for (const Pair& pair : pairs_) follow_resize(pair);
+    torch::jit::drop(*stack_, schema_.arguments().size());
+    for (c10::IValue& result : call) stack_->push_back(raise(result));
+  }
+
+ private:
+  struct Pair {
+    at::Tensor alias;
+    at::Tensor tensor;
+  };
+
+  void find_device() {
+    for (size_t i = base_; i < stack_->size(); ++i) {
+      const c10::IValue& value = (*stack_)[i];
+      if (value.isTensor() && on_acc(value.toTensor())) note(value.toTensor().device());
+      if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
+        if (device_ < 0) device_ = value.toDevice().index();
+      }
+      if (!value.isList()) continue;
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor() && on_acc(item.toTensor())) note(item.toTensor().device());
+      }
+    }
+    if (device_ < 0) device_ = static_cast<c10::DeviceIndex>(runtime::backend().current_device());
+  }
+
+  void note(c10::Device device) {
+    TORCH_CHECK(tensor_device_ < 0 || tensor_device_ == device.index(),
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                "acc:", static_cast<int>(tensor_device_), " and acc:",
+                static_cast<int>(device.index()), "! (in ", schema_.name(),
+                "). Move them to one device first.");
+    device_ = tensor_device_ = device.index();
+  }
+
+  at::Tensor lower(const at::Tensor& tensor) {
+    if (!on_acc(tensor)) {
+      TORCH_CHECK(!tensor.defined() || tensor.device().is_cpu() ||
+                      tensor.device().type() == runtime::backend().alias_type() ||
+                      tensor.device().is_meta(),
+                  "Expected all tensors to be on the same device, but found at least two devices, "
+                  "acc:", static_cast<int>(device_), " and ", tensor.device(), "! (in ",
+                  schema_.name(), "). Move it with .to(\"acc\") first.");
+      return tensor;
+    }
+    TORCH_CHECK(tensor.layout() == c10::kStrided,
+                "acc has no sparse tensors (in ", schema_.name(), "): this one has layout ",
+                tensor.layout(), ". For embeddings use nn.Embedding(sparse=False); otherwise move "
+                "the tensor to the CPU with .cpu().");
+    for (const Pair& pair : pairs_) {
+      if (pair.tensor.is_same(tensor)) return pair.alias;
+    }
+    at::Tensor alias = session::alias(tensor, reason_);
+    pairs_.push_back({alias, tensor});
+    return alias;
+  }
+
+  c10::IValue lower(const c10::IValue& value, const c10::Type& type) {
+    if (value.isTensor()) return lower(value.toTensor());
+    if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
+      return alias_device(device_);
+    }
+    if (value.isGenerator() || (value.isNone() && type.str().find("Generator") != std::string::npos)) {
+      return generator(value);
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const c10::IValue& item : value.toListRef()) list.push_back(lower(item.toTensor()));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const c10::IValue& item : value.toListRef()) {
+        list.push_back(item.isTensor() ? std::optional<at::Tensor>(lower(item.toTensor()))
+                                       : std::nullopt);
+      }
+      return list;
+    }
+    return value;
+  }
+
+  // The operator draws from a generator of the backend's device that starts where ours stands, so
+  // that torch.manual_seed and saved states govern it.
+  c10::IValue generator(const c10::IValue& given) {
+    if (!handle_.hasTag(at::Tag::nondeterministic_seeded)) return given;
+    std::optional<at::Generator> own;
+    if (given.isGenerator()) own = given.toGenerator();
+    // One draw moves our stream by one block of four numbers, whatever the operator consumes: its
+    // own generator is seeded afresh each time.
+    const auto [seed, offset] = runtime::generator_or_default(own, device_).reserve(4);
+    at::Generator drawn =
+        at::globalContext()
+            .getAcceleratorHooksInterface(runtime::backend().alias_type())
+            .getNewGenerator(alias_device(device_).index());
+    std::lock_guard lock(drawn.mutex());
+    drawn.set_current_seed(seed ^ (offset * 0x9e3779b97f4a7c15ULL));
+    return drawn;
+  }
+
+  // An out= argument was resized by the operator: the acc tensor follows.
+  void follow_resize(const Pair& pair) {
+    const at::Tensor& tensor = pair.tensor;
+    if (pair.alias.sizes() == tensor.sizes() && pair.alias.strides() == tensor.strides()) return;
+    record::LazyStorage& storage = *record::storage_of(tensor);
+    runtime::LockWithoutGil lock(record::recorder(device_).mutex());
+    storage.set_nbytes(pair.alias.storage().nbytes());
+    storage.set_memory(pair.alias.storage());
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(pair.alias.sizes(), pair.alias.strides());
+  }
+
+  at::Tensor raise(const at::Tensor& result) {
+    if (!result.defined()) return result;
+    for (const Pair& pair : pairs_) {
+      if (pair.alias.is_same(result)) return pair.tensor;
+    }
+    if (result.device().type() != runtime::backend().alias_type()) return result;
+    for (const Pair& pair : pairs_) {
+      if (!pair.alias.is_alias_of(result)) continue;
+      // A view of an argument stays one.
+      at::Tensor view = record::make_tensor(
+          c10::intrusive_ptr<record::LazyStorage>::reclaim_copy(record::storage_of(pair.tensor)),
+          result.scalar_type(), result.sizes(), result.strides());
+      view.unsafeGetTensorImpl()->set_storage_offset(result.storage_offset());
+      return view;
+    }
+    return wrap(result, device_);
+  }
+
+  c10::IValue raise(const c10::IValue& value) {
+    if (value.isTensor()) return raise(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const c10::IValue& item : value.toListRef()) list.push_back(raise(item.toTensor()));
+      return list;
+    }
+    return value;
+  }
+
+  const c10::OperatorHandle& handle_;
+  const c10::FunctionSchema& schema_;
+  torch::jit::Stack* stack_;
+  const size_t base_;
+  c10::DeviceIndex device_ = -1;
+  c10::DeviceIndex tensor_device_ = -1;
+  FlushReason reason_ = FlushReason::kFallback;
+  std::vector<Pair> pairs_;
+};
+
+}  // namespace
+
+at::Tensor wrap(const at::Tensor& result, c10::DeviceIndex device) {
+  TORCH_CHECK(result.layout() == c10::kStrided, "acc has no tensors of layout ", result.layout(),
+              ". For embeddings use nn.Embedding(sparse=False); otherwise compute on the CPU.");
+  const at::Tensor plain = result.storage_offset() == 0 && !result.is_conj() && !result.is_neg()
+                               ? result
+                               : result.resolve_conj().resolve_neg().clone(
+                                     at::MemoryFormat::Preserve);
+  auto storage = record::make_storage(plain.storage().nbytes(), device);
+  if (plain.storage().nbytes() > 0) storage->set_memory(plain.storage());
+  return record::make_tensor(std::move(storage), plain.scalar_type(), plain.sizes(),
+                             plain.strides());
+}
+
+void run_now(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  base::count(base::Counter::RunNow);
+  DirectCall(handle, stack)
+      .run(handle.hasTag(at::Tag::dynamic_output_shape) ? FlushReason::kDataDependent
+                                                        : FlushReason::kFallback);
+}
+
+void fallback(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  base::count_keyed("fallback", handle.schema().name());
+  run_now(handle, stack);
+}
+
+}  // namespace acc::aten

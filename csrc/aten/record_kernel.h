@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "lazy/graph/op.h"
+
+namespace acc::aten {
+
+// Records the call, or runs it now where it cannot be recorded or ACC_MODE says so.
+void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
+                   torch::jit::Stack* stack);
+
+// Registers the recorder for every recordable operator of `aten` and of our own library `acc`.
+// Called once, after the device is registered.
+void register_recorded_ops();
+
+}  // namespace acc::aten

@@ -1,0 +1,90 @@
+#include <c10/util/Logging.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <memory>
+
+#include "csrc/aten/fallback.h"
+#include "csrc/aten/record_kernel.h"
+#include "csrc/aten/schema.h"
+#include "csrc/base/env.h"
+#include "csrc/base/stats.h"
+#include "csrc/runtime/fork.h"
+#include "lazy/record/recorder.h"
+#include "lazy/session.h"
+
+// How the dispatcher reaches us: one boxed recorder for nearly every operator, a fallback for the
+// rest.
+namespace acc::aten {
+namespace {
+
+class RecordKernel final : public c10::OperatorKernel {
+ public:
+  explicit RecordKernel(const graph::Op* op) : op_(*op) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet,
+                  torch::jit::Stack* stack) {
+    record_or_run(op_, handle, stack);
+  }
+
+ private:
+  const graph::Op& op_;
+};
+
+void register_recorded(torch::Library& library, const c10::OperatorHandle& handle) {
+  // The name without its namespace, which the library brings.
+  c10::OperatorName name = handle.operator_name();
+  name.name = name.name.substr(name.name.find("::") + 2);
+  library.impl(c10::toString(name).c_str(),
+               torch::CppFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(
+                   std::make_unique<RecordKernel>(make_op(handle)))));
+}
+
+}  // namespace
+
+void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
+                   torch::jit::Stack* stack) {
+  const base::env::Mode mode = base::env::mode();
+  if (mode == base::env::Mode::Eager) return run_now(handle, stack);
+  runtime::note_use();
+  const c10::DeviceIndex device = record::device_of(*stack, op.arguments.size());
+  if (device < 0 || !record::recorder(device).record(op, handle, stack)) {
+    return run_now(handle, stack);
+  }
+  if (mode == base::env::Mode::NoFuse) {
+    session::flush(device, record::FlushReason::kEager);
+  } else if (record::recorder(device).pending() >=
+             static_cast<size_t>(base::env::max_pending())) {
+    session::flush(device, record::FlushReason::kCap);
+  }
+}
+
+void register_recorded_ops() {
+  // Libraries register for as long as they live: for ever.
+  static auto* const aten = new torch::Library(torch::Library::IMPL, "aten",
+                                               c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* const own = new torch::Library(torch::Library::IMPL, "acc",
+                                              c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const bool from_aten = name.name.starts_with("aten::");
+    if (!from_aten && !name.name.starts_with("acc::")) continue;
+    const auto handle = c10::Dispatcher::singleton().findSchema(name);
+    if (!handle.has_value() || !is_recordable(*handle)) continue;
+    register_recorded(from_aten ? *aten : *own, *handle);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+// PyTorch registers no autograd fallback for PrivateUse1; without one, custom operators fail.
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
+  m.fallback(torch::autograd::autogradNotImplementedFallback());
+}
+
+// Autocast rules come with mixed precision; the key has to be transparent for everything else.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace acc::aten

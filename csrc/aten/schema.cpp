@@ -1,0 +1,191 @@
+#include "csrc/aten/schema.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <sstream>
+
+#include "csrc/base/hash.h"
+#include "csrc/runtime/backend.h"
+#include "lazy/graph/op_table.h"
+
+namespace acc::aten {
+namespace {
+
+using c10::DispatchKey;
+using c10::TypeKind;
+
+std::deque<graph::Op>& ops() {
+  static std::deque<graph::Op> all;
+  return all;
+}
+std::deque<c10::OperatorHandle>& handles() {
+  static std::deque<c10::OperatorHandle> all;
+  return all;
+}
+
+const c10::Type& element(const c10::Type& type) { return *type.containedType(0); }
+
+// The argument's type without `Optional`.
+const c10::Type& plain(const c10::Type& type) {
+  return type.kind() == TypeKind::OptionalType ? element(type) : type;
+}
+
+bool is_tensor(const c10::Type& type) { return plain(type).kind() == TypeKind::TensorType; }
+
+graph::ListOf list_of(const c10::Type& type) {
+  const c10::Type& list = plain(type);
+  if (list.kind() != TypeKind::ListType) return graph::ListOf::kNone;
+  const c10::Type& item = element(list);
+  switch (item.kind()) {
+    case TypeKind::TensorType: return graph::ListOf::kTensor;
+    case TypeKind::OptionalType:
+      return element(item).kind() == TypeKind::TensorType ? graph::ListOf::kOptionalTensor
+                                                          : graph::ListOf::kNone;
+    case TypeKind::IntType:
+    case TypeKind::SymIntType: return graph::ListOf::kInt;
+    case TypeKind::FloatType: return graph::ListOf::kFloat;
+    case TypeKind::BoolType: return graph::ListOf::kBool;
+    case TypeKind::NumberType: return graph::ListOf::kScalar;
+    case TypeKind::StringType: return graph::ListOf::kString;
+    default: return graph::ListOf::kNone;
+  }
+}
+
+// Scalars and single floats change from step to step (learning rates, scales, counters); integers,
+// flags and lists of floats (scale factors) are structure.
+graph::Role role_of(const std::string& op, const c10::Argument& argument) {
+  if (graph::table::is_structure(op, argument.name())) return graph::Role::kStructure;
+  const c10::Type& type = plain(*argument.type());
+  const bool number = type.kind() == TypeKind::NumberType || type.kind() == TypeKind::FloatType ||
+                      list_of(type) == graph::ListOf::kScalar;
+  if (number) return graph::Role::kValue;
+  // Seeds and offsets of our own random operators are drawn anew for each run.
+  const bool random = op.starts_with("acc::") &&
+                      (argument.name() == "seed" || argument.name() == "offset");
+  return random ? graph::Role::kValue : graph::Role::kStructure;
+}
+
+DispatchKey backend_key() {
+  return runtime::backend().alias_type() == c10::kCPU ? DispatchKey::CPU : DispatchKey::CUDA;
+}
+
+// The overload that takes the same arguments and an `out`, when the backend has a kernel for it.
+const c10::OperatorHandle* find_out(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  if (schema.returns().size() != 1 || !is_tensor(*schema.returns()[0].type()) ||
+      schema.returns()[0].alias_info() != nullptr || graph::table::avoid_out(schema.name())) {
+    return nullptr;
+  }
+  const std::string& overload = schema.overload_name();
+  for (const std::string& candidate :
+       {overload.empty() ? std::string("out") : overload + "_out", std::string("out")}) {
+    const auto out = c10::Dispatcher::singleton().findSchema({schema.name(), candidate});
+    if (!out.has_value() || !out->hasKernelForDispatchKey(backend_key())) continue;
+    const auto& arguments = out->schema().arguments();
+    if (arguments.size() != schema.arguments().size() + 1) continue;
+    bool same = true;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      same &= arguments[i].name() == schema.arguments()[i].name() &&
+              *arguments[i].type() == *schema.arguments()[i].type();
+    }
+    if (same) return &handles().emplace_back(*out);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool is_recordable(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  if (graph::table::runs_directly(schema.name())) return false;
+  if (handle.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
+  if (handle.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;
+  if (!handle.hasKernelForDispatchKey(backend_key()) &&
+      !handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+      !handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+    return false;
+  }
+  bool tensors = false;
+  bool writes = false;
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.alias_info() != nullptr && !argument.alias_info()->isWrite()) return false;
+    writes |= argument.alias_info() != nullptr;
+    const auto kind = plain(*argument.type()).kind();
+    if (kind == TypeKind::StorageType || kind == TypeKind::StreamObjType) return false;
+    const graph::ListOf list = list_of(*argument.type());
+    if (plain(*argument.type()).kind() == TypeKind::ListType && list == graph::ListOf::kNone) {
+      return false;
+    }
+    tensors |= is_tensor(*argument.type()) || list == graph::ListOf::kTensor ||
+               list == graph::ListOf::kOptionalTensor;
+  }
+  if (!tensors || (schema.returns().empty() && !writes)) return false;
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return false;
+    if (!is_tensor(*result.type()) && list_of(*result.type()) != graph::ListOf::kTensor) {
+      return false;
+    }
+  }
+  return true;
+}
+
+const graph::Op* make_op(const c10::OperatorHandle& handle) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  const c10::FunctionSchema& schema = handle.schema();
+  graph::Op op;
+  op.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  base::Hasher hasher;
+  hasher.add(std::string_view(op.name));
+  op.id = hasher.finish().lo;
+  for (const c10::Argument& argument : schema.arguments()) {
+    graph::Argument& made = op.arguments.emplace_back();
+    made.name = argument.name();
+    made.role = role_of(schema.name(), argument);
+    made.list = list_of(*argument.type());
+    made.writes = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
+                  graph::table::writes_undeclared(schema.name(), argument.name());
+    made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());
+    op.writes |= made.writes;
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    graph::Return& made = op.returns.emplace_back();
+    made.list = result.type()->kind() == TypeKind::ListType;
+    if (result.alias_info() == nullptr) continue;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      if (alias != nullptr && alias->beforeSet() == result.alias_info()->beforeSet()) {
+        made.alias = static_cast<int>(i);
+      }
+    }
+  }
+  op.removable = !graph::table::must_run(schema.name()) && (op.writes || !op.returns.empty());
+  op.mergeable = !handle.hasTag(at::Tag::nondeterministic_seeded);
+  op.precision_sensitive = graph::table::multiplies(schema.name());
+  op.handle = &handles().emplace_back(handle);
+  op.out_handle = find_out(handle);
+  return &ops().emplace_back(std::move(op));
+}
+
+std::vector<std::string> describe_ops() {
+  std::vector<std::string> lines;
+  for (const graph::Op& op : ops()) {
+    std::ostringstream line;
+    line << op.name << '(';
+    for (size_t i = 0; i < op.arguments.size(); ++i) {
+      const graph::Argument& argument = op.arguments[i];
+      line << (i == 0 ? "" : ", ") << argument.name << (argument.writes ? "!" : "")
+           << (argument.role == graph::Role::kValue ? "~" : "");
+    }
+    line << ')' << (op.out_handle != nullptr ? " into" : "") << (op.removable ? "" : " must-run")
+         << (op.mergeable ? "" : " random") << (op.precision_sensitive ? " product" : "");
+    lines.push_back(line.str());
+  }
+  std::ranges::sort(lines);
+  return lines;
+}
+
+}  // namespace acc::aten

@@ -1,0 +1,252 @@
+#include "csrc/base/env.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "csrc/base/check.h"
+
+namespace acc::base::env {
+namespace {
+
+// Every value is kept as a number; a choice as the index of its word, which is its enumerator.
+using Value = int64_t;
+
+enum class Type : uint8_t { Choice, Integer, Flag };
+
+constexpr size_t kMaxChoices = 4;
+
+struct Entry {
+  const char* name;
+  Type type;
+  Value default_value;
+  // A choice: its words in the order of the enumerators. An empty word is the unset value.
+  std::array<const char*, kMaxChoices> choices;
+  // An integer: the closed range.
+  Value min;
+  Value max;
+  const char* doc;
+};
+
+constexpr Entry choice(const char* name, Value default_value,
+                       std::array<const char*, kMaxChoices> choices, const char* doc) {
+  return {name, Type::Choice, default_value, choices, 0, 0, doc};
+}
+constexpr Entry integer(const char* name, Value default_value, Value min, Value max,
+                        const char* doc) {
+  return {name, Type::Integer, default_value, {}, min, max, doc};
+}
+constexpr Entry flag(const char* name, bool default_value, const char* doc) {
+  return {name, Type::Flag, default_value, {}, 0, 1, doc};
+}
+
+// The order of kEntries.
+enum Id : size_t {
+  kMode,
+  kExecutor,
+  kHostDevices,
+  kLogLevel,
+  kPlanCacheMb,
+  kMaxPending,
+  kMaxInflight,
+  kDeterministic,
+  kSourceLines,
+  kDump,
+  kCount,
+};
+
+constexpr Entry kEntries[] = {
+    choice("ACC_MODE", static_cast<Value>(Mode::Full), {"eager", "nofuse", "nograph", "full"},
+           "How operators run: eager runs each at once, nofuse replays plans of single operators, "
+           "nograph fuses without capture, full does everything."),
+    choice("ACC_EXECUTOR", static_cast<Value>(Executor::Auto), {"auto", "cuda", "host"},
+           "Where operators run: auto takes CUDA when the build has it and a GPU is usable, else "
+           "the host."),
+    integer("ACC_HOST_DEVICES", 1, 1, kMaxHostDevices,
+            "Number of devices of the host executor; at least LOCAL_WORLD_SIZE are present."),
+    choice("ACC_LOG_LEVEL", static_cast<Value>(LogLevel::Info),
+           {"debug", "info", "warning", "error"}, "Level of the logger TorchAcc."),
+    integer("ACC_PLAN_CACHE_MB", 256, 1, 1 << 20,
+            "Host memory for cached plans in MiB; the least recently used plans go first."),
+    integer("ACC_MAX_PENDING", 20'000, 1, 10'000'000,
+            "Recorded operators after which the pending work is submitted without being asked."),
+    integer("ACC_MAX_INFLIGHT", 1, 0, 64,
+            "Steps that may run while the next is recorded; 0 waits for each step."),
+    flag("ACC_DETERMINISTIC", false,
+         "1: whatever changes bits happens at fixed points only, so two runs agree bit by bit."),
+    flag("ACC_SOURCE_LINES", true,
+         "1: every recorded operator remembers its Python line, for errors and reports."),
+    choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan"},
+           "Prints each new graph, or each new plan, to standard error."),
+};
+static_assert(std::size(kEntries) == kCount);
+
+// Read by the build (CUDA, SAN) and by the tests, never by the library.
+constexpr const char* kUsedElsewhere[] = {"ACC_CUDA", "ACC_SAN", "ACC_SEEDS_DIR"};
+constexpr std::string_view kTestPrefix = "ACC_TEST_";
+// The variables of the OpenACC standard, which share the prefix: not a spelling mistake of ours.
+constexpr const char* kOpenAcc[] = {"ACC_DEVICE_TYPE", "ACC_DEVICE_NUM", "ACC_PROFLIB"};
+
+constexpr Value kUnread = std::numeric_limits<Value>::min();
+
+struct Slot {
+  std::atomic<Value> value{kUnread};
+};
+Slot slots[kCount];
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return result;
+}
+
+std::optional<Value> parse_integer(std::string_view text, Value min, Value max) {
+  Value value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (value < min || value > max) return std::nullopt;
+  return value;
+}
+
+std::string allowed(const Entry& entry) {
+  if (entry.type != Type::Choice) {
+    return entry.type == Type::Flag ? "0, 1" : concat(entry.min, "..", entry.max);
+  }
+  std::string words;
+  for (const char* word : entry.choices) {
+    if (word == nullptr || *word == '\0') continue;
+    if (!words.empty()) words += ", ";
+    words += word;
+  }
+  return words;
+}
+
+std::string text_of(const Entry& entry, Value value) {
+  if (entry.type == Type::Choice) return entry.choices[static_cast<size_t>(value)];
+  return std::to_string(value);
+}
+
+std::optional<Value> parse(const Entry& entry, std::string_view text) {
+  if (entry.type != Type::Choice) return parse_integer(text, entry.min, entry.max);
+  const std::string word = lower(text);
+  for (size_t i = 0; i < kMaxChoices; ++i) {
+    if (entry.choices[i] != nullptr && word == entry.choices[i]) return static_cast<Value>(i);
+  }
+  return std::nullopt;
+}
+
+// Two threads that come here at once read the same text and store the same value.
+[[gnu::noinline]] Value read(Id id) {
+  const Entry& entry = kEntries[id];
+  Value value = entry.default_value;
+  const char* text = std::getenv(entry.name);
+  if (text != nullptr && *text != '\0') {
+    const std::optional<Value> parsed = parse(entry, text);
+    const std::string standard = text_of(entry, entry.default_value);
+    ACC_CHECK(parsed.has_value(), "[env] ", entry.name, "=", text, " is not allowed. Set it to ",
+              entry.type == Type::Integer ? "a whole number in " : "one of: ", allowed(entry),
+              ", or unset it", standard.empty() ? "." : concat(" (", standard, ")."));
+    value = *parsed;
+  }
+  slots[id].value.store(value, std::memory_order_relaxed);
+  return value;
+}
+
+Value get(Id id) {
+  const Value value = slots[id].value.load(std::memory_order_relaxed);
+  return value != kUnread ? value : read(id);
+}
+
+const char* word(Id id, size_t index) { return kEntries[id].choices[index]; }
+
+int local_world_size() {
+  const char* text = std::getenv("LOCAL_WORLD_SIZE");
+  if (text == nullptr || *text == '\0') return 1;
+  const std::optional<Value> size = parse_integer(text, 1, kMaxHostDevices);
+  ACC_CHECK(size.has_value(), "[env] LOCAL_WORLD_SIZE=", text,
+            " asks for one host device per local process, and there can be 1..", kMaxHostDevices,
+            ". Start at most ", kMaxHostDevices, " processes per machine, or correct the value.");
+  return static_cast<int>(*size);
+}
+
+// The effective number of devices; it has no slot in the table because it comes from two variables.
+std::atomic<int> effective_host_devices{0};
+
+}  // namespace
+
+Mode mode() { return static_cast<Mode>(get(kMode)); }
+Executor executor() { return static_cast<Executor>(get(kExecutor)); }
+LogLevel log_level() { return static_cast<LogLevel>(get(kLogLevel)); }
+uint64_t plan_cache_bytes() { return static_cast<uint64_t>(get(kPlanCacheMb)) << 20; }
+int64_t max_pending() { return get(kMaxPending); }
+int max_inflight() { return static_cast<int>(get(kMaxInflight)); }
+bool deterministic() { return get(kDeterministic) != 0; }
+bool source_lines() { return get(kSourceLines) != 0; }
+Dump dump() { return static_cast<Dump>(get(kDump)); }
+
+int host_devices() {
+  int devices = effective_host_devices.load(std::memory_order_relaxed);
+  if (devices == 0) {
+    devices = std::max(static_cast<int>(get(kHostDevices)), local_world_size());
+    effective_host_devices.store(devices, std::memory_order_relaxed);
+  }
+  return devices;
+}
+
+const char* name(Mode value) { return word(kMode, static_cast<size_t>(value)); }
+const char* name(Executor value) { return word(kExecutor, static_cast<size_t>(value)); }
+const char* name(Dump value) { return word(kDump, static_cast<size_t>(value)); }
+const char* name(LogLevel value) { return word(kLogLevel, static_cast<size_t>(value)); }
+
+std::vector<Variable> table() {
+  std::vector<Variable> variables;
+  variables.reserve(kCount);
+  for (const Entry& entry : kEntries) {
+    const char* type = entry.type == Type::Choice    ? "choice"
+                       : entry.type == Type::Integer ? "integer"
+                                                     : "flag";
+    variables.push_back(
+        {entry.name, type, allowed(entry), text_of(entry, entry.default_value), entry.doc});
+  }
+  return variables;
+}
+
+void validate() {
+  for (size_t id = 0; id < kCount; ++id) get(static_cast<Id>(id));
+  host_devices();
+}
+
+std::vector<std::string> unknown() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string_view name = text.substr(0, text.find('='));
+    const auto same = [name](const char* other) { return name == other; };
+    if (!name.starts_with("ACC_") || name.starts_with(kTestPrefix)) continue;
+    if (std::any_of(std::begin(kUsedElsewhere), std::end(kUsedElsewhere), same)) continue;
+    if (std::any_of(std::begin(kOpenAcc), std::end(kOpenAcc), same)) continue;
+    if (std::any_of(std::begin(kEntries), std::end(kEntries),
+                    [name](const Entry& known) { return name == known.name; })) {
+      continue;
+    }
+    names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void forget_for_testing() {
+  for (Slot& slot : slots) slot.value.store(kUnread, std::memory_order_relaxed);
+  effective_host_devices.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace acc::base::env

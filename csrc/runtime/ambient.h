@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+// Process-wide settings that change what an operator computes, as one word: default dtype,
+// deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions, flush-denormal,
+// thread count, and, for operators that multiply, the precision of float32 products.
+//
+// An operator runs after the `with` block that set them may have ended, so each node carries the
+// word that was in force when it was recorded, and the executor restores it. Autocast, grad mode,
+// inference mode and the choice between attention kernels act above the recorder and are not in it.
+namespace acc::runtime {
+
+// `precision`: also read the float32 precision of products, which costs several hash look-ups.
+uint64_t ambient_word(bool precision);
+
+// Restores the settings of a word while it lives. `set` does nothing when they are in force.
+class AmbientScope {
+ public:
+  AmbientScope();
+  ~AmbientScope();
+  AmbientScope(const AmbientScope&) = delete;
+  AmbientScope& operator=(const AmbientScope&) = delete;
+  void set(uint64_t word);
+
+ private:
+  uint64_t initial_;
+  uint64_t current_;
+};
+
+}  // namespace acc::runtime

@@ -1,0 +1,77 @@
+#include "csrc/runtime/backend.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "csrc/base/check.h"
+#include "csrc/base/env.h"
+#include "csrc/runtime/fork.h"
+#include "csrc/runtime/gil.h"
+#include "csrc/runtime/hooks_table.h"
+#include "csrc/runtime/nvidia.h"
+
+namespace acc::runtime {
+namespace {
+
+using base::env::Executor;
+
+std::atomic<Backend*> chosen{nullptr};
+
+Backend& choose() {
+  const Executor executor = base::env::executor();
+  if (executor == Executor::Host) return host_backend();
+  Backend* cuda = cuda_backend();
+  if (cuda != nullptr && cuda->device_count() > 0) return *cuda;
+  const std::optional<std::string> problem = unusable_gpu(probe_gpu());
+  if (executor == Executor::Cuda) {
+    ACC_FAIL("[ACC_EXECUTOR=cuda] there is no usable NVIDIA GPU: ",
+             problem.value_or("CUDA sees no device. Either no NVIDIA driver is loaded, or "
+                              "CUDA_VISIBLE_DEVICES hides all."),
+             " Unset ACC_EXECUTOR to use the host executor.");
+  }
+  if (problem) {
+    TORCH_WARN("[acc] this machine has an NVIDIA GPU that cannot be used: ", *problem,
+               " Tensors on acc run on the CPU until then (ACC_EXECUTOR=host silences this).");
+  }
+  return host_backend();
+}
+
+}  // namespace
+
+Backend& backend() {
+  if (Backend* known = chosen.load(std::memory_order_acquire)) [[likely]]
+    return *known;
+  // The choice takes no interpreter lock, so that waiting for it while holding one is harmless.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (Backend* known = chosen.load(std::memory_order_acquire)) return *known;
+  Backend& choice = choose();
+  chosen.store(&choice, std::memory_order_release);
+  return choice;
+}
+
+Backend* chosen_backend() noexcept { return chosen.load(std::memory_order_acquire); }
+
+void check_device(c10::DeviceIndex device) {
+  const c10::DeviceIndex count = backend().device_count();
+  ACC_CHECK(device >= 0 && device < count,
+            "[torch.acc] there is no device acc:", static_cast<int>(device), ": this process has ",
+            static_cast<int>(count), " (executor ", backend().name(), "). ",
+            backend().alias_type() == c10::DeviceType::CPU
+                ? "ACC_HOST_DEVICES sets how many devices the host executor presents."
+                : "CUDA_VISIBLE_DEVICES says which GPUs are seen.");
+}
+
+void synchronize(c10::DeviceIndex device) {
+  note_use();
+  if (device < 0) device = backend().current_device();
+  check_device(device);
+  flush(device, Cause::kExplicit);
+  const GilRelease release;
+  backend().synchronize(device);
+}
+
+}  // namespace acc::runtime

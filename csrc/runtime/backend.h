@@ -1,0 +1,114 @@
+#pragma once
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+// The one interface to the hardware below the acc device. There are two: the host
+// (backend_host.cpp) and CUDA (backend_cuda.cpp; no_cuda.cpp stands in for it in builds without).
+//
+// A backend knows nothing of pending work: who calls it has submitted what has to be done first.
+// Devices are indices; streams are c10::Streams of the acc device.
+namespace acc::runtime {
+
+struct DeviceProperties {
+  std::string name;
+  size_t total_memory = 0;  // bytes
+  int major = 0;            // compute capability; 0.0 on the host
+  int minor = 0;
+  int multiprocessors = 0;  // cores on the host
+};
+
+// A point in a stream, for events.
+class Marker {
+ public:
+  virtual ~Marker() = default;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const char* name() const noexcept = 0;  // "host" or "cuda"
+  // The device type of the tensors that share an acc tensor's memory: CPU or CUDA.
+  virtual c10::DeviceType alias_type() const noexcept = 0;
+
+  // Never throws; 0 when something is wrong. Makes no CUDA context.
+  virtual c10::DeviceIndex device_count() const noexcept = 0;
+  // The current device belongs to the calling thread.
+  virtual c10::DeviceIndex current_device() const = 0;
+  virtual c10::DeviceIndex exchange_device(c10::DeviceIndex device) = 0;
+  virtual void unchecked_set_device(c10::DeviceIndex device) noexcept = 0;
+  virtual bool has_context(c10::DeviceIndex device) const = 0;
+  virtual DeviceProperties properties(c10::DeviceIndex device) = 0;
+  // The device that owns a piece of memory; the current one where it cannot be told.
+  virtual c10::DeviceIndex device_of(void* address) = 0;
+
+  // Memory of the alias type on the current device.
+  virtual c10::Allocator* allocator() = 0;
+  // Copies within a device, in order with everything that was submitted to it.
+  virtual void copy(void* to, const void* from, size_t nbytes, c10::DeviceIndex device) = 0;
+  virtual c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex device) = 0;
+  virtual void reset_peak_memory(c10::DeviceIndex device) = 0;
+  virtual void reset_accumulated_memory(c10::DeviceIndex device) = 0;
+  // Free and total bytes.
+  virtual std::pair<size_t, size_t> memory_info(c10::DeviceIndex device) = 0;
+  virtual void empty_cache() = 0;
+  // Memory must not be reused before `stream` has passed this point.
+  virtual void record_stream(const c10::DataPtr& memory, c10::Stream stream) = 0;
+
+  // Host memory that the device reads without a copy in between.
+  virtual at::HostAllocator& host_allocator() = 0;
+  virtual bool is_pinned(const void* address) = 0;
+
+  // Waits until the device has done all that was submitted to it.
+  virtual void synchronize(c10::DeviceIndex device) = 0;
+  virtual c10::Stream default_stream(c10::DeviceIndex device) = 0;
+  virtual c10::Stream current_stream(c10::DeviceIndex device) = 0;
+  // A lower number is a higher priority; 0 is normal.
+  virtual c10::Stream new_stream(c10::DeviceIndex device, int priority) = 0;
+  // Makes `stream` current on its device and returns the one that was.
+  virtual c10::Stream exchange_stream(c10::Stream stream) = 0;
+  virtual bool query_stream(c10::Stream stream) = 0;
+  virtual void synchronize_stream(c10::Stream stream) = 0;
+  virtual void* native_stream(c10::Stream stream) = 0;
+
+  // Marks the end of what is in `stream` now. Takes `reuse` over when it is not null.
+  virtual std::unique_ptr<Marker> mark(c10::Stream stream, bool timing,
+                                       std::unique_ptr<Marker> reuse) = 0;
+  virtual bool passed(const Marker& marker) = 0;
+  virtual void wait(const Marker& marker) = 0;
+  // `stream` goes on only after the marker was passed.
+  virtual void block(const Marker& marker, c10::Stream stream) = 0;
+  virtual double elapsed_ms(const Marker& from, const Marker& to) = 0;
+};
+
+// The backend of this process. The first call chooses by ACC_EXECUTOR and keeps the choice; it
+// throws for ACC_EXECUTOR=cuda without a usable GPU, and then again at each call.
+Backend& backend();
+
+// Null when nothing was chosen yet.
+Backend* chosen_backend() noexcept;
+
+Backend& host_backend();
+// Null in a build without CUDA.
+Backend* cuda_backend();
+
+// Throws unless `device` is the index of a device.
+void check_device(c10::DeviceIndex device);
+
+// Submits what is pending and waits for it; negative: the current device.
+void synchronize(c10::DeviceIndex device);
+
+inline c10::Device acc_device(c10::DeviceIndex index) {
+  return {c10::DeviceType::PrivateUse1, index};
+}
+
+}  // namespace acc::runtime

@@ -1,0 +1,196 @@
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/nvidia.h"
+
+// NVIDIA GPUs, through what torch ships: its caching allocator, its streams and events. An acc
+// stream is the CUDA stream with the same number, so that torch's pools serve both.
+namespace acc::runtime {
+namespace {
+
+using c10::DeviceIndex;
+using c10::Stream;
+using c10::cuda::CUDAGuard;
+using c10::cuda::CUDAStream;
+
+Stream to_acc(CUDAStream stream) {
+  return Stream(Stream::UNSAFE, acc_device(stream.device_index()), stream.id());
+}
+
+CUDAStream to_cuda(Stream stream) {
+  return CUDAStream(
+      CUDAStream::UNCHECKED,
+      Stream(Stream::UNSAFE, {c10::DeviceType::CUDA, stream.device_index()}, stream.id()));
+}
+
+struct CudaMarker final : Marker {
+  explicit CudaMarker(bool timing) : event(timing ? cudaEventDefault : cudaEventDisableTiming) {}
+  c10::cuda::CUDAEvent event;
+};
+
+c10::cuda::CUDAEvent& event_of(const Marker& marker) {
+  // Waiting for an event is not a change of the marker, but CUDAEvent::block is not const.
+  return const_cast<CudaMarker&>(static_cast<const CudaMarker&>(marker)).event;
+}
+
+// Torch's CUDA state (allocator, handles) comes into being at the first use, never at import.
+void start_cuda() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }
+
+class CudaBackend final : public Backend {
+ public:
+  const char* name() const noexcept override { return "cuda"; }
+  c10::DeviceType alias_type() const noexcept override { return c10::DeviceType::CUDA; }
+
+  DeviceIndex device_count() const noexcept override { return c10::cuda::device_count(); }
+  DeviceIndex current_device() const override { return c10::cuda::current_device(); }
+  DeviceIndex exchange_device(DeviceIndex device) override {
+    if (device < 0) return current_device();
+    return c10::cuda::ExchangeDevice(device);
+  }
+  void unchecked_set_device(DeviceIndex device) noexcept override {
+    if (device >= 0) C10_CUDA_CHECK_WARN(c10::cuda::MaybeSetDevice(device));
+  }
+  bool has_context(DeviceIndex device) const override {
+    return c10::cuda::hasPrimaryContext(device);
+  }
+  DeviceProperties properties(DeviceIndex device) override {
+    check_device(device);
+    cudaDeviceProp cuda;
+    C10_CUDA_CHECK(cudaGetDeviceProperties(&cuda, device));
+    DeviceProperties result;
+    result.name = cuda.name;
+    result.total_memory = cuda.totalGlobalMem;
+    result.major = cuda.major;
+    result.minor = cuda.minor;
+    result.multiprocessors = cuda.multiProcessorCount;
+    return result;
+  }
+  DeviceIndex device_of(void* address) override {
+    start_cuda();
+    cudaPointerAttributes attributes;
+    C10_CUDA_CHECK(cudaPointerGetAttributes(&attributes, address));
+    ACC_CHECK(attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged,
+              "[torch.acc] the address ", address,
+              " is not memory of a GPU. Copy the data to the device instead.");
+    return static_cast<DeviceIndex>(attributes.device);
+  }
+
+  c10::Allocator* allocator() override {
+    start_cuda();
+    return c10::cuda::CUDACachingAllocator::get();
+  }
+  void copy(void* to, const void* from, size_t nbytes, DeviceIndex device) override {
+    if (nbytes == 0) return;
+    const CUDAGuard guard(device);
+    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice,
+                                   to_cuda(default_stream(device)).stream()));
+  }
+  c10::CachingDeviceAllocator::DeviceStats memory_stats(DeviceIndex device) override {
+    start_cuda();
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(device);
+  }
+  void reset_peak_memory(DeviceIndex device) override {
+    start_cuda();
+    c10::cuda::CUDACachingAllocator::resetPeakStats(device);
+  }
+  void reset_accumulated_memory(DeviceIndex device) override {
+    start_cuda();
+    c10::cuda::CUDACachingAllocator::resetAccumulatedStats(device);
+  }
+  std::pair<size_t, size_t> memory_info(DeviceIndex device) override {
+    check_device(device);
+    const CUDAGuard guard(device);
+    size_t free = 0;
+    size_t total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return {free, total};
+  }
+  void empty_cache() override {
+    start_cuda();
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+  void record_stream(const c10::DataPtr& memory, Stream stream) override {
+    start_cuda();
+    c10::cuda::CUDACachingAllocator::recordStream(memory, to_cuda(stream));
+  }
+
+  at::HostAllocator& host_allocator() override {
+    start_cuda();
+    return *at::getHostAllocator(c10::DeviceType::CUDA);
+  }
+  bool is_pinned(const void* address) override {
+    return at::detail::getCUDAHooks().isPinnedPtr(address);
+  }
+
+  void synchronize(DeviceIndex device) override {
+    const CUDAGuard guard(device);
+    c10::cuda::device_synchronize();
+  }
+  Stream default_stream(DeviceIndex device) override {
+    return to_acc(c10::cuda::getDefaultCUDAStream(device));
+  }
+  Stream current_stream(DeviceIndex device) override {
+    return to_acc(c10::cuda::getCurrentCUDAStream(device));
+  }
+  Stream new_stream(DeviceIndex device, int priority) override {
+    return to_acc(c10::cuda::getStreamFromPool(priority, device));
+  }
+  Stream exchange_stream(Stream stream) override {
+    const Stream before = current_stream(stream.device_index());
+    c10::cuda::setCurrentCUDAStream(to_cuda(stream));
+    return before;
+  }
+  bool query_stream(Stream stream) override { return to_cuda(stream).query(); }
+  void synchronize_stream(Stream stream) override { to_cuda(stream).synchronize(); }
+  void* native_stream(Stream stream) override { return to_cuda(stream).stream(); }
+
+  std::unique_ptr<Marker> mark(Stream stream, bool timing, std::unique_ptr<Marker> reuse) override {
+    if (reuse == nullptr) reuse = std::make_unique<CudaMarker>(timing);
+    event_of(*reuse).record(to_cuda(stream));
+    return reuse;
+  }
+  bool passed(const Marker& marker) override { return event_of(marker).query(); }
+  void wait(const Marker& marker) override { event_of(marker).synchronize(); }
+  void block(const Marker& marker, Stream stream) override {
+    event_of(marker).block(to_cuda(stream));
+  }
+  double elapsed_ms(const Marker& from, const Marker& to) override {
+    return event_of(from).elapsed_time(event_of(to));
+  }
+};
+
+}  // namespace
+
+Backend* cuda_backend() {
+  // Never destroyed: tensors and events may outlive static destructors.
+  static Backend* const instance = new CudaBackend;
+  return instance;
+}
+
+void probe_cuda(GpuProbe& probe) {
+  probe.built_with_cuda = true;
+  probe.cuda_version = CUDART_VERSION;
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();  // the error was told here and is not to fail a later call
+  if (error == cudaSuccess) {
+    probe.devices = count;
+  } else {
+    probe.error = cudaGetErrorString(error);
+  }
+  probe.none_visible = error == cudaErrorNoDevice || (error == cudaSuccess && count == 0);
+}
+
+}  // namespace acc::runtime

@@ -1,0 +1,33 @@
+#include "csrc/runtime/gil.h"
+
+namespace acc::runtime {
+namespace {
+
+Gil installed;
+
+void* release_if_held() {
+  return installed.held != nullptr && installed.held() ? installed.release() : nullptr;
+}
+
+}  // namespace
+
+void install_gil(const Gil& gil) { installed = gil; }
+
+GilRelease::GilRelease() : token_(release_if_held()) {}
+
+GilRelease::~GilRelease() {
+  if (token_ != nullptr) installed.acquire(token_);
+}
+
+LockWithoutGil::LockWithoutGil(std::recursive_mutex& mutex) : mutex_(mutex) {
+  if (mutex_.try_lock()) return;
+  token_ = release_if_held();
+  mutex_.lock();
+}
+
+LockWithoutGil::~LockWithoutGil() {
+  mutex_.unlock();
+  if (token_ != nullptr) installed.acquire(token_);
+}
+
+}  // namespace acc::runtime

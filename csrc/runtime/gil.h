@@ -1,0 +1,43 @@
+#pragma once
+
+#include <mutex>
+
+// Python's interpreter lock, known here through three functions that the extension module installs:
+// nothing below the bindings includes Python.
+namespace acc::runtime {
+
+struct Gil {
+  bool (*held)() = nullptr;
+  void* (*release)() = nullptr;        // the token that `acquire` takes back
+  void (*acquire)(void*) = nullptr;
+};
+void install_gil(const Gil& gil);
+
+// Gives the interpreter lock away while it lives, if this thread holds it.
+class GilRelease {
+ public:
+  GilRelease();
+  ~GilRelease();
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  void* token_ = nullptr;
+};
+
+// Locks a mutex by one rule: nobody waits for it while holding the interpreter lock. A thread that
+// owns the mutex may therefore take the interpreter lock (a Python object dies, a Python kernel
+// runs) without a deadlock. Unlocks before it takes the interpreter lock back.
+class LockWithoutGil {
+ public:
+  explicit LockWithoutGil(std::recursive_mutex& mutex);
+  ~LockWithoutGil();
+  LockWithoutGil(const LockWithoutGil&) = delete;
+  LockWithoutGil& operator=(const LockWithoutGil&) = delete;
+
+ private:
+  std::recursive_mutex& mutex_;
+  void* token_ = nullptr;
+};
+
+}  // namespace acc::runtime

@@ -1,0 +1,31 @@
+#include "csrc/runtime/hooks_table.h"
+
+#include "csrc/base/check.h"
+
+namespace acc::runtime {
+namespace {
+
+FlushHooks installed;
+
+}  // namespace
+
+void install_flush_hooks(const FlushHooks& hooks) { installed = hooks; }
+
+void flush(c10::DeviceIndex device, Cause cause) {
+  if (installed.flush != nullptr) installed.flush(device, cause);
+}
+
+bool pending(c10::DeviceIndex device) noexcept {
+  return installed.pending != nullptr && installed.pending(device);
+}
+
+void resize_storage(c10::StorageImpl& storage, size_t nbytes) {
+  ACC_CHECK(installed.resize_storage != nullptr);
+  installed.resize_storage(storage, nbytes);
+}
+
+void release_cached(c10::DeviceIndex device) {
+  if (installed.release_cached != nullptr) installed.release_cached(device);
+}
+
+}  // namespace acc::runtime

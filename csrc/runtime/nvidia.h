@@ -1,0 +1,33 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+// Why a machine with an NVIDIA GPU cannot use it.
+namespace acc::runtime {
+
+struct GpuProbe {
+  bool present = false;        // the kernel driver is loaded and has a device
+  std::string driver_version;  // "550.54.15"; empty: unknown
+  bool built_with_cuda = false;
+  int cuda_version = 0;  // of the build: 13000 is 13.0
+  int devices = 0;       // that CUDA sees
+  std::string error;     // what CUDA says when it sees none
+  bool none_visible =
+      false;  // CUDA works and has no device: the user hid them (CUDA_VISIBLE_DEVICES)
+};
+
+// Looks at this machine. Makes no CUDA context.
+GpuProbe probe_gpu();
+
+// The reason and what to do about it, in whole sentences; nothing when there is no GPU, when it is
+// usable, or when it is hidden on purpose.
+std::optional<std::string> unusable_gpu(const GpuProbe& probe);
+
+// The oldest driver that runs programs built for a CUDA version, as its major number; 0: unknown.
+int required_driver(int cuda_version);
+
+// What the CUDA part of the build adds to the probe; defined beside the backend.
+void probe_cuda(GpuProbe& probe);
+
+}  // namespace acc::runtime

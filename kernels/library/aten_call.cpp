@@ -1,0 +1,209 @@
+#include "kernels/library/aten_call.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <c10/util/complex.h>
+
+#include <bit>
+
+#include "csrc/base/check.h"
+#include "lazy/graph/words.h"
+
+namespace acc::library {
+namespace {
+
+using graph::Tag;
+
+void keep(void*) {}
+
+double from_bits(int64_t bits) { return std::bit_cast<double>(bits); }
+
+// A CPU tensor of no dimension: what a Python number or a 0-d CPU operand was when it was recorded.
+at::Tensor make_number(int64_t tag, const int64_t* words) {
+  const auto dtype = static_cast<c10::ScalarType>(graph::dtype_of(tag));
+  at::Tensor tensor = at::detail::empty_cpu({}, dtype);
+  void* data = tensor.mutable_data_ptr();
+  const auto put = [&](auto value) { *static_cast<decltype(value)*>(data) = value; };
+  switch (dtype) {
+    case c10::kDouble: put(from_bits(words[0])); break;
+    case c10::kFloat: put(static_cast<float>(from_bits(words[0]))); break;
+    case c10::kHalf: put(static_cast<c10::Half>(from_bits(words[0]))); break;
+    case c10::kBFloat16: put(static_cast<c10::BFloat16>(from_bits(words[0]))); break;
+    case c10::kLong: put(words[0]); break;
+    case c10::kInt: put(static_cast<int32_t>(words[0])); break;
+    case c10::kShort: put(static_cast<int16_t>(words[0])); break;
+    case c10::kChar: put(static_cast<int8_t>(words[0])); break;
+    case c10::kByte: put(static_cast<uint8_t>(words[0])); break;
+    case c10::kBool: put(words[0] != 0); break;
+    case c10::ScalarType::UInt16: put(static_cast<uint16_t>(words[0])); break;
+    case c10::ScalarType::UInt32: put(static_cast<uint32_t>(words[0])); break;
+    case c10::ScalarType::UInt64: put(static_cast<uint64_t>(words[0])); break;
+    case c10::kComplexHalf:
+      put(c10::complex<c10::Half>(static_cast<float>(from_bits(words[0])),
+                                  static_cast<float>(from_bits(words[1]))));
+      break;
+    case c10::kComplexFloat:
+      put(c10::complex<float>(static_cast<float>(from_bits(words[0])),
+                              static_cast<float>(from_bits(words[1]))));
+      break;
+    case c10::kComplexDouble:
+      put(c10::complex<double>(from_bits(words[0]), from_bits(words[1])));
+      break;
+    default: ACC_FAIL();
+  }
+  if (graph::flags_of(tag) & graph::kWrappedFlag) {
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return tensor;
+}
+
+// Turns items into IValues. `values` runs through the value block.
+class Decoder {
+ public:
+  Decoder(const std::vector<Slot>* slots, c10::Device device, const int64_t* values)
+      : slots_(slots), device_(device), values_(values) {}
+
+  const int64_t* values() const { return values_; }
+
+  c10::IValue item(const int64_t* word, graph::ListOf list) {
+    const Tag tag = graph::tag_of(*word);
+    const bool slot = (graph::flags_of(*word) & graph::kValueFlag) != 0;
+    const int64_t* payload = slot ? values_ : word + 1;
+    if (slot) values_ += graph::item_values(word);
+    switch (tag) {
+      case Tag::kNone: return {};
+      case Tag::kUndefined: return at::Tensor();
+      case Tag::kDevice: return device_;
+      case Tag::kTensor: return alias(word, (*slots_)[static_cast<size_t>(word[1])]);
+      case Tag::kNumber: return make_number(*word, payload);
+      case Tag::kInt: return payload[0];
+      case Tag::kFloat: return from_bits(payload[0]);
+      case Tag::kBool: return payload[0] != 0;
+      case Tag::kComplex:
+        return c10::complex<double>(from_bits(payload[0]), from_bits(payload[1]));
+      case Tag::kString:
+        return std::string(reinterpret_cast<const char*>(word + 1), graph::count_of(*word));
+      case Tag::kList: return items(word, list);
+      default: ACC_FAIL();
+    }
+  }
+
+ private:
+  template <class T, class Convert>
+  c10::IValue fill(const int64_t* word, const Convert& convert) {
+    c10::List<T> list;
+    const uint32_t n = graph::count_of(*word++);
+    list.reserve(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      list.push_back(convert(item(word, graph::ListOf::kNone)));
+      word += graph::item_words(word);
+    }
+    return list;
+  }
+
+  c10::IValue items(const int64_t* word, graph::ListOf list) {
+    using c10::IValue;
+    switch (list) {
+      case graph::ListOf::kTensor:
+        return fill<at::Tensor>(word, [](const IValue& v) { return v.toTensor(); });
+      case graph::ListOf::kOptionalTensor:
+        return fill<std::optional<at::Tensor>>(word, [](const IValue& v) {
+          return v.isNone() ? std::optional<at::Tensor>() : std::optional(v.toTensor());
+        });
+      case graph::ListOf::kInt:
+        return fill<int64_t>(word, [](const IValue& v) { return v.toInt(); });
+      case graph::ListOf::kFloat:
+        return fill<double>(word, [](const IValue& v) { return v.toDouble(); });
+      case graph::ListOf::kBool:
+        return fill<bool>(word, [](const IValue& v) { return v.toBool(); });
+      case graph::ListOf::kString:
+        return fill<std::string>(word, [](const IValue& v) { return v.toStringRef(); });
+      case graph::ListOf::kScalar: {
+        c10::List<at::Scalar> scalars;
+        const uint32_t n = graph::count_of(*word++);
+        for (uint32_t i = 0; i < n; ++i) {
+          scalars.push_back(item(word, graph::ListOf::kNone).toScalar());
+          word += graph::item_words(word);
+        }
+        return scalars;
+      }
+      case graph::ListOf::kNone: break;
+    }
+    ACC_FAIL();
+  }
+
+  const std::vector<Slot>* slots_;
+  c10::Device device_;
+  const int64_t* values_;
+};
+
+const c10::OperatorHandle& handle_of(const void* handle) {
+  return *static_cast<const c10::OperatorHandle*>(handle);
+}
+
+}  // namespace
+
+Slot make_slot(c10::Device device) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),
+                                               c10::DataPtr(nullptr, device), nullptr, false);
+}
+
+void point(const Slot& slot, void* data, size_t nbytes) {
+  slot->set_data_ptr_noswap({data, nullptr, &keep, slot->device()});
+  slot->set_nbytes(nbytes);
+}
+
+at::Tensor alias(const int64_t* word, c10::Storage storage) {
+  const graph::TensorWords words = graph::read_tensor(word);
+  const auto backend = storage.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(backend),
+      c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(words.dtype)));
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(words.offset);
+  impl->set_sizes_and_strides({words.sizes.data(), words.sizes.size()},
+                              {words.strides.data(), words.strides.size()});
+  if (words.flags & graph::kConjFlag) impl->_set_conj(true);
+  if (words.flags & graph::kNegFlag) impl->_set_neg(true);
+  return tensor;
+}
+
+AtenCall::AtenCall(const graph::Graph& graph, const graph::Node& node,
+                   const std::vector<Slot>& slots, c10::Device device, bool into)
+    : handle_(handle_of(into ? node.op->out_handle : node.op->handle)) {
+  const std::vector<int64_t> zeros(node.n_values, 0);
+  Decoder decoder(&slots, device, zeros.data());
+  const int64_t* word = graph.words.data() + node.words;
+  for (uint32_t i = 0; i < node.op->arguments.size(); ++i) {
+    if (graph::item_values(word) > 0) {
+      const auto value = static_cast<uint32_t>(node.values + (decoder.values() - zeros.data()));
+      patches_.push_back({i, value, word});
+    }
+    arguments_.push_back(decoder.item(word, node.op->arguments[i].list));
+    word += graph::item_words(word);
+  }
+  if (into) {
+    arguments_.emplace_back(alias(word, slots[static_cast<size_t>(word[1])]));
+  }
+}
+
+torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
+  torch::jit::Stack stack = arguments_;
+  for (const Patch& patch : patches_) {
+    Decoder decoder(nullptr, c10::kCPU, values.data() + patch.value);
+    const Tag tag = graph::tag_of(*patch.word);
+    if (tag == Tag::kList) {
+      // Only lists of numbers have values; tell their element type from the prepared argument.
+      const bool floats = stack[patch.argument].isDoubleList();
+      stack[patch.argument] =
+          decoder.item(patch.word, floats ? graph::ListOf::kFloat : graph::ListOf::kScalar);
+    } else {
+      stack[patch.argument] = decoder.item(patch.word, graph::ListOf::kNone);
+    }
+  }
+  handle_.callBoxed(stack);
+  return stack;
+}
+
+}  // namespace acc::library

@@ -1,0 +1,233 @@
+#include "lazy/exec/runner.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <map>
+#include <memory>
+
+#include "csrc/base/check.h"
+#include "csrc/base/stats.h"
+#include "csrc/runtime/ambient.h"
+#include "csrc/runtime/backend.h"
+#include "kernels/library/aten_call.h"
+#include "lazy/graph/words.h"
+
+namespace acc::exec {
+namespace {
+
+using base::count;
+using base::Counter;
+using plan::Place;
+
+// A result that the operator makes: which buffer takes it.
+struct Result {
+  uint32_t stack;   // position on the result stack
+  int32_t item;     // position in the list there; -1: no list
+  const int64_t* word;
+};
+
+struct PreparedStep {
+  library::AtenCall call;
+  std::vector<Result> results;
+};
+
+// What a plan needs at run time beyond pure data. Made at the first run.
+struct Prepared {
+  std::vector<library::Slot> slots;
+  std::vector<PreparedStep> steps;
+  void* arena = nullptr;  // where the slots of arena buffers point into
+};
+
+// One arena per device, shared by all plans, as large as the largest has needed.
+struct Arena {
+  c10::DataPtr memory;
+  uint64_t bytes = 0;
+};
+Arena& arena_of(c10::DeviceIndex device) {
+  static std::map<c10::DeviceIndex, Arena> arenas;
+  return arenas[device];
+}
+
+c10::Storage allocate(uint64_t bytes, c10::Device) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
+                      runtime::backend().allocator(), false);
+}
+
+std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) {
+  std::vector<Result> results;
+  const int64_t* word = plan.graph.words.data() + node.outputs;
+  uint32_t position = 0;
+  const auto add = [&](int32_t item) {
+    if (graph::tag_of(*word) == graph::Tag::kTensor) results.push_back({position, item, word});
+    word += graph::item_words(word);
+  };
+  for (const graph::Return& result : node.op->returns) {
+    if (result.alias < 0 && result.list) {
+      const auto items = static_cast<int32_t>(graph::count_of(*word++));
+      for (int32_t i = 0; i < items; ++i) add(i);
+    } else if (result.alias < 0) {
+      add(-1);
+    }
+    ++position;
+  }
+  return results;
+}
+
+std::shared_ptr<Prepared> prepare(const plan::Plan& plan, c10::Device device) {
+  auto prepared = std::make_shared<Prepared>();
+  for (const graph::Buffer& buffer : plan.graph.buffers) {
+    prepared->slots.push_back(library::make_slot(
+        buffer.kind == graph::BufferKind::kHost ? c10::Device(c10::kCPU) : device));
+  }
+  prepared->steps.reserve(plan.steps.size());
+  for (const plan::Step& step : plan.steps) {
+    const graph::Node& node = plan.graph.nodes[step.node];
+    std::vector<Result> results = results_of(plan, node);
+    const bool into = results.size() == 1 && node.op->out_handle != nullptr &&
+                      plan.places[static_cast<size_t>(results[0].word[1])] != Place::kAdopted;
+    if (into) results.clear();
+    prepared->steps.push_back(
+        {library::AtenCall(plan.graph, node, prepared->slots, device, into), std::move(results)});
+  }
+  return prepared;
+}
+
+bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised) {
+  return tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
+         tensor.strides() == c10::IntArrayRef(promised.strides.data(), promised.strides.size());
+}
+
+class Run {
+ public:
+  Run(plan::Plan& plan, Prepared& prepared, c10::DeviceIndex index, std::vector<Given>& given)
+      : plan_(plan),
+        prepared_(prepared),
+        device_(runtime::backend().alias_type(),
+                runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : index),
+        memory_(plan.graph.buffers.size()) {
+    place_arena(index);
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (!given[i].memory) continue;
+      memory_[i] = std::move(given[i].memory);
+      const auto offset = static_cast<size_t>(given[i].byte_offset);
+      library::point(prepared_.slots[i], static_cast<char*>(memory_[i].mutable_data()) + offset,
+                     memory_[i].nbytes() - std::min(offset, memory_[i].nbytes()));
+    }
+  }
+
+  void step(size_t index, std::span<const int64_t> values) {
+    const plan::Step& step = plan_.steps[index];
+    const PreparedStep& prepared = prepared_.steps[index];
+    for (const uint32_t buffer : step.allocate) {
+      own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
+    }
+    torch::jit::Stack stack = prepared.call.run(values);
+    for (const Result& result : prepared.results) {
+      const c10::IValue& value = stack[result.stack];
+      adopt(result, result.item < 0 ? value.toTensor()
+                                    : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
+    }
+    for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
+  }
+
+  std::vector<c10::Storage> take_outputs() {
+    std::vector<c10::Storage> outputs(memory_.size());
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      if (plan_.outputs[i]) outputs[i] = std::move(memory_[i]);
+    }
+    return outputs;
+  }
+
+ private:
+  void place_arena(c10::DeviceIndex index) {
+    if (plan_.arena_bytes == 0) return;
+    Arena& arena = arena_of(index);
+    if (arena.bytes < plan_.arena_bytes) {
+      arena.memory.clear();
+      arena.bytes = 0;
+      arena.memory = runtime::backend().allocator()->allocate(plan_.arena_bytes);
+      arena.bytes = plan_.arena_bytes;
+    }
+    if (prepared_.arena == arena.memory.get()) return;
+    prepared_.arena = arena.memory.get();
+    for (size_t i = 0; i < plan_.places.size(); ++i) {
+      if (plan_.places[i] != Place::kArena) continue;
+      library::point(prepared_.slots[i], static_cast<char*>(prepared_.arena) + plan_.offsets[i],
+                     plan_.graph.buffers[i].nbytes);
+    }
+  }
+
+  void own(uint32_t buffer, c10::Storage memory) {
+    library::point(prepared_.slots[buffer], memory.mutable_data(), memory.nbytes());
+    memory_[buffer] = std::move(memory);
+  }
+
+  // The operator's memory becomes the buffer's, unless its layout is another one than the user was
+  // told, or it is the memory of an operand.
+  void adopt(const Result& result, const at::Tensor& tensor) {
+    const graph::TensorWords promised = graph::read_tensor(result.word);
+    const uint32_t buffer = promised.buffer;
+    if (!tensor.defined()) {
+      ACC_CHECK(plan_.graph.buffers[buffer].nbytes == 0 || !plan_.outputs[buffer]);
+      return;
+    }
+    if (as_promised(tensor, promised) && !is_slot(tensor.storage())) {
+      own(buffer, tensor.storage());
+      return;
+    }
+    count(Counter::StrideCopies);
+    own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
+    library::alias(result.word, prepared_.slots[buffer]).copy_(tensor);
+  }
+
+  bool is_slot(const c10::Storage& storage) const {
+    // Slots are pointed at memory that others own, so they are the ones without an allocator and
+    // with a deleter that does nothing.
+    return storage.allocator() == nullptr && !storage.resizable();
+  }
+
+  plan::Plan& plan_;
+  Prepared& prepared_;
+  const c10::Device device_;
+  std::vector<c10::Storage> memory_;
+};
+
+}  // namespace
+
+Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
+            std::span<const int64_t> values) {
+  Outcome outcome;
+  // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
+  // whoever caused the flush.
+  c10::impl::ForceDispatchKeyGuard clean(
+      c10::DispatchKeySet(), c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                 c10::autocast_dispatch_keyset | c10::python_ks);
+  runtime::AmbientScope ambient;
+  try {
+    const c10::Device alias_device(
+        runtime::backend().alias_type(),
+        runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : device);
+    if (plan.prepared == nullptr) plan.prepared = prepare(plan, alias_device);
+    Run run(plan, *static_cast<Prepared*>(plan.prepared.get()), device, given);
+    try {
+      for (; outcome.failed_step < plan.steps.size(); ++outcome.failed_step) {
+        const size_t step = outcome.failed_step;
+        ambient.set(plan.graph.nodes[plan.steps[step].node].ambient);
+        run.step(step, values);
+      }
+    } catch (...) {
+      outcome.error = std::current_exception();
+    }
+    outcome.outputs = run.take_outputs();
+  } catch (...) {
+    outcome.error = std::current_exception();
+    outcome.outputs.resize(plan.graph.buffers.size());
+  }
+  count(Counter::Steps, outcome.failed_step);
+  return outcome;
+}
+
+void release_arena(c10::DeviceIndex device) { arena_of(device) = Arena(); }
+
+}  // namespace acc::exec

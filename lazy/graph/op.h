@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// What the recorder, the passes and the plan know of an operator. One `Op` exists per registered
+// overload for the life of the process, so a pointer identifies it; `id` identifies it across
+// processes.
+namespace acc::graph {
+
+// How an argument that is not a tensor enters memo and plan keys.
+//  kStructure: by value. Another value is another plan.
+//  kValue:     by kind (bool, int, float, complex) only, because the kind decides type promotion.
+//              The number itself lives in the step's value block and changes from run to run.
+enum class Role : uint8_t { kStructure, kValue };
+
+// The element type of a list argument, which an empty list does not tell by itself.
+enum class ListOf : uint8_t {
+  kNone,
+  kTensor,
+  kOptionalTensor,
+  kInt,
+  kFloat,
+  kBool,
+  kScalar,
+  kString
+};
+
+struct Argument {
+  std::string name;
+  Role role = Role::kStructure;
+  ListOf list = ListOf::kNone;
+  bool writes = false;     // declared in the schema, or added by the op table
+  bool cpu_ok = false;     // takes CPU tensors of one or more dimensions (indices)
+};
+
+struct Return {
+  int alias = -1;      // index of the argument that is returned; -1: a fresh value
+  bool list = false;   // a list of tensors, all fresh
+};
+
+struct Op {
+  std::string name;    // "aten::add.Tensor"
+  uint64_t id = 0;     // stable hash of the name
+  std::vector<Argument> arguments;
+  std::vector<Return> returns;
+  bool writes = false;        // any argument is written
+  bool removable = true;      // may vanish when nothing reads what it makes
+  bool mergeable = true;      // two equal nodes have equal results (not random, not uninitialised)
+  bool precision_sensitive = false;  // multiplies: the precision of float32 products matters
+  // Owned by the dispatcher edge and opaque here: how the executor calls the operator, and its
+  // overload that writes into given memory (null if the backend has no native one).
+  const void* handle = nullptr;
+  const void* out_handle = nullptr;
+};
+
+}  // namespace acc::graph

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string_view>
+
+// The reviewed facts about operators that their schemas do not state. Everything else follows from
+// the schema by the rules in csrc/aten/schema.cpp; `tests/python/test_op_table.py` prints what
+// another torch version adds or drops.
+namespace acc::graph::table {
+
+// Never recorded: decided on the host, data-dependent, or better decomposed by PyTorch. `name` is
+// without overload ("aten::item").
+bool runs_directly(std::string_view name);
+
+// An argument that is written although the schema does not say so.
+bool writes_undeclared(std::string_view name, std::string_view argument);
+
+// A number that is structure (see Role): it decides a shape or which kernel runs.
+bool is_structure(std::string_view name, std::string_view argument);
+
+// An argument that may be a CPU tensor of one or more dimensions.
+bool takes_cpu_tensor(std::string_view name, std::string_view argument);
+
+// May not vanish although nothing reads its result.
+bool must_run(std::string_view name);
+
+// The precision of float32 products changes its result.
+bool multiplies(std::string_view name);
+
+// An out overload that is another computation than its functional form, or copies.
+bool avoid_out(std::string_view name);
+
+}  // namespace acc::graph::table

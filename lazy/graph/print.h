@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "lazy/graph/graph.h"
+
+namespace acc::graph {
+
+// One line per node: results, operator, operands with geometry, structural arguments ("_" for
+// numbers that change from run to run). The format of golden tests.
+std::string print(const Graph& graph);
+
+}  // namespace acc::graph

@@ -1,0 +1,196 @@
+#include "lazy/record/infer.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "csrc/base/hash.h"
+#include "csrc/base/stats.h"
+#include "lazy/graph/words.h"
+
+namespace acc::record {
+namespace {
+
+using base::count;
+using base::Counter;
+
+struct WordsHash {
+  using is_transparent = void;
+  size_t operator()(std::span<const int64_t> words) const {
+    return base::hash64(reinterpret_cast<const uint64_t*>(words.data()), words.size());
+  }
+};
+struct WordsEqual {
+  using is_transparent = void;
+  bool operator()(std::span<const int64_t> a, std::span<const int64_t> b) const {
+    return std::ranges::equal(a, b);
+  }
+};
+using Memo = std::unordered_map<std::vector<int64_t>, std::shared_ptr<const Inference>, WordsHash,
+                                WordsEqual>;
+
+// A program whose shapes never repeat must not grow the table without end; when it is full it starts
+// afresh, which costs the current shapes one Meta call each.
+constexpr size_t kMaxSignatures = 100'000;
+
+std::mutex memo_mutex;
+Memo& memo() {
+  static Memo table;
+  return table;
+}
+
+std::unordered_map<std::string, StrideRule>& stride_rules() {
+  static std::unordered_map<std::string, StrideRule> rules;
+  return rules;
+}
+
+bool on_acc(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+at::Tensor to_meta(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  // CPU tensors of no dimension keep their rank in type promotion only as CPU tensors.
+  if (!on_acc(tensor) && tensor.dim() == 0) return tensor;
+  at::Tensor meta =
+      at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+  if (tensor.is_conj()) meta.unsafeGetTensorImpl()->_set_conj(true);
+  if (tensor.is_neg()) meta.unsafeGetTensorImpl()->_set_neg(true);
+  return meta;
+}
+
+c10::IValue to_meta(const c10::IValue& value, graph::ListOf list) {
+  if (value.isTensor()) return to_meta(value.toTensor());
+  if (value.isDevice()) return c10::Device(c10::DeviceType::Meta);
+  if (list == graph::ListOf::kTensor) {
+    c10::List<at::Tensor> metas;
+    for (const c10::IValue& item : value.toListRef()) metas.push_back(to_meta(item.toTensor()));
+    return metas;
+  }
+  if (list == graph::ListOf::kOptionalTensor && value.isList()) {
+    c10::List<std::optional<at::Tensor>> metas;
+    for (const c10::IValue& item : value.toListRef()) {
+      metas.push_back(item.isTensor() ? std::optional<at::Tensor>(to_meta(item.toTensor()))
+                                      : std::nullopt);
+    }
+    return metas;
+  }
+  return value;
+}
+
+void append_result(const at::Tensor& tensor, std::vector<int64_t>* words) {
+  if (!tensor.defined()) {
+    words->push_back(graph::make_tag(graph::Tag::kUndefined));
+    return;
+  }
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  words->push_back(graph::make_tag(graph::Tag::kTensor,
+                                   static_cast<uint8_t>(tensor.scalar_type()), 0, sizes.size()));
+  words->push_back(0);
+  words->push_back(0);
+  words->insert(words->end(), sizes.begin(), sizes.end());
+  words->insert(words->end(), strides.begin(), strides.end());
+}
+
+std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::OperatorHandle& handle,
+                                          c10::ArrayRef<c10::IValue> arguments) {
+  auto inference = std::make_shared<Inference>();
+  torch::jit::Stack stack;
+  stack.reserve(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    stack.push_back(to_meta(arguments[i], op.arguments[i].list));
+  }
+  const torch::jit::Stack metas = stack;
+  {
+    // The Meta kernel sees what it would see below autograd in a fresh thread: modes, transforms
+    // and autocast of the caller have acted already.
+    c10::impl::ForceDispatchKeyGuard clean(
+        c10::DispatchKeySet(), c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                   c10::autocast_dispatch_keyset | c10::python_ks);
+    handle.callBoxed(stack);
+  }
+  for (size_t i = 0; i < op.returns.size(); ++i) {
+    const int alias = op.returns[i].alias;
+    if (alias < 0) continue;
+    const auto argument = static_cast<size_t>(alias);
+    if (!arguments[argument].isTensor()) continue;
+    const at::Tensor& given = arguments[argument].toTensor();
+    const at::Tensor& meta = metas[argument].toTensor();
+    if (given.sizes() != meta.sizes()) {
+      inference->resizes.push_back(
+          {static_cast<uint32_t>(argument), meta.sizes().vec(), meta.strides().vec()});
+    }
+  }
+  if (const auto rule = stride_rules().find(op.name); rule != stride_rules().end()) {
+    rule->second(arguments, stack);
+  }
+  for (size_t i = 0; i < op.returns.size(); ++i) {
+    if (op.returns[i].alias >= 0) continue;
+    if (op.returns[i].list) {
+      const auto items = stack[i].toListRef();
+      inference->results.push_back(
+          graph::make_tag(graph::Tag::kList, 0, 0, items.size()));
+      for (const c10::IValue& item : items) append_result(item.toTensor(), &inference->results);
+    } else {
+      append_result(stack[i].toTensor(), &inference->results);
+    }
+  }
+  return inference;
+}
+
+}  // namespace
+
+std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const graph::Op& op,
+                                       const c10::OperatorHandle& handle,
+                                       c10::ArrayRef<c10::IValue> arguments) {
+  {
+    std::lock_guard lock(memo_mutex);
+    if (const auto found = memo().find(signature); found != memo().end()) {
+      count(Counter::MemoHits);
+      return found->second;
+    }
+  }
+  count(Counter::MemoMisses);
+  std::shared_ptr<const Inference> inference;
+  try {
+    inference = run_meta(op, handle, arguments);
+  } catch (const c10::NotImplementedError&) {
+    auto direct = std::make_shared<Inference>();
+    direct->recordable = false;
+    inference = direct;
+  } catch (const std::exception&) {
+    // Wrong arguments, or a result whose shape depends on data. The direct call tells them apart,
+    // with the message that eager gives; it is not remembered, since it may end differently.
+    auto direct = std::make_shared<Inference>();
+    direct->recordable = false;
+    return direct;
+  }
+  std::lock_guard lock(memo_mutex);
+  if (memo().size() >= kMaxSignatures) memo().clear();
+  memo().emplace(std::vector<int64_t>(signature.begin(), signature.end()), inference);
+  return inference;
+}
+
+void install_stride_rule(const std::string& op_name, StrideRule rule) {
+  stride_rules()[op_name] = rule;
+}
+
+void resize_result(const at::Tensor& out, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  at::native::resize_output(out, sizes);
+  if (out.strides() != strides) {
+    out.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  }
+}
+
+void forget_inferences() {
+  std::lock_guard lock(memo_mutex);
+  memo().clear();
+}
+
+}  // namespace acc::record

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lazy/graph/op.h"
+
+// What an operator's results look like, found by running its Meta kernel once per signature.
+namespace acc::record {
+
+struct Inference {
+  // False: the operator has no Meta kernel or its result depends on data; it has to run at once.
+  bool recordable = true;
+  // The words of the fresh results, with buffer 0.
+  std::vector<int64_t> results;
+  // The geometry that a written argument has to be resized to before the call (out= variants).
+  struct Resize {
+    uint32_t argument;
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+  };
+  std::vector<Resize> resizes;
+};
+
+// Memoised by `signature`: operator, ambient word and words of the call. Runs no Python and takes no
+// lock but its own on a hit; on a miss the Meta kernel may need the interpreter lock, so the caller
+// holds no lock of acc.
+std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const graph::Op& op,
+                                       const c10::OperatorHandle& handle,
+                                       c10::ArrayRef<c10::IValue> arguments);
+
+// The strides that eager gives an operator's results on the backend's device, where its Meta kernel
+// promises others. Called on a miss with the Meta results; corrects them in place.
+using StrideRule = void (*)(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results);
+void install_stride_rule(const std::string& op_name, StrideRule rule);
+
+// Gives an out= argument the geometry of its result, as PyTorch does: with a warning when it holds
+// elements already.
+void resize_result(const at::Tensor& out, c10::IntArrayRef sizes, c10::IntArrayRef strides);
+
+// Forgets everything that was learnt; for tests of memo misses.
+void forget_inferences();
+
+}  // namespace acc::record

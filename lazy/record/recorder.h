@@ -1,0 +1,105 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "csrc/runtime/gil.h"
+#include "lazy/graph/graph.h"
+#include "lazy/record/storage.h"
+
+// The trace of one device: what was called since the last flush, by all threads, in program order.
+namespace acc::record {
+
+// A buffer of the trace. The storage is known weakly: a node never keeps a tensor alive, and whether
+// the user still does is asked at the flush.
+struct Entry {
+  // Empty for snapshots and after a resize.
+  c10::weak_intrusive_ptr<LazyStorage> storage{c10::intrusive_ptr<LazyStorage>()};
+  c10::Storage memory;       // of inputs and snapshots: keeps the contents until they were read
+  int64_t byte_offset = 0;   // of inputs: where the views of this entry begin
+  uint64_t nbytes = 0;
+  graph::BufferKind kind = graph::BufferKind::kFresh;
+  bool written = false;      // kept at the group's first entry
+  uint32_t group = 0;
+  uint32_t next = 0;         // next entry of the same storage; 0: none
+};
+
+// What a flush takes away.
+struct Trace {
+  graph::Graph graph;                         // empty when `followed` says which one it equals
+  const graph::Graph* followed = nullptr;
+  std::vector<Entry> entries;
+  std::vector<int64_t> values;
+  size_t nodes = 0;
+};
+
+class Recorder {
+ public:
+  explicit Recorder(c10::DeviceIndex device);
+
+  // Records one call and replaces the arguments on the stack by its results. Returns false, with
+  // the stack untouched, when the call has to run at once. Throws for wrong arguments.
+  bool record(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
+
+  // Whether `storage` occurs in the trace. The caller holds the mutex.
+  bool knows(const LazyStorage& storage) const { return storage.trace == number_; }
+
+  // Gives a storage up: what was recorded keeps the old contents, later calls see a new storage of
+  // `nbytes` without contents. The caller holds the mutex.
+  void detach(LazyStorage& storage, size_t nbytes);
+
+  // Takes the trace; recording starts afresh. The caller holds the mutex.
+  Trace take();
+
+  // The step that is expected next; valid until the next `expect`. Null: none. Holds the mutex.
+  void expect(const graph::Graph* graph);
+
+  // Ends the comparison with the expected step, whose graph is about to go. Holds the mutex.
+  void stop_expecting() { stop_following(); }
+
+  size_t pending() const { return n_nodes_; }
+  std::recursive_mutex& mutex() { return mutex_; }
+  c10::DeviceIndex device() const { return device_; }
+
+ private:
+  struct Call;
+  bool follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* stack);
+  bool follow_tensor(const at::Tensor& tensor, const int64_t* word);
+  bool follow_value(const c10::IValue& value, const graph::Argument& argument,
+                    const int64_t*& word);
+  void stop_following();
+  uint32_t entry_of(const at::TensorBase& tensor, bool writes, int64_t* offset);
+  uint32_t add_entry(LazyStorage* storage, int64_t byte_offset);
+  uint32_t add_host_entry(const at::Tensor& tensor);
+  void drop_entries(size_t first);
+  void push_results(const graph::Op& op, const int64_t* word, const int64_t* end,
+                    torch::jit::Stack* stack);
+
+  const c10::DeviceIndex device_;
+  std::recursive_mutex mutex_;
+  uint64_t number_;
+  graph::Graph graph_;
+  std::vector<Entry> entries_;
+  std::vector<int64_t> values_;
+  size_t n_nodes_ = 0;
+  const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
+};
+
+// The recorder of a device. Throws for an index that is not there.
+Recorder& recorder(c10::DeviceIndex device);
+
+// The device index of the first acc tensor among the last `n` values of the stack; -1: there is none.
+c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
+
+// Where the user's program is, as a number that `source_text` explains; 0: unknown. Installed by the
+// bindings; called without any lock of acc held.
+using Locator = uint32_t (*)();
+void install_locator(Locator locator);
+
+}  // namespace acc::record

@@ -1,0 +1,92 @@
+#include "lazy/record/storage.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/address_space.h"
+#include "csrc/runtime/memory.h"
+
+namespace acc::record {
+namespace {
+
+void keep(void*) {}
+
+c10::DataPtr reserved(size_t nbytes, c10::Device device) {
+  return {runtime::reserve(nbytes), nullptr, &keep, device};
+}
+
+c10::intrusive_ptr<c10::StorageImpl> create(c10::StorageImpl::use_byte_size_t, c10::SymInt nbytes,
+                                            c10::DataPtr data, c10::Allocator* allocator,
+                                            bool resizable) {
+  const auto bytes = static_cast<size_t>(nbytes.expect_int());
+  c10::Device device = data.device();
+  if (device.type() != c10::DeviceType::PrivateUse1) {
+    // No pointer was given; the allocator says which device is current.
+    data = allocator->allocate(bytes);
+    device = data.device();
+  }
+  if (allocator == nullptr) allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
+  return c10::make_intrusive<LazyStorage>(std::move(nbytes), std::move(data), allocator, resizable);
+}
+
+}  // namespace
+
+LazyStorage::LazyStorage(c10::SymInt nbytes, c10::DataPtr address, c10::Allocator* allocator,
+                         bool resizable)
+    : c10::StorageImpl(use_byte_size_t(), std::move(nbytes), std::move(address), allocator,
+                       resizable) {}
+
+LazyStorage::~LazyStorage() { forget_memory(); }
+
+// Runs when the last tensor is gone, although a pending trace may still know the object weakly.
+void LazyStorage::release_resources() {
+  forget_memory();
+  c10::StorageImpl::release_resources();
+}
+
+void LazyStorage::forget_memory() {
+  if (!memory_) return;
+  runtime::note_free(device().index(), counted_);
+  counted_ = 0;
+  memory_ = c10::Storage();
+}
+
+void LazyStorage::set_memory(c10::Storage memory) {
+  forget_memory();
+  memory_ = std::move(memory);
+  counted_ = memory_.nbytes();
+  runtime::note_alloc(device().index(), counted_);
+  set_data_ptr_noswap({memory_.mutable_data(), nullptr, &keep, device()});
+}
+
+c10::Storage LazyStorage::take_memory(size_t nbytes) {
+  c10::Storage taken = memory_;
+  forget_memory();
+  set_data_ptr_noswap(reserved(nbytes, device()));
+  set_nbytes(nbytes);
+  return taken;
+}
+
+c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device) {
+  static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
+  return c10::make_intrusive<LazyStorage>(
+      c10::SymInt(static_cast<int64_t>(nbytes)),
+      reserved(nbytes, c10::Device(c10::DeviceType::PrivateUse1, device)), allocator, true);
+}
+
+at::Tensor make_tensor(c10::intrusive_ptr<LazyStorage> storage, c10::ScalarType dtype,
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+void register_storage() { c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &create); }
+
+}  // namespace acc::record

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Storage.h>
+
+#include <memory>
+#include <string>
+
+// The storage of an acc tensor. All lazy state of a tensor hangs here, so views, detached tensors
+// and `is_alias_of` need no special care.
+namespace acc::record {
+
+// Why a storage has no valid contents: the operator and line that failed.
+struct Poison {
+  std::string message;
+};
+
+// Invariants: `memory` is empty while the contents are pending or were never written; the data
+// pointer is then a unique reserved address that faults when read. Afterwards it is the address of
+// `memory`. Fields are guarded by the trace mutex of the device.
+class LazyStorage final : public c10::StorageImpl {
+ public:
+  LazyStorage(c10::SymInt nbytes, c10::DataPtr address, c10::Allocator* allocator, bool resizable);
+  ~LazyStorage() override;
+  void release_resources() override;
+
+  bool has_memory() const { return static_cast<bool>(memory_); }
+  const c10::Storage& memory() const { return memory_; }
+  // Gives the storage its contents: a storage of the backend's alias device. Replaces the address.
+  void set_memory(c10::Storage memory);
+  // Takes the contents away and returns them; the storage has a fresh reserved address of `nbytes`.
+  c10::Storage take_memory(size_t nbytes);
+
+  // Position in the trace being recorded; valid while `trace` is the number of that trace.
+  uint64_t trace = 0;
+  uint32_t entry = 0;
+  std::shared_ptr<const Poison> poison;
+
+ private:
+  void forget_memory();
+  c10::Storage memory_;
+  size_t counted_ = 0;
+};
+
+// The lazy storage behind an acc tensor. The caller knows that the tensor is one.
+inline LazyStorage* storage_of(const at::TensorBase& tensor) {
+  return static_cast<LazyStorage*>(
+      tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device);
+
+// A plain tensor of the acc device over `storage`.
+at::Tensor make_tensor(c10::intrusive_ptr<LazyStorage> storage, c10::ScalarType dtype,
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides);
+
+// Registers LazyStorage as the StorageImpl of the acc device.
+void register_storage();
+
+}  // namespace acc::record

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "lazy/record/flush.h"
+#include "lazy/record/storage.h"
+
+// Where recorded work becomes done work: the only place that sees recorder, plans and executor.
+namespace acc::session {
+
+// Installs the session behind `record::flush`. Idempotent.
+void start();
+
+// Submits what is pending on `device` (all devices if negative). On the host executor it is done
+// when this returns. Throws what a failing operator threw, with its name and the line that recorded
+// it; whatever then has no valid contents is poisoned and says so when it is used.
+void flush(c10::DeviceIndex device, record::FlushReason reason);
+
+// The tensor of the backend's device that shares the memory of `tensor`, an acc tensor; pending work
+// is submitted first and memory that was never written is allocated.
+at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);
+
+// Makes the storage's memory, which has no pending writes, available: allocates it if there is none.
+void materialise(record::LazyStorage& storage);
+
+// Marks everything that a failed direct call was to write as having no valid contents.
+void poison(const at::Tensor& tensor, const std::string& message);
+
+// Resizes a storage in program order: what was recorded keeps the old contents.
+void resize_storage(record::LazyStorage& storage, size_t nbytes);
+
+// The text form of the plan that ran last on `device`.
+std::string last_plan(c10::DeviceIndex device);
+
+// Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.
+void release_memory(c10::DeviceIndex device);
+
+// Runs once when the interpreter ends: work in flight is finished or dropped, later calls do nothing.
+void stop();
+
+}  // namespace acc::session

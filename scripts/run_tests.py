@@ -1,0 +1,92 @@
+"""Runs every test, the quick ones first, and stops at the first stage that fails.
+
+    run_tests.py [--full] [--keep-going] [STAGE ...]
+
+Each stage is a process of its own and prints its runner's own closing lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import native
+
+ROOT = native.ROOT
+
+
+def pytest(*arguments: str) -> Callable[[dict[str, str]], int]:
+    """A stage that runs pytest; no test collected is a failure."""
+
+    def run(environ: dict[str, str]) -> int:
+        command = [sys.executable, "-m", "pytest", "-q", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environ).returncode
+
+    return run
+
+
+def ctest(sanitizer: str) -> Callable[[dict[str, str]], int]:
+    """A stage that builds and runs tests/cpp, under a sanitizer or none."""
+
+    def run(environ: dict[str, str]) -> int:
+        try:
+            native.run_ctest(sanitizer, environ)
+        except native.BuildError as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
+
+    return run
+
+
+# In this order: what breaks most often and says so soonest comes first.
+STAGES: dict[str, Callable[[dict[str, str]], int]] = {
+    "layout": pytest("tests/python/test_layout.py", "tests/python/test_packaging.py"),
+    "cpp": ctest(""),
+    "cpp-address": ctest("address"),
+    "cpp-thread": ctest("thread"),
+    "programs": pytest("tests/programs"),
+    "python": pytest(
+        "tests/python",
+        "--ignore=tests/python/test_layout.py",
+        "--ignore=tests/python/test_packaging.py",
+    ),
+    "models": pytest("tests/models"),
+    "seeds": pytest("tests/seeds"),
+    "opinfo": pytest("tests/opinfo"),
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="run_tests.py", description=__doc__.splitlines()[0])
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}")
+    parser.add_argument("--full", action="store_true", help="all samples, dtypes and models")
+    parser.add_argument("--keep-going", action="store_true", help="run the stages after a failure")
+    arguments = parser.parse_args(argv)
+    unknown = [name for name in arguments.stages if name not in STAGES]
+    if unknown:
+        parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
+    environ = dict(os.environ)
+    if arguments.full:
+        environ["ACC_TEST_FULL"] = "1"
+    failed: list[str] = []
+    began = time.monotonic()
+    for name in arguments.stages or STAGES:
+        print(f"== {name} ({time.monotonic() - began:.0f} s)", flush=True)
+        if STAGES[name](environ) != 0:
+            failed.append(name)
+            if not arguments.keep_going:
+                break
+    if failed:
+        again = f"{Path(sys.executable).name} scripts/run_tests.py {' '.join(failed)}"
+        print(f"failed: {', '.join(failed)}; again: {again}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Tests of the device `acc`: one folder per kind, shared code in `tests.helpers`."""

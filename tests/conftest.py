@@ -1,0 +1,63 @@
+"""Fixtures that every test folder may use.
+
+The device is registered before any test module is imported: PyTorch's own test helpers look at the
+name of the PrivateUse1 backend when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests import helpers
+
+try:
+    helpers.load_device()
+    _missing = ""
+except ImportError as error:
+    # Tests that need no device (layout, build, documents) run without the extension; the others
+    # fail in the fixture `device`, with the reason.
+    _missing = str(error)
+
+
+@pytest.fixture
+def device() -> str:
+    """The name of the device under test; fails when the extension cannot be imported."""
+    if _missing:
+        pytest.fail(f"the device cannot be imported ({_missing}); build it with `make develop`")
+    return helpers.DEVICE
+
+
+@pytest.fixture
+def acc_only(device: str) -> str:
+    """For tests of something that only acc has: skips in the CPU self check of the harness."""
+    if not helpers.ON_ACC:
+        pytest.skip("the device under test is the CPU: self check of the harness")
+    return device
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One intra-op thread during the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def clean_flags() -> Iterator[None]:
+    """Puts back default dtype, default device and determinism, whatever the test did."""
+    dtype = torch.get_default_dtype()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--full`: OpInfo with every dtype and second gradients, as ACC_TEST_FULL=1 does."""
+    parser.addoption("--full", action="store_true", help="OpInfo: every dtype, second gradients")

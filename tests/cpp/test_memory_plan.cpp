@@ -1,0 +1,350 @@
+#include <gtest/gtest.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/base/check.h"
+#include "lazy/plan/memory.h"
+
+namespace acc::plan {
+namespace {
+
+using Lifetimes = std::vector<Lifetime>;
+
+// Replays the lifetimes step by step on the layout, with the live ranges of each lane in the order
+// of their offsets. Returns what is wrong, "" if nothing is. Written without looking at how the
+// planner works: it shares no code with it.
+std::string replay(const Lifetimes& lifetimes, const Layout& layout) {
+  if (layout.offsets.size() != lifetimes.size()) return "wrong number of offsets";
+  std::map<uint32_t, std::vector<size_t>> starts;
+  std::map<uint32_t, std::vector<size_t>> ends;
+  for (size_t i = 0; i < lifetimes.size(); ++i) {
+    const Lifetime& lifetime = lifetimes[i];
+    const std::string who = "lifetime " + std::to_string(i);
+    if (layout.offsets[i] % kArenaAlignment != 0) return who + " is not aligned";
+    if (lifetime.lane >= layout.lane_bytes.size()) return who + " has no lane";
+    if (layout.offsets[i] + lifetime.bytes > layout.lane_bytes[lifetime.lane]) {
+      return who + " ends after its lane";
+    }
+    if (lifetime.bytes == 0) continue;
+    starts[lifetime.first].push_back(i);
+    ends[lifetime.last].push_back(i);
+  }
+  for (const uint64_t bytes : layout.lane_bytes) {
+    if (bytes % kArenaAlignment != 0) return "a lane's size is not aligned";
+  }
+
+  struct Live {
+    uint64_t end;
+    size_t index;
+  };
+  std::map<uint32_t, std::map<uint64_t, Live>> lanes;
+  std::map<uint32_t, bool> steps;
+  for (const auto& [step, who] : starts) steps[step] = true;
+  for (const auto& [step, who] : ends) steps[step] = true;
+  for (const auto& [step, unused] : steps) {
+    for (const size_t i : starts[step]) {
+      std::map<uint64_t, Live>& live = lanes[lifetimes[i].lane];
+      const uint64_t begin = layout.offsets[i];
+      const uint64_t end = begin + lifetimes[i].bytes;
+      const auto next = live.lower_bound(begin);
+      const auto clash = [&](const Live& other) {
+        return "lifetimes " + std::to_string(i) + " and " + std::to_string(other.index) +
+               " overlap at step " + std::to_string(step);
+      };
+      if (next != live.end() && next->first < end) return clash(next->second);
+      if (next != live.begin() && std::prev(next)->second.end > begin) {
+        return clash(std::prev(next)->second);
+      }
+      live[begin] = {end, i};
+    }
+    for (const size_t i : ends[step]) lanes[lifetimes[i].lane].erase(layout.offsets[i]);
+  }
+  return "";
+}
+
+uint64_t total(const std::vector<uint64_t>& bytes) {
+  uint64_t sum = 0;
+  for (const uint64_t each : bytes) sum += each;
+  return sum;
+}
+
+double ratio_to_bound(const Lifetimes& lifetimes) {
+  const uint64_t bound = total(peak_live_bytes(lifetimes));
+  return static_cast<double>(total(plan_memory(lifetimes).lane_bytes)) /
+         static_cast<double>(std::max<uint64_t>(bound, 1));
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+  // Both ends included.
+  uint64_t between(uint64_t low, uint64_t high) { return low + engine_() % (high - low + 1); }
+  uint32_t step(uint64_t low, uint64_t high) { return static_cast<uint32_t>(between(low, high)); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+struct Shape {
+  const char* name;
+  Lifetime (*make)(Random&, uint32_t steps);
+};
+
+// Any two steps, any size.
+Lifetime uniform(Random& random, uint32_t steps) {
+  const uint32_t a = random.step(0, steps);
+  const uint32_t b = random.step(0, steps);
+  return {random.between(0, 1 << 20), std::min(a, b), std::max(a, b), 0};
+}
+
+// Temporaries of operators.
+Lifetime brief(Random& random, uint32_t steps) {
+  const uint32_t first = random.step(0, steps);
+  return {random.between(1, 1 << 20), first, first + random.step(0, 20), 0};
+}
+
+// Sizes of very different magnitude, a few of them long-lived.
+Lifetime heavy_tail(Random& random, uint32_t steps) {
+  const uint32_t first = random.step(0, steps);
+  const uint64_t length = random.between(0, 9) != 0 ? 8 : steps / 4;
+  return {uint64_t{1} << random.between(4, 26), first, first + random.step(0, length), 0};
+}
+
+// Activations kept from forward to backward, temporaries between them.
+Lifetime training(Random& random, uint32_t steps) {
+  if (random.between(0, 1) == 0) {
+    const uint32_t first = random.step(0, steps / 2);
+    return {random.between(1, 64) << 14, first, steps - first, 0};
+  }
+  const uint32_t first = random.step(0, steps);
+  return {random.between(1, 64) << 14, first, first + random.step(1, 4), 0};
+}
+
+constexpr Shape kShapes[] = {
+    {"uniform", uniform}, {"brief", brief}, {"heavy tail", heavy_tail}, {"training", training}};
+
+Lifetimes make(const Shape& shape, size_t n, uint64_t seed, uint32_t lanes = 1) {
+  Random random(seed);
+  Lifetimes lifetimes(n);
+  for (Lifetime& lifetime : lifetimes) {
+    lifetime = shape.make(random, static_cast<uint32_t>(n));
+    lifetime.lane = random.step(0, lanes - 1);
+  }
+  return lifetimes;
+}
+
+TEST(MemoryPlan, OfNothingIsEmpty) {
+  const Layout layout = plan_memory({});
+  EXPECT_TRUE(layout.offsets.empty());
+  EXPECT_TRUE(layout.lane_bytes.empty());
+  EXPECT_TRUE(peak_live_bytes({}).empty());
+}
+
+TEST(MemoryPlan, RangesLiveTogetherAreSideBySide) {
+  const Lifetimes lifetimes = {{100, 0, 1, 0}, {256, 1, 2, 0}};
+  const Layout layout = plan_memory(lifetimes);
+  EXPECT_EQ(replay(lifetimes, layout), "");
+  EXPECT_EQ(layout.lane_bytes, std::vector<uint64_t>{512});
+}
+
+// Steps are inclusive: a step that reads one buffer and writes the other needs both.
+TEST(MemoryPlan, RangesThatShareOnlyOneStepAreLiveTogether) {
+  const Lifetimes lifetimes = {{256, 0, 5, 0}, {256, 5, 9, 0}};
+  EXPECT_EQ(plan_memory(lifetimes).lane_bytes, std::vector<uint64_t>{512});
+}
+
+TEST(MemoryPlan, RangesOneAfterTheOtherShareMemory) {
+  const Lifetimes lifetimes = {{1000, 0, 4, 0}, {1024, 5, 9, 0}, {1, 10, 10, 0}};
+  const Layout layout = plan_memory(lifetimes);
+  EXPECT_EQ(layout.offsets, (std::vector<uint64_t>{0, 0, 0}));
+  EXPECT_EQ(layout.lane_bytes, std::vector<uint64_t>{1024});
+}
+
+TEST(MemoryPlan, LanesNeverShareMemory) {
+  const Lifetimes lifetimes = {{1024, 0, 1, 0}, {512, 2, 3, 2}};
+  const Layout layout = plan_memory(lifetimes);
+  EXPECT_EQ(replay(lifetimes, layout), "");
+  EXPECT_EQ(layout.lane_bytes, (std::vector<uint64_t>{1024, 0, 512}));
+  EXPECT_EQ(peak_live_bytes(lifetimes), (std::vector<uint64_t>{1024, 0, 512}));
+}
+
+TEST(MemoryPlan, EmptyBuffersTakeNoRoom) {
+  const Lifetimes lifetimes = {{0, 0, 9, 0}, {300, 0, 9, 0}, {0, 3, 3, 0}};
+  const Layout layout = plan_memory(lifetimes);
+  EXPECT_EQ(layout.offsets, (std::vector<uint64_t>{0, 0, 0}));
+  EXPECT_EQ(layout.lane_bytes, std::vector<uint64_t>{512});
+  EXPECT_EQ(plan_memory(Lifetimes{{0, 0, 0, 1}}).lane_bytes, (std::vector<uint64_t>{0, 0}));
+}
+
+TEST(MemoryPlan, StepsAndSizesMayBeAsLargeAsTheirTypes) {
+  constexpr uint32_t kEnd = ~uint32_t{0};
+  const Lifetimes lifetimes = {{uint64_t{1} << 61, 0, kEnd, 0},
+                               {uint64_t{1} << 60, 0, kEnd - 1, 0},
+                               {uint64_t{1} << 59, kEnd, kEnd, 0},
+                               {1, kEnd, kEnd, 0}};
+  const Layout layout = plan_memory(lifetimes);
+  EXPECT_EQ(replay(lifetimes, layout), "");
+  EXPECT_EQ(layout.lane_bytes[0], (uint64_t{1} << 61) + (uint64_t{1} << 60));
+}
+
+TEST(MemoryPlan, BadLifetimesAreErrorsThatNameThem) {
+  const auto message = [](const Lifetimes& lifetimes) -> std::string {
+    try {
+      plan_memory(lifetimes);
+    } catch (const base::Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_NE(message({{1, 0, 0, 0}, {1, 7, 6, 0}}).find("lifetime 1 ends at step 6 before"),
+            std::string::npos);
+  EXPECT_NE(message({{1, 0, 0, kMaxLanes}}).find("lane 64"), std::string::npos);
+  EXPECT_NE(message({{~uint64_t{0}, 0, 0, 0}}).find("18446744073709551615 bytes"),
+            std::string::npos);
+  EXPECT_NE(message({{uint64_t{1} << 61, 0, 0, 0}, {(uint64_t{1} << 61) + 1, 1, 1, 0}})
+                .find("lifetime 1 of"),
+            std::string::npos);
+}
+
+// The test of the test: a layout that is wrong is found.
+TEST(MemoryPlan, TheReplayFindsWrongLayouts) {
+  const Lifetimes lifetimes = {{512, 0, 2, 0}, {256, 1, 3, 0}, {256, 3, 3, 0}};
+  EXPECT_EQ(replay(lifetimes, {{0, 512, 0}, {768}}), "");
+  EXPECT_EQ(replay(lifetimes, {{0, 256, 0}, {768}}), "lifetimes 1 and 0 overlap at step 1");
+  EXPECT_EQ(replay(lifetimes, {{256, 0, 0}, {768}}), "lifetimes 2 and 1 overlap at step 3");
+  EXPECT_EQ(replay(lifetimes, {{0, 512, 128}, {768}}), "lifetime 2 is not aligned");
+  EXPECT_EQ(replay(lifetimes, {{0, 512, 0}, {512}}), "lifetime 1 ends after its lane");
+  EXPECT_EQ(replay(lifetimes, {{0, 512, 0}, {}}), "lifetime 0 has no lane");
+  EXPECT_EQ(replay(lifetimes, {{0, 512, 0}, {800}}), "a lane's size is not aligned");
+  EXPECT_EQ(replay(lifetimes, {{0}, {768}}), "wrong number of offsets");
+}
+
+TEST(MemoryPlan, NoTwoLiveRangesOverlapInAnyRandomTrace) {
+  for (const Shape& shape : kShapes) {
+    for (uint64_t seed = 0; seed < 150; ++seed) {
+      const size_t n = 1 + seed * seed % 400;
+      const Lifetimes lifetimes = make(shape, n, seed, 1 + static_cast<uint32_t>(seed % 3));
+      const Layout layout = plan_memory(lifetimes);
+      ASSERT_EQ(replay(lifetimes, layout), "") << shape.name << ", seed " << seed;
+      const std::vector<uint64_t> bound = peak_live_bytes(lifetimes);
+      ASSERT_EQ(bound.size(), layout.lane_bytes.size());
+      for (size_t lane = 0; lane < bound.size(); ++lane) {
+        ASSERT_GE(layout.lane_bytes[lane], bound[lane]) << shape.name << ", seed " << seed;
+      }
+    }
+  }
+}
+
+// Few steps and few sizes: many equal heights, many ranges over the same steps.
+TEST(MemoryPlan, NoTwoLiveRangesOverlapInCrowdedTraces) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    Random random(seed);
+    const uint64_t steps = random.between(1, 8);
+    Lifetimes lifetimes(random.between(1, 60));
+    for (Lifetime& lifetime : lifetimes) {
+      const uint32_t a = random.step(1, steps);
+      const uint32_t b = random.step(1, steps);
+      lifetime = {random.between(0, 4) * 200, std::min(a, b), std::max(a, b), 0};
+    }
+    ASSERT_EQ(replay(lifetimes, plan_memory(lifetimes)), "") << "seed " << seed;
+  }
+}
+
+TEST(MemoryPlan, NoTwoLiveRangesOverlapInALargeTrace) {
+  for (const Shape& shape : kShapes) {
+    const Lifetimes lifetimes = make(shape, 20'000, 5, 2);
+    EXPECT_EQ(replay(lifetimes, plan_memory(lifetimes)), "") << shape.name;
+  }
+}
+
+TEST(MemoryPlan, TheBoundIsTheMostThatIsLiveAtOneStep) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const Lifetimes lifetimes = make(kShapes[seed % 4], 60, seed);
+    uint64_t most = 0;
+    for (uint32_t step = 0; step < 120; ++step) {
+      uint64_t live = 0;
+      for (const Lifetime& each : lifetimes) {
+        if (each.first <= step && step <= each.last) live += (each.bytes + 255) / 256 * 256;
+      }
+      most = std::max(most, live);
+    }
+    EXPECT_EQ(peak_live_bytes(lifetimes), std::vector<uint64_t>{most}) << "seed " << seed;
+  }
+}
+
+TEST(MemoryPlan, IsWithinTenPercentOfTheBoundInMostTraces) {
+  for (const Shape& shape : kShapes) {
+    for (const size_t n : {30, 300, 2000, 5000}) {
+      std::vector<double> ratios;
+      for (uint64_t seed = 0; seed < 20; ++seed)
+        ratios.push_back(ratio_to_bound(make(shape, n, seed)));
+      std::sort(ratios.begin(), ratios.end());
+      EXPECT_LE(ratios[17], 1.10) << shape.name << ", " << n << " lifetimes, nine of ten";
+      EXPECT_LE(ratios[10], 1.06) << shape.name << ", " << n << " lifetimes, median";
+      EXPECT_LE(ratios.back(), 1.20) << shape.name << ", " << n << " lifetimes, worst";
+    }
+  }
+}
+
+// A chain of equal operators is what most of a model is; it has to be exact.
+TEST(MemoryPlan, MeetsTheBoundOnAChainAndOnAForwardBackwardPass) {
+  Lifetimes chain;
+  for (uint32_t i = 0; i < 500; ++i) chain.push_back({4096, i, i + 1, 0});
+  EXPECT_EQ(ratio_to_bound(chain), 1.0);
+
+  Lifetimes pass;
+  for (uint32_t i = 0; i < 500; ++i) {
+    pass.push_back({uint64_t{256} * (1 + i * 7 % 64), i, 1000 - i, 0});
+    pass.push_back({uint64_t{256} * (1 + i * 5 % 64), i, i + 1, 0});
+    pass.push_back({uint64_t{256} * (1 + i * 3 % 64), 1000 - i, 1001 - i, 0});
+  }
+  EXPECT_LE(ratio_to_bound(pass), 1.01);
+}
+
+// Ranks must agree on alignment classes, and a plan must be the same in the next process.
+TEST(MemoryPlan, IsDeterministic) {
+  for (const Shape& shape : kShapes) {
+    const Lifetimes lifetimes = make(shape, 1000, 3, 2);
+    const Layout once = plan_memory(lifetimes);
+    const Layout again = plan_memory(lifetimes);
+    EXPECT_EQ(once.offsets, again.offsets) << shape.name;
+    EXPECT_EQ(once.lane_bytes, again.lane_bytes) << shape.name;
+  }
+  // On every machine: the sum of all offsets of one trace, as first computed.
+  EXPECT_EQ(total(plan_memory(make(kShapes[0], 1000, 3)).offsets), 109177998592u);
+}
+
+// In CPU time of this thread, so that a busy machine hardly matters. For eight times the lifetimes
+// n log n takes 10 times as long and n^2 takes 64 times. Both are above the size for which pairs
+// are compared.
+TEST(MemoryPlan, TakesNLogNTime) {
+  const auto seconds = [](const Lifetimes& lifetimes) {
+    double best = 1e9;
+    for (int i = 0; i < 3; ++i) {
+      timespec before{};
+      timespec after{};
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+      plan_memory(lifetimes);
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+      best = std::min(best, static_cast<double>(after.tv_sec - before.tv_sec) +
+                                1e-9 * static_cast<double>(after.tv_nsec - before.tv_nsec));
+    }
+    return best;
+  };
+  for (const Shape& shape : kShapes) {
+    const double small = seconds(make(shape, 2500, 1));
+    const double large = seconds(make(shape, 20'000, 1));
+    EXPECT_LT(large / small, 36) << shape.name << ": " << small << " s, " << large << " s";
+  }
+}
+
+}  // namespace
+}  // namespace acc::plan

@@ -1,0 +1,391 @@
+"""What the test folders share: the device under test, its counters, copies, comparisons, children.
+
+`ACC_TEST_DEVICE` chooses the device under test: `acc` (the default) or `cpu`. With `cpu` every
+harness compares the CPU with itself, which checks the harness and needs no built extension.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DEVICE = os.environ.get("ACC_TEST_DEVICE", "acc")
+ON_ACC = DEVICE != "cpu"
+FULL = os.environ.get("ACC_TEST_FULL", "0") not in ("", "0")
+
+# Names of the modes that are tested everywhere, and of the two that have one smoke test.
+MODES = ("eager", "full")
+SMOKE_MODES = ("nofuse", "nograph")
+
+
+def load_device() -> str:
+    """Registers the device under test and returns its name. Harmless when called twice.
+
+    Raises ImportError when the extension was not built and the device is `acc`.
+    """
+    if ON_ACC:
+        import torchacc_device  # noqa: F401
+    return DEVICE
+
+
+def extension() -> Any:
+    """The extension module `torchacc_device._C`."""
+    load_device()
+    from torchacc_device import _C
+
+    return _C
+
+
+# --- counters ---------------------------------------------------------------------------------
+
+
+def stats() -> dict[str, int]:
+    """A snapshot of the counters; empty when the device under test is the CPU."""
+    return dict(extension().stats()) if ON_ACC else {}
+
+
+def fallback_keys(counters: dict[str, int]) -> dict[str, int]:
+    """The counters of operators that went through the fallback, by operator name."""
+    found = {}
+    for key, value in counters.items():
+        for mark in ("fallback:", "fallback/"):
+            if key.startswith(mark):
+                found[key[len(mark) :]] = value
+    return found
+
+
+class Counted:
+    """What was counted between entering and leaving `counting()`."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> int:
+        return self.after.get(name, 0) - self.before.get(name, 0)
+
+
+@contextmanager
+def counting() -> Iterator[Counted]:
+    """Counts what happens inside: `with counting() as c: ...`, then `c["plans_built"]`."""
+    counted = Counted()
+    counted.before = stats()
+    try:
+        yield counted
+    finally:
+        counted.after = stats()
+
+
+def flush() -> None:
+    """Submits what was recorded on the device under test."""
+    if ON_ACC:
+        extension().flush()
+
+
+def synchronize() -> None:
+    """Waits for all work of the device under test; raises the device's sticky error if any."""
+    if ON_ACC:
+        torch.accelerator.synchronize()
+
+
+def mark_step() -> None:
+    """Marks the end of a step on the device under test."""
+    if ON_ACC:
+        extension().mark_step()
+
+
+# --- copies that keep the geometry ------------------------------------------------------------
+
+
+def tree_map(fn: Callable[[Any], Any], value: Any) -> Any:
+    """Applies `fn` to every leaf of nested lists, tuples (named ones too), dicts and slices."""
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, (tuple, list)):
+        made = [tree_map(fn, v) for v in value]
+        if isinstance(value, list):
+            return made
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    if isinstance(value, dict):
+        return {k: tree_map(fn, v) for k, v in value.items()}
+    if isinstance(value, slice):
+        return slice(*(tree_map(fn, v) for v in (value.start, value.stop, value.step)))
+    return fn(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of nested lists, tuples and dicts, in order."""
+    found: list[Any] = []
+
+    def add(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    tree_map(add, value)
+    return found
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _dense(t: torch.Tensor) -> bool:
+    """Whether the elements of `t` fill a block of memory without gap or overlap."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(t.stride(), t.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def clone_to(t: torch.Tensor, device: str | torch.device) -> torch.Tensor:
+    """A detached copy of `t` on `device` with the same sizes, strides, offset and requires_grad.
+
+    A strided tensor gets its own storage that holds the elements of the source's storage up to the
+    last one that `t` uses. Conjugate and negative bits are kept. Other layouts go through `.to()`;
+    meta tensors stay on meta.
+    """
+    source = t.detach()
+    if source.device.type == "meta":
+        return source.clone().requires_grad_(t.requires_grad)
+    if source.layout != torch.strided or source.is_quantized or source.is_nested:
+        return source.clone().to(device).requires_grad_(t.requires_grad)
+    if source.is_conj():
+        made = clone_to(source.conj(), device).conj()
+    elif source.is_neg():
+        made = clone_to(source._neg_view(), device)._neg_view()
+    elif source.storage_offset() == 0 and source.numel() > 0 and _dense(source):
+        made = torch.empty_strided(
+            source.shape, source.stride(), dtype=source.dtype, device=device
+        ).copy_(source)
+    else:
+        reach = 0
+        if source.numel() > 0:
+            reach = source.storage_offset() + 1
+            for stride, size in zip(source.stride(), source.shape, strict=True):
+                reach += stride * (size - 1)
+        flat = torch.empty(reach, dtype=source.dtype, device=device)
+        if reach:
+            flat.copy_(source.as_strided((reach,), (1,), 0))
+        made = flat.as_strided(source.shape, source.stride(), min(source.storage_offset(), reach))
+    made = made.detach()
+    return made.requires_grad_() if t.requires_grad else made
+
+
+def copy_tree(value: Any, device: str | torch.device) -> Any:
+    """A deep copy of nested containers with every tensor on `device`, as `clone_to` does.
+
+    A tensor that occurs twice is copied once. `torch.device("cpu")` becomes `device`; strings are
+    left alone. Other leaves are shared.
+    """
+    seen: dict[int, torch.Tensor] = {}
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in seen:
+                seen[id(leaf)] = clone_to(leaf, device)
+            return seen[id(leaf)]
+        if isinstance(leaf, torch.device):
+            return torch.device(device)
+        return leaf
+
+    return tree_map(one, value)
+
+
+# --- comparisons ------------------------------------------------------------------------------
+
+_WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def to_cpu(t: torch.Tensor) -> torch.Tensor:
+    """The values of `t` on the CPU, detached; of any layout."""
+    t = t.detach()
+    return t.cpu() if t.device.type != "cpu" else t
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    t = t.resolve_conj().resolve_neg()
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    return t.contiguous()
+
+
+def value_difference(actual: torch.Tensor, expected: torch.Tensor) -> tuple[str, str] | None:
+    """How the values of two CPU tensors of equal dtype and shape differ, bit by bit.
+
+    Every NaN equals every NaN. Returns None, or a kind and a text: `close` when all elements agree
+    to 1e-5 relative (1e-2 for 16-bit floats), else `value`.
+    """
+    if actual.numel() == 0:
+        return None
+    a, e = _plain(actual), _plain(expected)
+    word = _WORD.get(a.element_size())
+    if word is None or a.dtype == torch.bool:
+        same = a == e
+    else:
+        same = a.view(word) == e.view(word)
+    if bool(same.all()):
+        return None
+    if not a.is_floating_point():
+        index = int((~same).flatten().nonzero()[0])
+        return "value", (
+            f"{int((~same).sum())} of {a.numel()} elements, first at {index}: "
+            f"{a.flatten()[index].item()!r} instead of {e.flatten()[index].item()!r}"
+        )
+    same |= a.isnan() & e.isnan()
+    wrong = (~same).flatten()
+    if not bool(wrong.any()):
+        return None
+    af, ef = a.flatten()[wrong].double(), e.flatten()[wrong].double()
+    finite = af.isfinite() & ef.isfinite()
+    distance = (af - ef).abs()
+    relative = distance / ef.abs().clamp_min(torch.finfo(a.dtype).tiny)
+    limit = 1e-2 if a.element_size() == 2 else 1e-5
+    scale = float(e.double().nan_to_num(0, 0, 0).abs().max())
+    near = bool(finite.all()) and bool(((relative <= limit) | (distance <= limit * scale)).all())
+    text = (
+        f"{int(wrong.sum())} of {a.numel()} elements, first {af[0].item()!r} instead of "
+        f"{ef[0].item()!r}, largest difference {float(distance.max()):.3g}"
+    )
+    return ("close" if near else "value"), text
+
+
+def tensor_differences(
+    actual: torch.Tensor, expected: torch.Tensor, *, values: bool = True, strides: bool = True
+) -> list[tuple[str, str]]:
+    """How `actual` (any device) differs from `expected` (CPU): pairs of kind and text.
+
+    Kinds: device, layout, dtype, shape, stride, value, close, requires_grad.
+    """
+    found: list[tuple[str, str]] = []
+    if actual.dtype != expected.dtype:
+        found.append(("dtype", f"{actual.dtype} instead of {expected.dtype}"))
+    if actual.layout != expected.layout:
+        return [*found, ("layout", f"{actual.layout} instead of {expected.layout}")]
+    if actual.shape != expected.shape:
+        return [*found, ("shape", f"{tuple(actual.shape)} instead of {tuple(expected.shape)}")]
+    if actual.layout != torch.strided:
+        if values and not found:
+            found += _sparse_differences(actual, expected)
+        return found
+    if strides and expected.numel() > 0 and not actual.is_nested:
+        # The stride of a dimension of one element means nothing.
+        sizes = expected.shape
+        mine = [s for s, n in zip(actual.stride(), sizes, strict=True) if n != 1]
+        theirs = [s for s, n in zip(expected.stride(), sizes, strict=True) if n != 1]
+        if mine != theirs:
+            found.append(("stride", f"{actual.stride()} instead of {expected.stride()}"))
+    if values and actual.dtype == expected.dtype:
+        if actual.is_quantized:
+            actual, expected = actual.dequantize(), expected.dequantize()
+        difference = value_difference(to_cpu(actual), to_cpu(expected))
+        if difference:
+            found.append(difference)
+    return found
+
+
+def _sparse_differences(actual: torch.Tensor, expected: torch.Tensor) -> list[tuple[str, str]]:
+    if expected.layout == torch.sparse_coo:
+        parts = ("_indices", "_values")
+    elif expected.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = ("crow_indices", "col_indices", "values")
+    elif expected.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = ("ccol_indices", "row_indices", "values")
+    else:  # an opaque layout (oneDNN) has no parts to compare
+        return tensor_differences(to_cpu(actual).to_dense(), to_cpu(expected).to_dense())
+    actual, expected = to_cpu(actual), to_cpu(expected)
+    found = []
+    for part in parts:
+        for kind, text in tensor_differences(getattr(actual, part)(), getattr(expected, part)()):
+            found.append((kind, f"{part.strip('_')}: {text}"))
+    return found
+
+
+def differences(
+    actual: Any, expected: Any, *, values: bool = True, strides: bool = True
+) -> list[tuple[str, str]]:
+    """How two results (nested containers of tensors and numbers) differ: pairs of kind and text.
+
+    Besides the kinds of `tensor_differences`: `type` for unlike containers or leaves.
+    """
+    a_leaves, e_leaves = leaves(actual), leaves(expected)
+    if len(a_leaves) != len(e_leaves):
+        return [("type", f"{len(a_leaves)} results instead of {len(e_leaves)}")]
+    found: list[tuple[str, str]] = []
+    for i, (a, e) in enumerate(zip(a_leaves, e_leaves, strict=True)):
+        where = f"result {i}: " if len(e_leaves) > 1 else ""
+        if isinstance(e, torch.Tensor) != isinstance(a, torch.Tensor):
+            found.append(("type", f"{where}{type(a).__name__} instead of {type(e).__name__}"))
+        elif isinstance(e, torch.Tensor):
+            for kind, text in tensor_differences(a, e, values=values, strides=strides):
+                found.append((kind, where + text))
+        elif type(a) is not type(e):
+            found.append(("type", f"{where}{type(a).__name__} instead of {type(e).__name__}"))
+        elif values and a != e and not (a != a and e != e):  # noqa: PLR0124 (NaN)
+            found.append(("value", f"{where}{a!r} instead of {e!r}"))
+    return found
+
+
+def assert_same(actual: Any, expected: Any, *, strides: bool = True, what: str = "") -> None:
+    """Fails with every difference between two results named; bit equality is asked for."""
+    found = differences(actual, expected, strides=strides)
+    if found:
+        lines = "\n".join(f"  {kind}: {text}" for kind, text in found)
+        raise AssertionError(f"{what or 'results'} differ from the CPU's:\n{lines}")
+
+
+# --- child processes --------------------------------------------------------------------------
+
+
+def child_env(**changes: str | None) -> dict[str, str]:
+    """The environment for a child process: this one, the repository on its path, and `changes`.
+
+    A value of None takes the variable out.
+    """
+    env = dict(os.environ)
+    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    env["PYTHONPATH"] = os.pathsep.join(paths)
+    for name, value in changes.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def run_python(
+    code: str, *, timeout: float = 120, check: bool = True, **env: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a fresh interpreter, the repository's root as its working directory.
+
+    The code finds `DEVICE` and `torch` defined and the device registered. With `check` a non-zero
+    exit status fails the test with the child's output. `env` changes the child's environment.
+    """
+    prelude = "import torch\nfrom tests.helpers import DEVICE, load_device\nload_device()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code],
+        cwd=ROOT,
+        env=child_env(**env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if check and done.returncode != 0:
+        raise AssertionError(
+            f"the child process ended with status {done.returncode}\n"
+            f"--- stdout\n{done.stdout[-4000:]}\n--- stderr\n{done.stderr[-4000:]}"
+        )
+    return done

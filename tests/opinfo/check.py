@@ -1,0 +1,507 @@
+"""One sample of one operator, run on the CPU and on the device under test, and compared.
+
+A check returns pairs of category and text, none when all is well. Categories:
+
+raises          the device raised where the CPU gave a result
+accepts         the CPU raised and the device gave a result
+message         both raised, with different types of exception or (error inputs) another message
+type            another kind or number of results
+device          a result that is not on the device under test
+dtype, shape, stride, layout, requires_grad   the result's metadata differ
+value           values differ; close: they differ by rounding only
+input           an argument was changed that the CPU leaves alone, or changed otherwise
+alias           a result shares memory with an argument on one side only, or is another view of it
+distribution    draws of a random operator that do not look like the CPU's
+not_recorded    nothing was recorded, and the operator is not on a list that explains why
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+from tests import helpers
+from tests.opinfo import exceptions
+
+Failure = tuple[str, str]
+
+# The operator on contiguous arguments; its gradient; its in-place form; the operator and its in-place
+# form on non-contiguous views; its out= form; arguments that it must refuse; its second gradient.
+FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, DOUBLE = (
+    "forward",
+    "gradient",
+    "inplace",
+    "view",
+    "inplace_view",
+    "out",
+    "error",
+    "double",
+)
+VARIANTS = (FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR)
+ALL_VARIANTS = (*VARIANTS, DOUBLE)
+
+
+def full_name(op: OpInfo) -> str:
+    """The operator's name with its variant, as the lists of exceptions name it."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def supports(op: OpInfo, variant: str, dtype: torch.dtype) -> bool:
+    """Whether PyTorch's database says that the CPU can run this variant."""
+    if dtype not in op.supported_dtypes("cpu"):
+        return False
+    if variant in (GRADIENT, DOUBLE):
+        if not op.supports_autograd or (variant == DOUBLE and not op.supports_gradgrad):
+            return False
+        return dtype in op.supported_backward_dtypes("cpu")
+    if variant in (INPLACE, INPLACE_VIEW):
+        return op.inplace_variant is not None
+    if variant == OUT:
+        return op.supports_out
+    if variant == ERROR:
+        return op.error_inputs_func is not None and dtype == torch.float32
+    return True
+
+
+def samples(op: OpInfo, variant: str, dtype: torch.dtype) -> Iterator[Any]:
+    """The database's samples for a variant, on the CPU."""
+    if variant == ERROR:
+        return iter(op.error_inputs("cpu"))
+    return iter(
+        op.sample_inputs("cpu", dtype, requires_grad=variant in (GRADIENT, DOUBLE))
+    )
+
+
+@dataclass
+class Arguments:
+    """A sample's arguments on one device."""
+
+    input: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def all(self) -> tuple[Any, ...]:
+        """Every argument as one nested container."""
+        return (self.input, self.args, self.kwargs)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        return helpers.tensors(self.all())
+
+
+def arguments(sample: SampleInput, device: str, spread: bool = False) -> Arguments:
+    """A deep copy of the sample's arguments on `device`.
+
+    With `spread` every strided tensor of at least one dimension becomes a non-contiguous view: of
+    every second element of a last dimension, with an offset of one.
+    """
+    source = (sample.input, tuple(sample.args), dict(sample.kwargs))
+    if spread:
+        source = helpers.tree_map(_spread, source)
+    made = helpers.copy_tree(source, device)
+    kwargs = dict(made[2])
+    if str(kwargs.get("device", "")) == "cpu":
+        kwargs["device"] = device
+    return Arguments(made[0], made[1], kwargs)
+
+
+def _spread(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.numel() == 0:
+        return leaf
+    if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested:
+        return leaf
+    source = leaf.detach()
+    wide = source.new_zeros((*source.shape[:-1], source.shape[-1] * 2 + 1))
+    view = wide[..., 1::2]
+    view.copy_(source)
+    return view.requires_grad_(leaf.requires_grad)
+
+
+@dataclass
+class Outcome:
+    """What a call gave: a result, or an exception."""
+
+    value: Any = None
+    error: BaseException | None = None
+    random: bool = False
+
+
+def attempt(fn: Callable[[], Any]) -> Outcome:
+    """Calls `fn`; an exception (not an interrupt) is part of the outcome."""
+    try:
+        return Outcome(value=fn())
+    except Exception as error:  # every failure of an operator is a finding
+        return Outcome(error=error)
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of an exception."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"
+
+
+@dataclass
+class Recorded:
+    """What the device counted while the operator ran."""
+
+    nodes: int = 0
+    run_now: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+
+class Checker:
+    """Runs samples of one operator and dtype in one variant. Not thread safe."""
+
+    def __init__(self, op: OpInfo, variant: str, dtype: torch.dtype) -> None:
+        self.op = op
+        self.name = full_name(op)
+        self.variant = variant
+        self.dtype = dtype
+        self.random_seen = False
+        self.uninitialised = op.name in exceptions.UNINITIALISED
+
+    def check(self, sample: Any, index: int) -> list[Failure]:
+        """Runs one sample on both sides; returns what differs."""
+        torch.manual_seed(1000 + index)
+        if self.variant == ERROR:
+            return self._check_error(sample)
+        if self.variant in (GRADIENT, DOUBLE):
+            return self._check_gradient(sample, index)
+        return self._check_forward(sample, index)
+
+    # --- forward, in-place, view, out ---------------------------------------------------------
+
+    def _check_forward(self, sample: SampleInput, index: int) -> list[Failure]:
+        spread = self.variant in (VIEW, INPLACE_VIEW)
+        expected_args = arguments(sample, "cpu", spread)
+        state = torch.get_rng_state()
+        expected = attempt(lambda: self._call(expected_args))
+        random = not torch.equal(state, torch.get_rng_state())
+        self.random_seen |= random
+        if expected.error is not None and self.variant != FORWARD:
+            # Not every sample has an in-place or out form; the CPU's refusal decides.
+            actual_args = arguments(sample, helpers.DEVICE, spread)
+            return self._both_raise(expected, attempt(lambda: self._call(actual_args)))
+        made = attempt(lambda: arguments(sample, helpers.DEVICE, spread))
+        if made.error is not None:
+            return [("raises", f"copying the sample: {first_line(made.error)}")]
+        actual_args: Arguments = made.value
+        torch.manual_seed(1000 + index)
+        before = helpers.stats()
+        actual = attempt(lambda: self._call(actual_args))
+        recorded = self._recorded(before)
+        if expected.error is not None:
+            return self._both_raise(expected, actual)
+        if actual.error is not None:
+            return [("raises", first_line(actual.error))]
+        found = self._not_recorded(recorded, actual.value, actual_args)
+        done = attempt(lambda: self._compare(actual, actual_args, expected, expected_args, random))
+        if done.error is not None:
+            return [*found, ("raises", f"reading the result: {first_line(done.error)}")]
+        return found + done.value
+
+    def _call(self, a: Arguments) -> Any:
+        if self.variant in (INPLACE, INPLACE_VIEW):
+            return self.op.inplace_variant(a.input, *a.args, **a.kwargs)
+        if self.variant == OUT:
+            # Results with a known geometry and values that must not survive, beside the arguments.
+            template = self._templates
+            made = helpers.tree_map(
+                lambda t: torch.full(t.shape, 7, dtype=t.dtype, device=self._device(a)), template
+            )
+            kwargs = {k: v for k, v in a.kwargs.items() if k not in ("dtype", "device")}
+            if "dtype" in a.kwargs:
+                kwargs["dtype"] = a.kwargs["dtype"]
+            result = self.op.op(a.input, *a.args, **kwargs, out=made)
+            return made, result
+        return self.op.op(a.input, *a.args, **a.kwargs)
+
+    @staticmethod
+    def _device(a: Arguments) -> torch.device:
+        for t in a.tensors():
+            if t.device.type != "cpu":
+                return t.device
+        given = a.kwargs.get("device")
+        return torch.device(given) if given is not None else torch.device("cpu")
+
+    _templates: Any = None
+
+    def prepare_out(self, sample: SampleInput) -> bool:
+        """Finds the geometry of the results for an out= call; False when the sample has none."""
+        a = arguments(sample, "cpu")
+        result = attempt(lambda: self.op.op(a.input, *a.args, **a.kwargs))
+        if result.error is not None or not helpers.tensors(result.value):
+            return False
+        if len(helpers.tensors(result.value)) != len(helpers.leaves(result.value)):
+            return False
+        self._templates = helpers.tree_map(
+            lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), result.value
+        )
+        if isinstance(self._templates, (list, tuple)):
+            self._templates = tuple(self._templates)
+        return True
+
+    def _compare(
+        self,
+        actual: Outcome,
+        actual_args: Arguments,
+        expected: Outcome,
+        expected_args: Arguments,
+        random: bool,
+    ) -> list[Failure]:
+        values = not random and not self.uninitialised
+        found = helpers.differences(actual.value, expected.value, values=values)
+        found += self._devices(actual.value, expected.value, expected_args)
+        if random and not found and not self.uninitialised:
+            found += _distributions(actual.value, expected.value)
+        if self.variant in (INPLACE, INPLACE_VIEW) and (actual.value is actual_args.input) != (
+            expected.value is expected_args.input
+        ):
+            found.append(("alias", "the in-place operator does not return its argument"))
+        changed = helpers.differences(actual_args.all(), expected_args.all(), values=values)
+        found += [("input", text) for kind, text in changed if kind != "type"]
+        if self.variant in (FORWARD, VIEW):
+            found += self._aliases(actual, actual_args, expected, expected_args, values)
+        return found
+
+    @staticmethod
+    def _devices(actual: Any, expected: Any, expected_args: Arguments) -> list[Failure]:
+        """Results must live on the device under test unless the sample asks for another one."""
+        if not helpers.ON_ACC or not expected_args.tensors():
+            return []
+        for t in helpers.tensors(actual):
+            if t.device.type != helpers.DEVICE:
+                return [("device", f"a result is on {t.device}")]
+        return []
+
+    def _aliases(
+        self,
+        actual: Outcome,
+        actual_args: Arguments,
+        expected: Outcome,
+        expected_args: Arguments,
+        values: bool,
+    ) -> list[Failure]:
+        theirs = _sharing(expected.value, expected_args)
+        mine = _sharing(actual.value, actual_args)
+        if mine != theirs:
+            return [("alias", f"{mine} instead of {theirs} (result, argument, offset)")]
+        if not theirs or not values:
+            return []
+        # A write through a result that is a view must be seen in the argument.
+        for outcome in (actual, expected):
+            result = helpers.tensors(outcome.value)[theirs[0][0]]
+            if not _writable(result):
+                return []
+            with torch.no_grad():
+                result.fill_(3)
+        changed = helpers.differences(actual_args.all(), expected_args.all())
+        return [("alias", f"after a write through the result: {text}") for _, text in changed]
+
+    # --- gradient -----------------------------------------------------------------------------
+
+    def _check_gradient(self, sample: SampleInput, index: int) -> list[Failure]:
+        expected_args = arguments(sample, "cpu")
+        state = torch.get_rng_state()
+        expected = attempt(lambda: self._gradients(sample, expected_args))
+        random = not torch.equal(state, torch.get_rng_state())
+        self.random_seen |= random
+        made = attempt(lambda: arguments(sample, helpers.DEVICE))
+        if made.error is not None:
+            return [("raises", f"copying the sample: {first_line(made.error)}")]
+        torch.manual_seed(1000 + index)
+        before = helpers.stats()
+        actual = attempt(lambda: self._gradients(sample, made.value))
+        recorded = self._recorded(before)
+        if expected.error is not None:
+            return self._both_raise(expected, actual)
+        if actual.error is not None:
+            return [("raises", first_line(actual.error))]
+        # The cotangents are copied after the call, so nodes are counted even when an operator runs
+        # at once: that it is recorded is what the forward variant checks.
+        del recorded
+        values = not random and not self.uninitialised
+
+        def compare() -> list[Failure]:
+            found = helpers.differences(actual.value, expected.value, values=values)
+            return found + self._devices(actual.value, expected.value, expected_args)
+
+        done = attempt(compare)
+        if done.error is not None:
+            return [("raises", f"reading the gradient: {first_line(done.error)}")]
+        return done.value
+
+    def _gradients(self, sample: SampleInput, a: Arguments) -> list[Any]:
+        inputs = [t for t in a.tensors() if t.requires_grad]
+        result = self.op.gradcheck_wrapper(self.op.op, a.input, *a.args, **a.kwargs)
+        if sample.output_process_fn_grad is not None:
+            result = sample.output_process_fn_grad(result)
+        outputs = [t for t in helpers.tensors(result) if t.requires_grad]
+        if not inputs or not outputs:
+            return []
+        create = self.variant == DOUBLE
+        made = torch.autograd.grad(
+            outputs,
+            inputs,
+            [_cotangent(t, i) for i, t in enumerate(outputs)],
+            allow_unused=True,
+            create_graph=create,
+        )
+        if not create:
+            return list(made)
+        second = [g for g in made if g is not None and g.requires_grad]
+        if not second:
+            return list(made)
+        twice = torch.autograd.grad(
+            second,
+            inputs,
+            [_cotangent(t, i + 10) for i, t in enumerate(second)],
+            allow_unused=True,
+        )
+        return [g.detach() if g is not None else None for g in (*made, *twice)]
+
+    # --- error inputs -------------------------------------------------------------------------
+
+    def _check_error(self, error_input: Any) -> list[Failure]:
+        sample = error_input.sample_input
+        expected_args = arguments(sample, "cpu")
+        expected = attempt(lambda: self._call(expected_args))
+        if expected.error is None:
+            return []  # the database expects an error that this version does not raise
+        made = attempt(lambda: arguments(sample, helpers.DEVICE))
+        if made.error is not None:
+            return [("raises", f"copying the sample: {first_line(made.error)}")]
+        # The error must come from the call itself, not from a later read.
+        actual = attempt(lambda: self._call(made.value))
+        return self._both_raise(expected, actual, messages=True)
+
+    @staticmethod
+    def _both_raise(expected: Outcome, actual: Outcome, messages: bool = False) -> list[Failure]:
+        assert expected.error is not None
+        if actual.error is None:
+            # What runs late may raise late.
+            late = attempt(helpers.synchronize)
+            when = f", only at the next synchronisation: {first_line(late.error)}" if late.error else ""
+            return [("accepts", f"the CPU raises {first_line(expected.error)}{when}")]
+        theirs, mine = first_line(expected.error), first_line(actual.error)
+        if type(actual.error) is not type(expected.error):
+            return [("message", f"{mine} instead of {theirs}")]
+        if messages and _neutral(mine) != _neutral(theirs):
+            return [("message", f"{mine} instead of {theirs}")]
+        return []
+
+    # --- counters -----------------------------------------------------------------------------
+
+    @staticmethod
+    def _recorded(before: dict[str, int]) -> Recorded:
+        if not helpers.ON_ACC:
+            return Recorded()
+        after = helpers.stats()
+        old = helpers.fallback_keys(before)
+        return Recorded(
+            nodes=after["nodes"] - before["nodes"],
+            run_now=after["run_now"] - before["run_now"],
+            fallbacks={
+                k: v - old.get(k, 0)
+                for k, v in helpers.fallback_keys(after).items()
+                if v != old.get(k, 0)
+            },
+        )
+
+    def _not_recorded(self, recorded: Recorded, result: Any, a: Arguments) -> list[Failure]:
+        if not helpers.ON_ACC or recorded.nodes > 0:
+            return []
+        if self.name in exceptions.RUN_AT_ONCE and (recorded.run_now or recorded.fallbacks):
+            return []
+        made = [t for t in helpers.tensors(result) if t.device.type == helpers.DEVICE]
+        if all(t.numel() == 0 for t in made):
+            return []  # nothing to compute
+        if self.name in exceptions.METADATA_ONLY or self.uninitialised:
+            return []
+        views = self.variant in (FORWARD, VIEW)
+        if views and len(_sharing(made, a)) == len([t for t in made if t.numel()]) and not recorded.run_now:
+            return []  # every result is a view of an argument
+        how = f"{recorded.run_now} run at once"
+        if recorded.fallbacks:
+            how += f", fallbacks: {', '.join(sorted(recorded.fallbacks))}"
+        return [("not_recorded", f"no node recorded ({how})")]
+
+
+def _neutral(message: str) -> str:
+    """A message without the names of devices, which rightly differ."""
+    for name in ("acc:0", "acc", "cpu", "CPU", "PrivateUse1", "privateuseone"):
+        message = message.replace(name, "DEVICE")
+    return message
+
+
+def _cotangent(t: torch.Tensor, seed: int) -> torch.Tensor:
+    """A cotangent that depends on the shape and the position only; drawn on the CPU."""
+    g = torch.Generator().manual_seed(seed)
+    kind = t.dtype if t.dtype in (torch.float64, torch.complex128) else (
+        torch.complex64 if t.is_complex() else torch.float32
+    )
+    drawn = torch.randn(t.shape, generator=g, dtype=kind).to(t.dtype)
+    if t.layout != torch.strided:
+        return drawn.to(t.device).to_sparse(layout=t.layout)
+    return drawn.to(t.device)
+
+
+def _storage(t: torch.Tensor) -> int:
+    try:
+        return t.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse and opaque tensors have no storage
+        return 0
+
+
+def _sharing(result: Any, a: Arguments) -> list[tuple[int, int, int]]:
+    """(result, argument, offset) for each result that lies in an argument's storage."""
+    owners: dict[int, int] = {}
+    for i, t in enumerate(a.tensors()):
+        if t.numel():
+            owners.setdefault(_storage(t), i)
+    owners.pop(0, None)
+    found = []
+    for i, t in enumerate(helpers.tensors(result)):
+        owner = owners.get(_storage(t)) if t.numel() else None
+        if owner is not None:
+            found.append((i, owner, t.storage_offset()))
+    return found
+
+
+def _writable(t: torch.Tensor) -> bool:
+    if t.layout != torch.strided or t.is_inference():
+        return False
+    return all(s != 0 or n <= 1 for s, n in zip(t.stride(), t.shape, strict=True))
+
+
+def _distributions(actual: Any, expected: Any) -> list[Failure]:
+    """Two-sample Kolmogorov-Smirnov test of each pair of results, at one false alarm in a million.
+
+    Only results of 20 elements or more are compared; a NaN on one side only is always told.
+    """
+    found = []
+    for a, e in zip(helpers.tensors(actual), helpers.tensors(expected), strict=True):
+        if a.numel() < 20 or a.layout != torch.strided:
+            continue
+        x = helpers.to_cpu(a).resolve_conj()
+        y = helpers.to_cpu(e).resolve_conj()
+        if x.is_complex():
+            x, y = torch.view_as_real(x), torch.view_as_real(y)
+        x, y = x.double().flatten(), y.double().flatten()
+        if bool(x.isnan().any()) != bool(y.isnan().any()):
+            found.append(("distribution", "NaN on one side only"))
+            continue
+        x, y = x.nan_to_num().sort().values, y.nan_to_num().sort().values
+        points = torch.cat([x, y])
+        n = x.numel()
+        rank = lambda v, p=points: torch.searchsorted(v, p, right=True) / v.numel()  # noqa: E731
+        distance = float((rank(x) - rank(y)).abs().max())
+        limit = math.sqrt(-math.log(1e-6 / 2) / 2) * math.sqrt(2 / n)
+        if distance > limit:
+            found.append(("distribution", f"Kolmogorov-Smirnov distance {distance:.2f} of {n}"))
+    return found

@@ -1,0 +1,244 @@
+"""Runs operators in worker processes and survives their crashes and hangs.
+
+A worker that dies names the sample it died in; that sample becomes a failure of the category
+`crash` (or `hang`), and a new worker goes on behind it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tests import helpers
+from tests.opinfo import check
+from tests.opinfo.worker import RECORD
+
+SOURCE = "torch.testing._internal.common_methods_invocations"
+HANG_SECONDS = 90.0
+# A worker's start costs seconds: an operator that crashes this often is not asked again.
+CRASHES_PER_REQUEST = 3
+OUT_SAMPLES = 3  # out= forms differ by geometry only
+
+
+@dataclass
+class Result:
+    """What came of one operator in one variant and dtype."""
+
+    op: str
+    variant: str
+    dtype: str
+    samples: int = 0
+    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    random: bool = False
+    unmade: str = ""
+    gave_up: bool = False  # crashed too often; its other samples were not run
+
+    def failed_samples(self) -> set[int]:
+        """The indices of the samples that failed in any way."""
+        return {index for index, _, _ in self.failures}
+
+
+class _Worker:
+    """One child process and its pipes."""
+
+    def __init__(self, source: str, env: dict[str, str]) -> None:
+        self.progress = tempfile.NamedTemporaryFile(prefix="acc-opinfo-")  # noqa: SIM115
+        self.progress.write(bytes(RECORD.size))
+        self.progress.flush()
+        self.errors = tempfile.TemporaryFile(prefix="acc-opinfo-")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.opinfo.worker", source, self.progress.name],
+            cwd=helpers.ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            bufsize=0,
+        )
+        self.pending = b""
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.process.stdout, selectors.EVENT_READ)
+        self.requests = 0
+        self.answer(time.monotonic() + 300)
+
+    def ask(self, request: dict[str, Any]) -> None:
+        """Sends a request."""
+        self.requests += 1
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    def position(self) -> tuple[int, int]:
+        """The number of the request and the index of the sample that the worker is in."""
+        with open(self.progress.name, "rb") as file:
+            request, sample = RECORD.unpack(file.read(RECORD.size))
+        return request, sample
+
+    def answer(self, deadline: float | None = None) -> dict[str, Any] | str:
+        """Waits for an answer; `crash` or `hang` and how, when none comes."""
+        last, changed = self.position(), time.monotonic()
+        while b"\n" not in self.pending:
+            if self.selector.select(timeout=1.0):
+                chunk = self.process.stdout.read(1 << 16)
+                if not chunk:
+                    return self._epitaph()
+                self.pending += chunk
+                continue
+            now, here = time.monotonic(), self.position()
+            if here != last:
+                last, changed = here, now
+            if deadline is None and now - changed > HANG_SECONDS:
+                return f"hang: no progress for {HANG_SECONDS:.0f} s"
+            if deadline is not None and now > deadline:
+                return "hang: the worker did not start"
+        line, self.pending = self.pending.split(b"\n", 1)
+        return json.loads(line)
+
+    def _epitaph(self) -> str:
+        code = self.process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return f"crash: {how}" + (f"; last words: {lines[-1]}" if lines else "")
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self.process.stdin.close()
+        if self.process.poll() is None:
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process.stdout.close()
+        self.selector.close()
+        self.progress.close()
+        self.errors.close()
+
+
+def _run_one(
+    worker: _Worker | None, request: dict[str, Any], source: str, env: dict[str, str]
+) -> tuple[_Worker | None, Result]:
+    result = Result(request["op"], request["variant"], request["dtype"])
+    skip = 0
+    for _ in range(CRASHES_PER_REQUEST):
+        if worker is None:
+            worker = _Worker(source, env)
+        asked = {**request, "skip": skip}
+        try:
+            worker.ask(asked)
+            answer = worker.answer()
+        except BrokenPipeError:
+            answer = worker._epitaph()
+        if isinstance(answer, dict):
+            result.samples += answer["samples"]
+            result.failures += [tuple(f) for f in answer["failures"]]
+            result.random |= answer["random"]
+            result.unmade = answer.get("unmade", "")
+            return worker, result
+        number, index = worker.position()
+        if number != worker.requests:  # it died before it began: between two requests
+            index = skip
+        if answer.startswith("hang"):
+            worker.process.kill()
+        worker.end()
+        worker = None
+        category, _, text = answer.partition(": ")
+        result.failures.append((index, category, text))
+        # What lies before the crash was run but its outcome is lost: it counts as run.
+        result.samples += index - skip + 1
+        skip = index + 1
+        if "only" in request:
+            return worker, result
+    result.gave_up = True
+    return worker, result
+
+
+def requests(
+    source: str, variants: Iterable[str], dtypes: Iterable[torch.dtype] | None, names: Iterable[str]
+) -> list[dict[str, Any]]:
+    """The requests for the operators of a database: all of them, or those in `names`.
+
+    A name selects the operator of that name and its variants. `dtypes` None means every dtype that
+    the CPU supports.
+    """
+    chosen = set(names)
+    made = []
+    for op in importlib.import_module(source).op_db:
+        name = check.full_name(op)
+        if chosen and name not in chosen and op.name not in chosen:
+            continue
+        for dtype in sorted(op.supported_dtypes("cpu"), key=str) if dtypes is None else dtypes:
+            for variant in variants:
+                if check.supports(op, variant, dtype):
+                    request: dict[str, Any] = {
+                        "op": name,
+                        "variant": variant,
+                        "dtype": str(dtype).removeprefix("torch."),
+                    }
+                    if variant == check.OUT:
+                        request["limit"] = OUT_SAMPLES
+                    made.append(request)
+    return made
+
+
+def run(
+    wanted: list[dict[str, Any]],
+    *,
+    source: str = SOURCE,
+    jobs: int = 1,
+    env: dict[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Result]:
+    """Runs the requests in `jobs` worker processes; results come in the order of the requests."""
+    env = helpers.child_env() if env is None else env
+    results: list[Result | None] = [None] * len(wanted)
+    # Requests of one operator stay together; operators are dealt from one queue.
+    position = 0
+    lock = threading.Lock()
+    broken: list[BaseException] = []
+
+    def serve() -> None:
+        nonlocal position
+        worker: _Worker | None = None
+        try:
+            while not broken:
+                with lock:
+                    if position >= len(wanted):
+                        break
+                    first = position
+                    while (
+                        position < len(wanted) and wanted[position]["op"] == wanted[first]["op"]
+                    ):
+                        position += 1
+                    last = position
+                for i in range(first, last):
+                    worker, results[i] = _run_one(worker, wanted[i], source, env)
+                if progress:
+                    progress(last, len(wanted))
+        except BaseException as error:
+            broken.append(error)
+            raise
+        finally:
+            if worker is not None:
+                worker.end()
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(max(1, jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():  # a join in slices, so that Ctrl-C comes through
+            thread.join(0.2)
+    if broken:
+        raise RuntimeError(f"a worker could not be run: {broken[0]}") from broken[0]
+    return [r for r in results if r is not None]

@@ -1,0 +1,193 @@
+"""Runs the operator database and prints the failures, grouped so that one cause is one line.
+
+    python tests/opinfo/survey.py                      all float32 samples, every variant
+    python tests/opinfo/survey.py --grad               gradients only
+    python tests/opinfo/survey.py --op add --op mm     these operators (with their variants)
+    python tests/opinfo/survey.py --op add --sample 3 --variant forward --here
+                                                       one sample in this process, for a debugger
+    python tests/opinfo/survey.py --by cause           one line per distinct error, largest first
+    python tests/opinfo/survey.py --json > out.json    everything, one JSON document
+
+`ACC_MODE` chooses the mode of the device; `ACC_TEST_DEVICE=cpu` compares the CPU with itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import torch
+
+from tests import helpers
+
+helpers.load_device()
+
+from tests.opinfo import check, exceptions, runner  # noqa: E402
+
+
+def pattern(text: str) -> str:
+    """The text of a failure with numbers and addresses taken out: the key of a cause."""
+    text = re.sub(r"0x[0-9a-f]+", "ADDRESS", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
+    text = re.sub(r"[\[(](N|nan|inf|-inf)?(, ?(N|nan|inf|-inf))*,?[\])]", "SIZES", text)
+    return text[:160]
+
+
+def excepted(result: runner.Result, category: str) -> exceptions.Excepted | None:
+    """The line of the list of exceptions that covers a failure, if any."""
+    for line in exceptions.EXCEPTED:
+        if (line.op, line.variant, line.category) == (result.op, result.variant, category) and (
+            not line.dtypes or result.dtype in line.dtypes
+        ):
+            return line
+    return None
+
+
+def totals(results: list[runner.Result]) -> dict[str, tuple[int, int, int]]:
+    """Per variant: samples run, samples that failed, samples of those that are excepted."""
+    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+    for result in results:
+        row = found[result.variant]
+        row[0] += result.samples
+        failed = result.failed_samples()
+        row[1] += len(failed)
+        open_ = {i for i, category, _ in result.failures if not excepted(result, category)}
+        row[2] += len(failed - open_)
+    return {variant: (row[0], row[1], row[2]) for variant, row in found.items()}
+
+
+def by_op(results: list[runner.Result], everything: bool) -> list[str]:
+    """One line per operator, variant, dtype, category and cause: samples, first sample, text."""
+    lines = []
+    for result in results:
+        groups: dict[tuple[str, str], list[tuple[int, str]]] = collections.defaultdict(list)
+        for index, category, text in result.failures:
+            if everything or not excepted(result, category):
+                groups[(category, pattern(text))].append((index, text))
+        for (category, _), hits in groups.items():
+            where = f"{result.op} {result.variant}"
+            if result.dtype != "float32":
+                where += f" {result.dtype}"
+            lines.append(
+                f"{where:<52} {category:<12} {len(hits):>4}/{result.samples:<4} "
+                f"#{hits[0][0]}: {hits[0][1]}"
+            )
+        if result.gave_up:
+            lines.append(f"{result.op} {result.variant}: given up after repeated crashes")
+    return lines
+
+
+def by_cause(results: list[runner.Result], everything: bool) -> list[str]:
+    """One line per category and cause, with the number of samples and the operators."""
+    groups: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(
+        collections.Counter
+    )
+    for result in results:
+        for _, category, text in result.failures:
+            if everything or not excepted(result, category):
+                groups[(category, pattern(text))][f"{result.op}/{result.variant}"] += 1
+    lines = []
+    for (category, text), ops in sorted(groups.items(), key=lambda g: -sum(g[1].values())):
+        names = ", ".join(name for name, _ in ops.most_common(6))
+        more = f", ... ({len(ops)})" if len(ops) > 6 else ""
+        lines.append(f"{sum(ops.values()):>6}  {category:<12} {text}\n        {names}{more}")
+    return lines
+
+
+def summary(results: list[runner.Result]) -> list[str]:
+    """The table of totals and the categories."""
+    lines = [f"{'variant':<14}{'samples':>9}{'failed':>8}{'excepted':>10}{'passed':>10}"]
+    for variant, (samples, failed, forgiven) in totals(results).items():
+        share = 100.0 * (samples - failed) / samples if samples else 100.0
+        lines.append(f"{variant:<14}{samples:>9}{failed:>8}{forgiven:>10}{share:>9.2f}%")
+    kinds = collections.Counter(
+        category for r in results for category in {(i, c) for i, c, _ in r.failures}
+    )
+    counted: collections.Counter[str] = collections.Counter()
+    for (_, category), n in kinds.items():
+        counted[category] += n
+    if counted:
+        lines.append("categories: " + ", ".join(f"{c} {n}" for c, n in counted.most_common()))
+    unmade = [r for r in results if r.unmade]
+    for r in unmade:
+        lines.append(f"no samples: {r.op} {r.variant} {r.dtype}: {r.unmade.splitlines()[0]}")
+    return lines
+
+
+def _here(wanted: list[dict[str, object]], sample: int | None) -> None:
+    """Runs the requests in this process and prints what differs."""
+    from tests.opinfo import worker
+
+    class Quiet:
+        def write(self, request: int, index: int) -> None:
+            """Nobody watches."""
+
+    ops = worker.load_ops(runner.SOURCE)
+    torch.set_num_threads(1)
+    for request in wanted:
+        if sample is not None:
+            request["only"] = sample
+        answer = worker.run(ops[request["op"]], request, 0, Quiet())
+        print(f"{request['op']} {request['variant']} {request['dtype']}: {answer['samples']} run")
+        for index, category, text in answer["failures"]:
+            print(f"  #{index} {category}: {text}")
+
+
+def main() -> int:
+    """The command line. Exit status 1 when a failure is not on the list of exceptions."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--op", action="append", default=[], help="an operator; repeatable")
+    parser.add_argument("--variant", action="append", choices=check.ALL_VARIANTS, default=[])
+    parser.add_argument("--grad", action="store_true", help="short for --variant gradient")
+    parser.add_argument("--dtype", action="append", default=[], help="default float32")
+    parser.add_argument("--full", action="store_true", help="every dtype, second gradients too")
+    parser.add_argument("--sample", type=int, help="this sample only")
+    parser.add_argument("--here", action="store_true", help="in this process: for a debugger")
+    parser.add_argument("--by", choices=("op", "cause"), default="op")
+    parser.add_argument("--all", action="store_true", help="excepted failures too")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+
+    variants = args.variant or ([check.GRADIENT] if args.grad else None)
+    if variants is None:
+        variants = list(check.ALL_VARIANTS if args.full else check.VARIANTS)
+    dtypes: list[torch.dtype] | None = [getattr(torch, d) for d in args.dtype or ["float32"]]
+    if args.full and not args.dtype:
+        dtypes = None
+    wanted = runner.requests(runner.SOURCE, variants, dtypes, args.op)
+    if not wanted:
+        parser.error("no operator of that name, variant and dtype")
+    if args.here:
+        _here(wanted, args.sample)
+        return 0
+    if args.sample is not None:
+        for request in wanted:
+            request["only"] = args.sample
+    began = time.monotonic()
+
+    def show(done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done}/{of} {time.monotonic() - began:.0f} s ", end="", file=sys.stderr)
+
+    results = runner.run(wanted, jobs=args.jobs, progress=show)
+    if args.json:
+        json.dump([dataclasses.asdict(r) for r in results], sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join((by_cause if args.by == "cause" else by_op)(results, args.all)))
+        print("\n".join(summary(results)))
+        print(f"{time.monotonic() - began:.0f} s on {helpers.DEVICE}")
+    return int(any(not excepted(r, c) for r in results for _, c, _ in r.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

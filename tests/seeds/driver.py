@@ -1,0 +1,45 @@
+"""Runs one script unchanged, as `python driver.py SCRIPT [ARGUMENT...]`, and reports on it.
+
+Seeds torch before, notes when each line was printed, and prints a last line with what is known
+afterwards: REPORT and a JSON object.
+"""
+
+import builtins
+import json
+import os
+import runpy
+import sys
+import time
+
+import torch
+
+if os.environ.get("ACC_TEST_REGISTER") == "1" and not hasattr(torch, "acc"):
+    import torchacc_device  # noqa: F401  (where the package is not installed, nothing autoloads it)
+
+printed = []
+plain_print = builtins.print
+
+
+def noting_print(*values, **options):
+    # The loss in the line was read before this call: the work of its window is done.
+    printed.append(time.time())
+    plain_print(*values, **options, flush=True)
+
+
+torch.manual_seed(0)
+sys.argv = sys.argv[1:]
+builtins.print = noting_print
+names = runpy.run_path(sys.argv[0], run_name="__main__")
+builtins.print = plain_print
+
+parameters = list(names["model"].parameters())
+norm = torch.stack([p.detach().double().norm() for p in parameters]).norm().item()
+report = {
+    "device": str(names["device"]),
+    "parameters": sorted({str(p.device) for p in parameters}),
+    "gradients": sum(p.grad is not None for p in parameters) == len(parameters),
+    "norm": norm,
+    "printed": printed,
+    "loader": type(names["train_loader"]).__name__,
+}
+print("REPORT " + json.dumps(report))

@@ -1,0 +1,88 @@
+"""Takes the training scripts out of the documents, at test time; none of their text is kept here.
+
+The documents lie in `ACC_SEEDS_DIR`, by default `../shared/seeds` relative to the repository.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tests.helpers import ROOT
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class SeedError(Exception):
+    """A document is not as these tests know it. The text says what was looked for."""
+
+
+def folder() -> Path:
+    """Where the documents lie, whether they are there or not."""
+    chosen = os.environ.get("ACC_SEEDS_DIR", "")
+    return Path(chosen) if chosen else ROOT.parent / "shared" / "seeds"
+
+
+def document(number: str) -> str | None:
+    """The text of the document whose file name begins with `number`; None when it is not there."""
+    found = sorted(folder().glob(f"{number}*"))
+    return found[0].read_text(encoding="utf-8") if found else None
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return [body for kind, body in _FENCE.findall(text) if kind == language]
+
+
+def native_script(text: str) -> str:
+    """The script that a document starts from: its first Python block."""
+    found = blocks(text, "python")
+    if not found:
+        raise SeedError("the document has no Python block")
+    return found[0]
+
+
+def accelerated_script(text: str) -> str:
+    """The script with the three changed lines: the first diff's new side."""
+    for diff in blocks(text, "diff"):
+        if re.search(r"^\+ import torchacc$", diff, re.MULTILINE):
+            return new_side(diff)
+    raise SeedError("the document has no diff that adds `import torchacc`")
+
+
+def new_side(diff: str) -> str:
+    """What a diff leads to: added and unchanged lines, without their two-character margin."""
+    lines = []
+    for number, line in enumerate(diff.splitlines(), 1):
+        margin, rest = line[:2], line[2:]
+        if margin in ("  ", "+ ", "+", ""):
+            lines.append(rest)
+        elif margin[0] != "-":
+            raise SeedError(f"line {number} of the diff has the margin {margin!r}: {line!r}")
+    return "\n".join(lines) + "\n"
+
+
+def shrink(source: str, *, rows: int, side: int, epochs: int) -> str:
+    """The script with less data and fewer epochs: sizes are replaced in its text, nothing else.
+
+    `rows` images of `side` x `side` pixels. Raises SeedError when a size is not where it was.
+    """
+    for pattern, text, times in (
+        (r"\b6400\b", str(rows), 2),
+        (r"\b224, 224\b", f"{side}, {side}", 1),
+        (r"(?<=for epoch in range\()\d+(?=\):)", str(epochs), 1),
+    ):
+        source, count = re.subn(pattern, text, source)
+        if count != times:
+            raise SeedError(f"{pattern} occurs {count} times in the script, not {times}")
+    return source
+
+
+def on_device(source: str, device: str) -> str:
+    """The native script with its line `device = ...` choosing `device`."""
+    line = f'device = torch.device("{device}")'
+    source, count = re.subn(r"^device = torch\.device\(.*\)$", line, source, flags=re.MULTILINE)
+    if count != 1:
+        raise SeedError(f"the script chooses its device on {count} lines, not on one")
+    return source

@@ -1,0 +1,36 @@
+"""Our own script with the sequence of calls of the documents' accelerated one."""
+
+import time
+
+import torch
+import torchacc
+import torchvision
+
+rows_per_batch, every = 32, 20
+images = torch.rand(1920, 3, 32, 32)
+classes = torch.randint(0, 7, (1920,))
+data = torch.utils.data.TensorDataset(images, classes)
+train_loader = torch.utils.data.DataLoader(
+    data, batch_size=rows_per_batch, shuffle=True, num_workers=2
+)
+
+model = torchvision.models.resnet18()
+model.fc = torch.nn.Linear(model.fc.in_features, 7)
+
+model, train_loader = torchacc.accelerate(model, train_loader)
+device = model.device
+criterion = torch.nn.CrossEntropyLoss()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+for epoch in range(2):
+    model.train()
+    begin = time.time()
+    for step, (x, y) in enumerate(train_loader, 1):
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if step % every == 0:
+            rate = rows_per_batch * every / (time.time() - begin)
+            print(f"Epoch: {epoch}, Step: {step}, Loss: {loss:.4f}, Throughputs: {rate:.4f}")
+            begin = time.time()

@@ -1,0 +1,35 @@
+"""torchacc: trains unchanged PyTorch programs on the lazy device `acc`.
+
+import torchacc
+model, loader = torchacc.accelerate(model, loader)
+device = model.device
+"""
+
+# What torchacc_device/_foreign.py looks for, to tell this package from others of its name.
+__acc_front_end__ = True
+
+import torch  # noqa: F401  (first: the device's libraries link against torch's)
+
+import torchacc_device  # noqa: F401  (registers the device)
+from torchacc.accelerate import accelerate
+from torchacc.boundary import install_hooks as _install_hooks
+from torchacc.boundary import mark_step, sync
+from torchacc.config import Config
+from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
+from torchacc.loader import AsyncLoader
+from torchacc_device._build_info import VERSION as __version__
+
+_install_hooks()
+
+__all__ = [
+    "AsyncLoader",
+    "Config",
+    "__version__",
+    "accelerate",
+    "fetch_gradients",
+    "is_lazy_device",
+    "is_lazy_tensor",
+    "lazy_device",
+    "mark_step",
+    "sync",
+]

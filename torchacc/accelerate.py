@@ -1,0 +1,158 @@
+"""`torchacc.accelerate`: the one call that puts a model and its loader on the lazy device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from torchacc.boundary import install_hooks
+from torchacc.checkpoint import gradient_checkpoint
+from torchacc.config import Config
+from torchacc.device import is_lazy_device, lazy_device
+from torchacc.loader import AsyncLoader, check_iterable
+from torchacc.logger import logger
+
+
+@overload
+def accelerate(
+    model: nn.Module, loader: None = None, config: Config | None = None
+) -> nn.Module: ...
+
+
+@overload
+def accelerate(
+    model: nn.Module, loader: Iterable[Any], config: Config | None = None
+) -> tuple[nn.Module, AsyncLoader]: ...
+
+
+@overload
+def accelerate(
+    model: nn.Module, *, dataloader: Iterable[Any], config: Config | None = None
+) -> tuple[nn.Module, AsyncLoader]: ...
+
+
+def accelerate(
+    model: nn.Module,
+    loader: Iterable[Any] | None = None,
+    config: Config | None = None,
+    *,
+    dataloader: Iterable[Any] | None = None,
+) -> nn.Module | tuple[nn.Module, AsyncLoader]:
+    """Prepares a model, and the loader that feeds it, for training on the lazy device.
+
+    The model is moved in place (its Parameters stay the same objects, so an optimizer that was
+    built before goes on working) and has an attribute `device` afterwards. The loader is wrapped in
+    an `AsyncLoader`: its batches arrive on the device. Nothing is done twice: a model or a loader
+    that comes from an earlier call, for example with a second loader for validation, is taken as it
+    is.
+
+    Args:
+        model: on the CPU, or on a lazy device already.
+        loader: an iterable of batches, usually a `torch.utils.data.DataLoader`.
+        config: the options; None is `Config()`. It is not changed.
+        dataloader: another name of `loader`.
+
+    Returns:
+        The model; with a loader the pair (model, loader).
+
+    Raises:
+        TypeError: the model is no Module, the loader cannot be iterated, the config is no Config.
+        ValueError: a parameter or buffer lies on a device from which it cannot come, or the config
+            contradicts itself.
+        NotImplementedError: the config asks for what this version cannot do; the field is named.
+    """
+    if dataloader is not None:
+        if loader is not None:
+            raise TypeError("[accelerate] loader and dataloader are the same: pass one of them.")
+        loader = dataloader
+    if not isinstance(model, nn.Module):
+        swapped = isinstance(loader, nn.Module)
+        raise TypeError(
+            f"[accelerate] the model is a {type(model).__name__}, not a torch.nn.Module. "
+            + ("The model comes first, then the loader." if swapped else "Pass the model itself.")
+        )
+    if config is None:
+        config = Config()
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"[accelerate] config is a {type(config).__name__}, not a torchacc.Config. "
+            "Make one with torchacc.Config() and set its fields."
+        )
+    config.validate()
+    device = _device_of(model)
+    # Everything that can be refused is refused before anything is changed.
+    wrapped = None if loader is None else _wrap(loader, device, config)
+
+    install_hooks()
+    if config.memory.gc:
+        count = gradient_checkpoint(model, config.memory.gc_cls or (), config.memory.gc_cnt)
+        logger.info("%d modules are checkpointed", count)
+    model.to(device)
+    _set_device(model, device)
+    return model if wrapped is None else (model, wrapped)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield f"parameter {name}", parameter
+    for name, buffer in model.named_buffers():
+        yield f"buffer {name}", buffer
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """The lazy device that the model is on, else the current one. Raises ValueError."""
+    device: torch.device | None = None
+    for name, tensor in _tensors(model):
+        here = tensor.device
+        if here.type == "cpu":
+            continue
+        if here.type == "meta":
+            raise ValueError(
+                f"[accelerate] {name} is on the meta device and has no values. Give it some first "
+                "(model.to_empty(device='cpu') and an initialisation, or load a state_dict)."
+            )
+        if not is_lazy_device(here):
+            raise ValueError(
+                f"[accelerate] {name} is on {here}. Leave the model on the CPU, or move it there "
+                "(model.cpu()), before calling accelerate."
+            )
+        if device is not None and here != device:
+            raise ValueError(
+                f"[accelerate] {name} is on {here}, and other parameters are on {device}. A model "
+                "lies on one device: move it (model.cpu()) before calling accelerate."
+            )
+        device = here
+    return lazy_device() if device is None else device
+
+
+def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncLoader:
+    if isinstance(loader, AsyncLoader):
+        if loader.device != device:
+            raise ValueError(
+                f"[accelerate] the loader already delivers to {loader.device}, and the model goes "
+                f"to {device}. Pass the loader that it was made from."
+            )
+        return loader
+    check_iterable(loader, "accelerate")
+    options = config.dataloader
+    return AsyncLoader(
+        loader,
+        device,
+        buckets=options.buckets,
+        max_length=options.max_length,
+        num_buckets=options.num_buckets,
+        pad_value_dict=options.pad_value_dict,
+    )
+
+
+def _set_device(model: nn.Module, device: torch.device) -> None:
+    """Gives the model an attribute `device`, unless its class computes one."""
+    stale = model.__dict__.get("device")
+    if isinstance(stale, (torch.device, str)):
+        # The model's own note of where it is; left alone it would send its inputs to the CPU.
+        model.device = device if isinstance(stale, torch.device) else str(device)  # type: ignore
+    elif not hasattr(model, "device"):
+        model.device = device  # type: ignore[assignment]

@@ -1,0 +1,66 @@
+"""Gradient checkpointing by class name: modules recompute in backward what they did not keep."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class _Checkpointed:
+    """The `forward` of one module, run under torch.utils.checkpoint.
+
+    An object and not a closure, so that the module can still be copied and pickled; stored on the
+    module and not wrapped around it, so that the names in its state_dict stay as they are.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        # Imported on use: torch.utils.checkpoint is not part of `import torch` in every version.
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)
+
+
+def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:
+    """Checkpoints the modules of `model` whose class has one of the names in `gc_cls`.
+
+    Args:
+        model: changed in place; its parameters and the keys of its state_dict are not.
+        gc_cls: class names without module path, for example {"Bottleneck"}.
+        gc_cnt: only the first so many of these modules, in the order of `model.modules()`.
+
+    Returns:
+        How many modules are checkpointed now. One that already was is not wrapped again.
+
+    Raises:
+        ValueError: no module of `model` has a class of one of the names.
+    """
+    names = set(gc_cls)
+    modules = [module for module in model.modules() if type(module).__name__ in names]
+    missing = names - {type(module).__name__ for module in modules}
+    if missing:
+        raise ValueError(_no_such_class(model, min(missing)))
+    for module in modules[:gc_cnt]:
+        if not isinstance(module.forward, _Checkpointed):
+            module.forward = _Checkpointed(module.forward)  # type: ignore[method-assign]
+    return len(modules[:gc_cnt])
+
+
+def _no_such_class(model: nn.Module, name: str) -> str:
+    classes = sorted({type(module).__name__ for module in model.modules()})
+    close = difflib.get_close_matches(name, classes, n=1, cutoff=0.6)
+    advice = f"Did you mean {close[0]!r}?" if close else "It has: " + ", ".join(classes)
+    return f"[gradient_checkpoint] the model has no module of class {name!r}. {advice}"

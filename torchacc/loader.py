@@ -1,0 +1,358 @@
+"""AsyncLoader: batches are copied to the device by a thread of their own, ahead of the training."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import dataclasses
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch.utils.data
+from torch import Tensor
+
+from torchacc.bucketing import DEFAULT_BUCKETS, Bucketing, uniform_buckets
+from torchacc.device import is_lazy_device, lazy_device
+from torchacc_device import _boundary
+
+# A thread that waits for a slow data set when the process ends is left behind after so long.
+_SECONDS_TO_END = 5.0
+
+
+def check_iterable(loader: object, where: str) -> None:
+    """Raises TypeError, which names `where`, unless `loader` can be iterated batch by batch."""
+    if isinstance(loader, Iterable):
+        return
+    is_dataset = isinstance(loader, torch.utils.data.Dataset)
+    raise TypeError(
+        f"[{where}] the loader is a {type(loader).__name__}, which "
+        + (
+            "is a data set: wrap it in a torch.utils.data.DataLoader."
+            if is_dataset
+            else "cannot be iterated. Pass a DataLoader or another iterable of batches."
+        )
+    )
+
+
+def move_to_device(batch: Any, device: torch.device) -> Any:
+    """`batch` with every tensor in it on `device`; what holds no tensor is passed through.
+
+    Goes into tuples, named tuples, lists, mappings and dataclass objects, which are copied, not
+    changed. Anything else that has a method `to` (a packed sequence, a tokenizer's batch) is asked.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if batch is None or isinstance(batch, (str, bytes, int, float, complex, type)):
+        return batch
+    if isinstance(batch, tuple) and type(batch) is not tuple and not hasattr(batch, "to"):
+        moved = [move_to_device(item, device) for item in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    if type(batch) in (tuple, list):
+        return type(batch)(move_to_device(item, device) for item in batch)
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        moved = {key: move_to_device(value, device) for key, value in batch.items()}
+        return moved if type(batch) is dict else _rebuilt_mapping(batch, moved)
+    if isinstance(batch, (list, deque)):
+        rebuilt = copy.copy(batch)
+        for index, item in enumerate(batch):
+            rebuilt[index] = move_to_device(item, device)
+        return rebuilt
+    if dataclasses.is_dataclass(batch):
+        rebuilt = copy.copy(batch)
+        for entry in dataclasses.fields(batch):
+            if hasattr(batch, entry.name):
+                value = move_to_device(getattr(batch, entry.name), device)
+                object.__setattr__(rebuilt, entry.name, value)  # frozen ones too
+        return rebuilt
+    return batch
+
+
+def _rebuilt_mapping(batch: Any, moved: dict[Any, Any]) -> Any:
+    """A mapping of the type of `batch` that holds `moved`; a dict if the type cannot be written."""
+    if not hasattr(type(batch), "__setitem__"):
+        return moved
+    rebuilt = copy.copy(batch)
+    for key, value in moved.items():
+        rebuilt[key] = value
+    return rebuilt
+
+
+class _Channel:
+    """What the thread of one iteration and its consumer share. Every wait sleeps on a condition."""
+
+    def __init__(self, slots: int) -> None:
+        self._changed = threading.Condition()
+        self._slots = slots
+        self._batches: deque[Any] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+
+    def wait_for_slot(self) -> bool:
+        """Waits until another batch may be fetched; False when nobody wants one any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._batches) < self._slots)
+            return not self._closed
+
+    def put(self, batch: Any) -> None:
+        with self._changed:
+            if not self._closed:
+                self._batches.append(batch)
+                self._changed.notify_all()
+
+    def end(self, error: BaseException | None) -> None:
+        with self._changed:
+            if not self._closed:
+                self._error = error
+            self._ended = True
+            self._changed.notify_all()
+
+    def get(self) -> Any:
+        """The next batch; raises what the thread raised, or StopIteration, after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
+            if self._batches:
+                batch = self._batches.popleft()
+                self._changed.notify_all()
+                return batch
+            error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._batches.clear()
+            self._error = None
+            self._changed.notify_all()
+
+
+def _fetch(channel: _Channel, batches: list[Iterator[Any]], convert: Callable[[Any], Any]) -> None:
+    """The thread: fetches and converts batches until they end or nobody wants them."""
+    # The list hands the iterator over: the consumer's frame must not keep the worker processes.
+    iterator = batches.pop()
+    error = None
+    try:
+        while channel.wait_for_slot():
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            channel.put(convert(batch))
+            del batch  # a batch that was handed out must not live on in this frame
+    except BaseException as caught:  # whatever it is, it belongs to the training loop
+        error = caught
+    # Ends the worker processes of a DataLoader before the consumer learns of the end.
+    del iterator
+    channel.end(error)
+    error = None  # its traceback holds this frame
+
+
+class _Iteration:
+    """One pass over the batches. The thread does not refer to it: dropping it ends the thread."""
+
+    def __init__(self, loader: AsyncLoader) -> None:
+        self._channel = _Channel(loader.device_prefetch_size)
+        # Here and not in the thread: this forks the worker processes of a DataLoader, and a fork
+        # belongs to the thread that runs the training, at a point where it holds no lock.
+        self._inner: list[Iterator[Any]] = [iter(loader._loader)]
+        self._convert = loader._convert
+        self._thread: threading.Thread | None = None
+        self._marks = is_lazy_device(loader.device)
+        self._batches_per_step = loader.batches_per_execution
+        self._handed_out = 0
+        self._loops: _boundary.Loops | None = None
+        self._process = os.getpid()
+        _live.add(self)
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._thread is None:
+            # Not before the first batch is asked for: sampler and data set draw their first random
+            # numbers while the training thread waits here, so their order is always the same.
+            self._thread = threading.Thread(
+                target=_fetch,
+                args=(self._channel, self._inner, self._convert),
+                name="AsyncLoader",
+                daemon=True,
+            )
+            self._thread.start()
+        marked = self._marks and self._handed_out % self._batches_per_step == 0
+        if marked:
+            # Before the wait for the batch: the step just recorded runs while we wait.
+            self._loops = _boundary.loops()
+            _boundary.loader_batch(self._loops, id(self))
+        try:
+            batch = self._channel.get()
+        except StopIteration:
+            self._leave_loop()
+            if self._marks and not marked:
+                _boundary.mark_step()
+            raise
+        except BaseException:
+            self._leave_loop()
+            raise
+        self._handed_out += 1
+        return batch
+
+    def _leave_loop(self) -> None:
+        if self._loops is not None:
+            _boundary.loader_end(self._loops, id(self))
+
+    def close(self, seconds: float | None = None) -> None:
+        """Ends the thread and waits for it, at most `seconds`; no batch comes after this."""
+        self._channel.close()
+        self._leave_loop()
+        thread = self._thread
+        if thread is None:
+            self._inner.clear()
+        elif thread is not threading.current_thread():
+            thread.join(seconds)
+
+    def __del__(self) -> None:
+        # A constructor that raised leaves no thread, and a forked process has none: there the lock
+        # of the channel may be held for ever.
+        if getattr(self, "_process", None) == os.getpid():
+            self.close(_SECONDS_TO_END)
+
+
+_live: weakref.WeakSet[_Iteration] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    # A daemon thread that is still copying when the interpreter goes away brings the process down.
+    for iteration in list(_live):
+        iteration.close(_SECONDS_TO_END)
+
+
+class AsyncLoader:
+    """Wraps a loader: its batches arrive on `device`, copied ahead by a background thread.
+
+    Handing out a batch is the boundary between two training steps. A new iteration begins with
+    every `iter()`; leaving one early (`break`, an exception) ends its thread. What a worker raises
+    is raised in the training loop with the worker's traceback. Attributes that are not listed here
+    are those of the wrapped loader (`dataset`, `sampler`, `batch_size`, ...).
+
+    Random numbers that a data set draws from torch's CPU generator without worker processes are
+    drawn ahead of the training. A wrapped one-shot iterator loses, on an early exit, the at most
+    `device_prefetch_size` batches that were fetched ahead.
+
+    Args:
+        loader: anything that can be iterated; usually a `torch.utils.data.DataLoader`.
+        device: where the tensors go; None is the lazy device.
+        buckets: lengths to pad to, see `torchacc.bucketing.Bucketing`; for mapping batches.
+        max_length: without `buckets`, pads to `num_buckets` equal lengths up to this.
+        num_buckets: 8 if None.
+        pad_value_dict: what the padding of each key holds; None is input_ids 0, attention_mask 0,
+            labels -100.
+        device_prefetch_size: how many batches may be ahead of the one in use, at least 1.
+        batches_per_execution: one step boundary for so many batches (gradient accumulation).
+        loader_prefetch_size, host_to_device_transfer_threads, batchdim: taken for compatibility and
+            without effect: one thread fetches and copies, in order.
+        input_sharding: not available in this version.
+
+    Raises:
+        TypeError: `loader` cannot be iterated.
+        ValueError: a number is too small.
+        NotImplementedError: `input_sharding` is given.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        device: torch.device | str | int | None = None,
+        buckets: list[int] | None = None,
+        max_length: int | None = None,
+        num_buckets: int | None = None,
+        pad_value_dict: Mapping[str, float] | None = None,
+        *,
+        device_prefetch_size: int = 2,
+        batches_per_execution: int = 1,
+        loader_prefetch_size: int = 8,
+        host_to_device_transfer_threads: int = 1,
+        batchdim: int = 0,
+        input_sharding: object = None,
+    ) -> None:
+        check_iterable(loader, "AsyncLoader")
+        if input_sharding is not None:
+            raise NotImplementedError(
+                "[AsyncLoader] input_sharding is not available in this version. Leave it None."
+            )
+        sizes = {
+            "device_prefetch_size": device_prefetch_size,
+            "batches_per_execution": batches_per_execution,
+            "max_length": max_length,
+            "num_buckets": num_buckets,
+        }
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"[AsyncLoader] {name} = {size}: should be at least 1.")
+        self._loader = loader
+        self.device = lazy_device() if device is None else _with_index(torch.device(device))
+        self.device_prefetch_size = device_prefetch_size
+        self.batches_per_execution = batches_per_execution
+        if buckets is None and max_length is not None:
+            buckets = uniform_buckets(max_length, num_buckets or DEFAULT_BUCKETS)
+        if buckets is not None and (not buckets or min(buckets) < 1):
+            raise ValueError(f"[AsyncLoader] buckets = {buckets}: should be lengths of at least 1.")
+        self._convert = _Convert(
+            self.device, None if buckets is None else Bucketing(buckets, pad_value_dict)
+        )
+        self._last: weakref.ref[_Iteration] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        last = self._last() if self._last is not None else None
+        if last is not None and getattr(self._loader, "persistent_workers", False):
+            # The loader will start over with the same workers; two threads must not ask them.
+            last.close()
+        iteration = _Iteration(self)
+        self._last = weakref.ref(iteration)
+        return iteration
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        # Copy and pickle ask before there is an object.
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+    def __repr__(self) -> str:
+        return f"AsyncLoader({self._loader!r}, device={str(self.device)!r})"
+
+
+class _Convert:
+    """What the thread does to each batch."""
+
+    def __init__(self, device: torch.device, bucketing: Bucketing | None) -> None:
+        self._device = device
+        self._bucketing = bucketing
+
+    def __call__(self, batch: Any) -> Any:
+        if self._bucketing is not None:
+            batch = self._bucketing.pad(batch)
+        return move_to_device(batch, self._device)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """A device without an index means the current one, and each thread has its own current one."""
+    if is_lazy_device(device) and device.index is None:
+        return lazy_device()
+    return device

@@ -1,0 +1,139 @@
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/ones.h>
+
+#include <chrono>
+#include <string>
+
+#include "csrc/aten/record_kernel.h"
+#include "csrc/aten/schema.h"
+#include "csrc/aten/strides.h"
+#include "csrc/base/env.h"
+#include "csrc/base/stats.h"
+#include "csrc/runtime/gil.h"
+#include "csrc/runtime/register.h"
+#include "lazy/record/infer.h"
+#include "lazy/record/recorder.h"
+#include "lazy/session.h"
+#include "torchacc_device/csrc/locator.h"
+#include "torchacc_device/csrc/runtime_bindings.h"
+
+namespace py = pybind11;
+
+namespace acc {
+namespace {
+
+using record::FlushReason;
+
+FlushReason reason_of(const std::string& name) {
+  if (name == "explicit") return FlushReason::kExplicit;
+  if (name == "step") return FlushReason::kStep;
+  if (name == "loader") return FlushReason::kLoader;
+  if (name == "pointer") return FlushReason::kPointer;
+  if (name == "read") return FlushReason::kRead;
+  throw py::value_error("flush: unknown reason '" + name +
+                        "'; use explicit, step, loader, pointer or read");
+}
+
+void install_python() {
+  runtime::Gil gil;
+  gil.held = [] { return PyGILState_Check() != 0 && Py_IsInitialized() != 0; };
+  gil.release = [] { return static_cast<void*>(PyEval_SaveThread()); };
+  gil.acquire = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); };
+  runtime::install_gil(gil);
+  if (base::env::source_lines()) record::install_locator(&bindings::locate);
+}
+
+// Seconds that `n` recorded additions of 4x4 tensors take through the dispatcher below autograd, in
+// steps of `step` that follow one plan. The steps' execution is not counted.
+double bench_record(int64_t n, int64_t step) {
+  py::gil_scoped_release release;
+  at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor a = at::ones({4, 4}, at::TensorOptions().device("acc"));
+  const at::Tensor b = at::ones({4, 4}, at::TensorOptions().device("acc"));
+  session::flush(-1, FlushReason::kExplicit);
+  double seconds = 0;
+  constexpr int kWarmUp = 3;  // build the plan, meet it again, follow it
+  for (int64_t done = -kWarmUp * step; done < n; done += step) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < step; ++i) at::add(a, b);
+    const auto end = std::chrono::steady_clock::now();
+    if (done >= 0) seconds += std::chrono::duration<double>(end - begin).count();
+    session::flush(-1, FlushReason::kExplicit);
+  }
+  return seconds;
+}
+
+py::dict stats() {
+  py::dict result;
+  for (const auto& [name, value] : base::snapshot_counters()) result[py::str(name)] = value;
+  return result;
+}
+
+void bind_session(py::module_& m) {
+  m.def(
+      "flush",
+      [](int device, const std::string& reason) {
+        session::flush(static_cast<c10::DeviceIndex>(device), reason_of(reason));
+      },
+      py::arg("device") = -1, py::arg("reason") = "explicit",
+      "Submits what is pending on a device (all: -1).");
+  m.def(
+      "alias",
+      [](const at::Tensor& tensor) {
+        if (tensor.device().type() != c10::DeviceType::PrivateUse1) {
+          throw py::type_error("alias: expected an acc tensor, got one on " +
+                               tensor.device().str());
+        }
+        py::gil_scoped_release release;
+        return session::alias(tensor, FlushReason::kPointer);
+      },
+      py::arg("tensor"), "The CPU or CUDA tensor that shares the memory of an acc tensor.");
+  m.def("pending", [](int device) {
+    return record::recorder(static_cast<c10::DeviceIndex>(device)).pending();
+  });
+  m.def("stats", &stats, "All counters by name.");
+  m.def("reset_stats", &base::reset_counters);
+  m.def("ops", &aten::describe_ops, "The recorded operators with the roles of their arguments.");
+  m.def("plan_text", [](int device) {
+    return session::last_plan(static_cast<c10::DeviceIndex>(device));
+  });
+  m.def("release_memory", [](int device) {
+    py::gil_scoped_release release;
+    session::release_memory(static_cast<c10::DeviceIndex>(device));
+  });
+  m.def("forget_inferences", &record::forget_inferences);
+  m.def("bench_record", &bench_record, py::arg("n"), py::arg("step") = 1000);
+  m.def("stop", [] {
+    py::gil_scoped_release release;
+    session::stop();
+  });
+  m.def("mode", [] { return std::string(base::env::name(base::env::mode())); });
+  m.def("environment", [] {
+    py::list rows;
+    for (const auto& row : base::env::table()) {
+      rows.append(py::make_tuple(row.name, row.type, row.allowed, row.default_value, row.doc));
+    }
+    return rows;
+  });
+  m.def("unknown_environment", &base::env::unknown);
+}
+
+}  // namespace
+}  // namespace acc
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The acc device: registration and the functions behind torch.acc and torchacc.";
+  acc::base::env::validate();
+  acc::runtime::register_runtime();
+  acc::record::register_storage();
+  acc::aten::register_recorded_ops();
+  acc::aten::register_stride_rules();
+  acc::session::start();
+  acc::install_python();
+  acc::bindings::bind_runtime(m);
+  acc::bind_session(m);
+}

@@ -1,0 +1,196 @@
+#include "torchacc_device/csrc/runtime_bindings.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "csrc/runtime/address_space.h"
+#include "csrc/runtime/allocator.h"
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/fork.h"
+#include "csrc/runtime/generator.h"
+#include "csrc/runtime/nvidia.h"
+#include "csrc/runtime/pinned.h"
+
+namespace acc::bindings {
+namespace {
+
+namespace py = pybind11;
+using c10::DeviceIndex;
+using runtime::backend;
+
+// torch's translation of errors and warnings, with or without the interpreter lock.
+template <class Function>
+auto guarded(Function function) {
+  return torch::wrap_pybind_function(std::move(function));
+}
+template <class Function>
+auto unlocked(Function function) {
+  return torch::wrap_pybind_function_no_gil(std::move(function));
+}
+
+using MemoryRow = std::pair<std::string, int64_t>;
+
+void add_stat(std::vector<MemoryRow>& rows, const std::string& name,
+              const c10::CachingAllocator::StatArray& stats) {
+  const c10::CachingAllocator::Stat& all = stats[0];
+  rows.emplace_back(name + ".current", all.current);
+  rows.emplace_back(name + ".peak", all.peak);
+  rows.emplace_back(name + ".allocated", all.allocated);
+  rows.emplace_back(name + ".freed", all.freed);
+}
+
+std::vector<MemoryRow> memory_rows(DeviceIndex device) {
+  const auto stats = runtime::device_allocator().getDeviceStats(device);
+  std::vector<MemoryRow> rows;
+  add_stat(rows, "allocation", stats.allocation);
+  add_stat(rows, "allocated_bytes", stats.allocated_bytes);
+  add_stat(rows, "reserved_bytes", stats.reserved_bytes);
+  add_stat(rows, "active_bytes", stats.active_bytes);
+  rows.emplace_back("num_alloc_retries", stats.num_alloc_retries);
+  rows.emplace_back("num_ooms", stats.num_ooms);
+  return rows;
+}
+
+std::vector<MemoryRow> host_memory_rows() {
+  const at::HostStats stats = runtime::pinned_allocator().get_stats();
+  const auto add = [](std::vector<MemoryRow>& rows, const std::string& name,
+                      const c10::CachingAllocator::Stat& stat) {
+    rows.emplace_back(name + ".current", stat.current);
+    rows.emplace_back(name + ".peak", stat.peak);
+    rows.emplace_back(name + ".allocated", stat.allocated);
+    rows.emplace_back(name + ".freed", stat.freed);
+  };
+  std::vector<MemoryRow> rows;
+  add(rows, "active_requests", stats.active_requests);
+  add(rows, "active_bytes", stats.active_bytes);
+  add(rows, "allocations", stats.allocations);
+  add(rows, "allocated_bytes", stats.allocated_bytes);
+  rows.emplace_back("num_host_alloc", stats.num_host_alloc);
+  rows.emplace_back("num_host_free", stats.num_host_free);
+  return rows;
+}
+
+py::dict as_dict(const std::vector<MemoryRow>& rows) {
+  py::dict result;
+  for (const auto& [name, value] : rows) result[py::str(name)] = value;
+  return result;
+}
+
+void bind_devices(py::module_& m) {
+  m.def("init", unlocked([] {
+          runtime::note_use();
+          backend();
+        }),
+        "Chooses the executor and makes the device ready. Throws where it cannot be used.");
+  m.def("is_initialized", guarded([] { return runtime::was_used() && !runtime::in_bad_fork(); }));
+  m.def("is_in_bad_fork", guarded([] { return runtime::in_bad_fork(); }));
+  m.def("device_count", unlocked([] { return static_cast<int>(backend().device_count()); }));
+  m.def("current_device", unlocked([] { return static_cast<int>(backend().current_device()); }));
+  m.def("set_device", unlocked([](DeviceIndex device) {
+          runtime::check_device(device);
+          backend().exchange_device(device);
+        }),
+        py::arg("device"));
+  m.def("exchange_device", unlocked([](DeviceIndex device) {
+          return static_cast<int>(device < 0 ? device : backend().exchange_device(device));
+        }),
+        py::arg("device"), "Makes a device current and returns the one that was; -1 does nothing.");
+  m.def("executor_name", unlocked([] { return std::string(backend().name()); }));
+  m.def("is_cuda_build", guarded([] { return runtime::cuda_backend() != nullptr; }));
+  m.def("synchronize", unlocked([](DeviceIndex device) { runtime::synchronize(device); }),
+        py::arg("device") = -1);
+  m.def(
+      "device_properties",
+      [](DeviceIndex device) {
+        const runtime::DeviceProperties found =
+            unlocked([](DeviceIndex index) { return backend().properties(index); })(device);
+        py::dict result;
+        result["name"] = found.name;
+        result["total_memory"] = found.total_memory;
+        result["major"] = found.major;
+        result["minor"] = found.minor;
+        result["multi_processor_count"] = found.multiprocessors;
+        return result;
+      },
+      py::arg("device"));
+  m.def("unusable_gpu",
+        guarded([](bool present, const std::string& driver_version, bool built_with_cuda,
+                   int cuda_version, int devices, bool none_visible, const std::string& error) {
+          return runtime::unusable_gpu({present, driver_version, built_with_cuda, cuda_version,
+                                        devices, error, none_visible})
+              .value_or("");
+        }),
+        py::arg("present"), py::arg("driver_version"), py::arg("built_with_cuda"),
+        py::arg("cuda_version"), py::arg("devices"), py::arg("none_visible"), py::arg("error"),
+        "Why a GPU that was found in this state cannot be used; empty if there is no problem.");
+  m.def("gpu_problem",
+        unlocked([] { return runtime::unusable_gpu(runtime::probe_gpu()).value_or(""); }),
+        "Why this machine's NVIDIA GPU cannot be used; empty if it can or if there is none.");
+}
+
+void bind_streams(py::module_& m) {
+  m.def("default_stream", unlocked([](DeviceIndex device) {
+          runtime::check_device(device);
+          const c10::StreamData3 data = backend().default_stream(device).pack3();
+          return std::make_tuple(data.stream_id, static_cast<int64_t>(data.device_index),
+                                 static_cast<int64_t>(data.device_type));
+        }),
+        py::arg("device"), "Stream id, device index and device type, as torch.Stream takes them.");
+  m.def("native_stream", unlocked([](int64_t id, DeviceIndex device) {
+          const c10::Stream stream(c10::Stream::UNSAFE, runtime::acc_device(device), id);
+          return reinterpret_cast<uintptr_t>(backend().native_stream(stream));
+        }),
+        py::arg("stream_id"), py::arg("device"), "The cudaStream_t as an integer; 0 on the host.");
+}
+
+void bind_memory(py::module_& m) {
+  m.def(
+      "memory_stats", [](DeviceIndex device) { return as_dict(unlocked(&memory_rows)(device)); },
+      py::arg("device"));
+  m.def("reset_peak_memory_stats",
+        unlocked([](DeviceIndex device) { runtime::device_allocator().resetPeakStats(device); }),
+        py::arg("device"));
+  m.def("reset_accumulated_memory_stats", unlocked([](DeviceIndex device) {
+          runtime::device_allocator().resetAccumulatedStats(device);
+        }),
+        py::arg("device"));
+  m.def("mem_get_info", unlocked([](DeviceIndex device) {
+          return runtime::device_allocator().getMemoryInfo(device);
+        }),
+        py::arg("device"), "Free and total bytes.");
+  m.def("empty_cache", unlocked([] { runtime::device_allocator().emptyCache(); }));
+  m.def("host_memory_stats", [] { return as_dict(unlocked(&host_memory_rows)()); });
+  m.def("reset_peak_host_memory_stats",
+        unlocked([] { runtime::pinned_allocator().reset_peak_stats(); }));
+  m.def("reset_accumulated_host_memory_stats",
+        unlocked([] { runtime::pinned_allocator().reset_accumulated_stats(); }));
+  m.def("is_reserved", guarded([](uintptr_t address) {
+          return runtime::reserved(reinterpret_cast<const void*>(address));
+        }),
+        py::arg("address"), "Whether an address belongs to a storage without memory.");
+}
+
+void bind_generators(py::module_& m) {
+  m.def("default_generator",
+        guarded([](DeviceIndex device) { return runtime::default_generator(device); }),
+        py::arg("device"));
+  m.def("manual_seed", guarded([](DeviceIndex device, uint64_t seed) {
+          runtime::default_generator(device).unsafeGetGeneratorImpl()->set_current_seed(seed);
+        }),
+        py::arg("device"), py::arg("seed"));
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  bind_devices(m);
+  bind_streams(m);
+  bind_memory(m);
+  bind_generators(m);
+}
+
+}  // namespace acc::bindings
