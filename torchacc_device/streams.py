@@ -42,57 +42,13 @@ class Stream(torch.Stream):
     # Streams that torch hands out were not made here.
     priority: int = 0
 
-    @property
-    def native_stream(self) -> int:
-        """The cudaStream_t as an integer; 0 on the host executor."""
-        return _C.native_stream(self.stream_id, self.device_index)
-
-    def record_event(self, event: torch.Event | None = None) -> torch.Event:
-        """Records `event` (None: a new one) at this point of the stream and returns it."""
-        event = Event() if event is None else event
-        event.record(self)
-        return event
-
-    def wait_stream(self, stream: torch.Stream) -> None:
-        """What is recorded from now on runs after what `stream` holds now."""
-        self.wait_event(stream.record_event())
-
     def __repr__(self) -> str:
         return f"torch.acc.Stream(device={self.device}, stream_id={self.stream_id})"
 
 
-class Event(torch.Event):
-    """An event of an acc device. `elapsed_time` needs `enable_timing` on both events.
-
-    `blocking` is accepted; waiting never spins. `interprocess` is not possible.
-    """
-
-    def __new__(
-        cls,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        *,
-        device: Device = None,
-    ) -> Event:
-        if interprocess:
-            raise RuntimeError(
-                "[torch.acc.Event] events cannot be shared between processes. "
-                "Leave interprocess out."
-            )
-        where = torch.device("acc", device_index(device))
-        return super().__new__(cls, device=where, enable_timing=enable_timing, blocking=blocking)
-
-    def record(self, stream: torch.Stream | None = None) -> None:
-        """Records the event in `stream` (None: the current one of the current device)."""
-        super().record(current_stream() if stream is None else stream)
-
-    def wait(self, stream: torch.Stream | None = None) -> None:
-        """Makes `stream` (None: the current one) wait for the event."""
-        super().wait(current_stream() if stream is None else stream)
-
-    def __repr__(self) -> str:
-        return f"torch.acc.Event(device={self.device}, event_id={self.event_id})"
+# The class itself: torch 2.11 compares types where it takes an event, so that it refuses instances of
+# subclasses. Its default device is the accelerator, which acc is.
+Event = torch.Event
 
 
 def _as_stream(stream: torch.Stream) -> Stream:

@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <cctype>
+#include <algorithm>
 #include <fstream>
 
 #include "csrc/base/check.h"
@@ -10,18 +10,15 @@
 namespace acc::runtime {
 namespace {
 
-// The first word of digits and dots: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15
-// ...".
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The first word of digits and dots in "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15".
 std::string read_driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
-  std::string word;
-  while (file >> word) {
-    const size_t dot = word.find('.');
-    if (dot == std::string::npos || dot == 0) continue;
-    bool digits = true;
-    for (const char c : word)
-      digits = digits && (std::isdigit(static_cast<unsigned char>(c)) || c == '.');
-    if (digits) return word;
+  for (std::string word; file >> word;) {
+    const bool number =
+        std::all_of(word.begin(), word.end(), [](char c) { return is_digit(c) || c == '.'; });
+    if (number && is_digit(word.front()) && word.find('.') != std::string::npos) return word;
   }
   return "";
 }
@@ -29,7 +26,7 @@ std::string read_driver_version() {
 int major_of(const std::string& version) {
   int major = 0;
   for (const char c : version) {
-    if (!std::isdigit(static_cast<unsigned char>(c))) break;
+    if (!is_digit(c)) break;
     major = major * 10 + (c - '0');
   }
   return major;

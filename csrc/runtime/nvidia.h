@@ -13,8 +13,8 @@ struct GpuProbe {
   int cuda_version = 0;  // of the build: 13000 is 13.0
   int devices = 0;       // that CUDA sees
   std::string error;     // what CUDA says when it sees none
-  bool none_visible =
-      false;  // CUDA works and has no device: the user hid them (CUDA_VISIBLE_DEVICES)
+  // CUDA works and has no device: the user hid them (CUDA_VISIBLE_DEVICES).
+  bool none_visible = false;
 };
 
 // Looks at this machine. Makes no CUDA context.

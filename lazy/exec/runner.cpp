@@ -201,8 +201,8 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
   // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
   // whoever caused the flush.
   c10::impl::ForceDispatchKeyGuard clean(
-      c10::DispatchKeySet(), c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                 c10::autocast_dispatch_keyset | c10::python_ks);
+      c10::default_included_set, c10::default_excluded_set |
+                                     c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   runtime::AmbientScope ambient;
   try {
     const c10::Device alias_device(

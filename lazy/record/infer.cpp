@@ -111,8 +111,8 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     // The Meta kernel sees what it would see below autograd in a fresh thread: modes, transforms
     // and autocast of the caller have acted already.
     c10::impl::ForceDispatchKeyGuard clean(
-        c10::DispatchKeySet(), c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                   c10::autocast_dispatch_keyset | c10::python_ks);
+        c10::default_included_set, c10::default_excluded_set |
+                                     c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     handle.callBoxed(stack);
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {

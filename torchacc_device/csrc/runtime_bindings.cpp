@@ -34,22 +34,21 @@ auto unlocked(Function function) {
 
 using MemoryRow = std::pair<std::string, int64_t>;
 
-void add_stat(std::vector<MemoryRow>& rows, const std::string& name,
-              const c10::CachingAllocator::StatArray& stats) {
-  const c10::CachingAllocator::Stat& all = stats[0];
-  rows.emplace_back(name + ".current", all.current);
-  rows.emplace_back(name + ".peak", all.peak);
-  rows.emplace_back(name + ".allocated", all.allocated);
-  rows.emplace_back(name + ".freed", all.freed);
+void add_rows(std::vector<MemoryRow>& rows, const std::string& name,
+              const c10::CachingAllocator::Stat& stat) {
+  rows.emplace_back(name + ".current", stat.current);
+  rows.emplace_back(name + ".peak", stat.peak);
+  rows.emplace_back(name + ".allocated", stat.allocated);
+  rows.emplace_back(name + ".freed", stat.freed);
 }
 
 std::vector<MemoryRow> memory_rows(DeviceIndex device) {
   const auto stats = runtime::device_allocator().getDeviceStats(device);
   std::vector<MemoryRow> rows;
-  add_stat(rows, "allocation", stats.allocation);
-  add_stat(rows, "allocated_bytes", stats.allocated_bytes);
-  add_stat(rows, "reserved_bytes", stats.reserved_bytes);
-  add_stat(rows, "active_bytes", stats.active_bytes);
+  add_rows(rows, "allocation.all", stats.allocation[0]);
+  add_rows(rows, "allocated_bytes.all", stats.allocated_bytes[0]);
+  add_rows(rows, "reserved_bytes.all", stats.reserved_bytes[0]);
+  add_rows(rows, "active_bytes.all", stats.active_bytes[0]);
   rows.emplace_back("num_alloc_retries", stats.num_alloc_retries);
   rows.emplace_back("num_ooms", stats.num_ooms);
   return rows;
@@ -57,18 +56,11 @@ std::vector<MemoryRow> memory_rows(DeviceIndex device) {
 
 std::vector<MemoryRow> host_memory_rows() {
   const at::HostStats stats = runtime::pinned_allocator().get_stats();
-  const auto add = [](std::vector<MemoryRow>& rows, const std::string& name,
-                      const c10::CachingAllocator::Stat& stat) {
-    rows.emplace_back(name + ".current", stat.current);
-    rows.emplace_back(name + ".peak", stat.peak);
-    rows.emplace_back(name + ".allocated", stat.allocated);
-    rows.emplace_back(name + ".freed", stat.freed);
-  };
   std::vector<MemoryRow> rows;
-  add(rows, "active_requests", stats.active_requests);
-  add(rows, "active_bytes", stats.active_bytes);
-  add(rows, "allocations", stats.allocations);
-  add(rows, "allocated_bytes", stats.allocated_bytes);
+  add_rows(rows, "active_requests", stats.active_requests);
+  add_rows(rows, "active_bytes", stats.active_bytes);
+  add_rows(rows, "allocations", stats.allocations);
+  add_rows(rows, "allocated_bytes", stats.allocated_bytes);
   rows.emplace_back("num_host_alloc", stats.num_host_alloc);
   rows.emplace_back("num_host_free", stats.num_host_free);
   return rows;
@@ -140,11 +132,6 @@ void bind_streams(py::module_& m) {
                                  static_cast<int64_t>(data.device_type));
         }),
         py::arg("device"), "Stream id, device index and device type, as torch.Stream takes them.");
-  m.def("native_stream", unlocked([](int64_t id, DeviceIndex device) {
-          const c10::Stream stream(c10::Stream::UNSAFE, runtime::acc_device(device), id);
-          return reinterpret_cast<uintptr_t>(backend().native_stream(stream));
-        }),
-        py::arg("stream_id"), py::arg("device"), "The cudaStream_t as an integer; 0 on the host.");
 }
 
 void bind_memory(py::module_& m) {
