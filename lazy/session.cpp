@@ -173,11 +173,9 @@ void Session::finish(const plan::Plan& plan, Trace& trace, exec::Outcome& outcom
 }
 
 void Session::flush(Recorder& recorder, FlushReason reason) {
-  // Released after the lock: the death of a storage may run Python code.
-  Trace trace;
   runtime::LockWithoutGil lock(recorder.mutex());
   if (recorder.pending() == 0) return;
-  trace = recorder.take();
+  Trace trace = recorder.take();
   count(Counter::Flushes);
   count(kReasonCounters[static_cast<size_t>(reason)]);
 
@@ -197,6 +195,7 @@ void Session::flush(Recorder& recorder, FlushReason reason) {
   device.expected = plan->next.lock();
   recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
   finish(*plan, trace, outcome);
+  recorder.recycle(std::move(trace));
 }
 
 std::string Session::last_plan(c10::DeviceIndex index) {

@@ -333,7 +333,7 @@ def differences(
                 found.append((kind, where + text))
         elif type(a) is not type(e):
             found.append(("type", f"{where}{type(a).__name__} instead of {type(e).__name__}"))
-        elif values and a != e and not (a != a and e != e):  # noqa: PLR0124 (NaN)
+        elif values and a != e and not (a != a and e != e):
             found.append(("value", f"{where}{a!r} instead of {e!r}"))
     return found
 

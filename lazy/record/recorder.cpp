@@ -230,10 +230,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   const size_t n_arguments = op.arguments.size();
   {
     runtime::LockWithoutGil lock(mutex_);
-    if (expected_ != nullptr) {
-      if (follow(op, ambient, stack)) return true;
-      stop_following();
-    }
+    if (expected_ != nullptr && follow(op, ambient, stack)) return true;
   }
 
   thread_local Call call;
@@ -252,6 +249,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
     for (const Inference::Resize& resize : inference->resizes) {
       resize_result((*stack)[base + resize.argument].toTensor(), resize.sizes, resize.strides);
     }
+    // With its final geometry the call may be the one that the plan expects.
     return record(op, handle, stack);
   }
   for (Call::Operand& operand : call.operands) {
@@ -261,6 +259,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   const uint32_t source = locate != nullptr ? locate() : 0;
 
   runtime::LockWithoutGil lock(mutex_);
+  if (expected_ != nullptr) stop_following();
   graph::Node node;
   node.op = &op;
   node.ambient = ambient;
@@ -593,13 +592,19 @@ Trace Recorder::take() {
       buffer.group_offset = first.written ? entry.byte_offset - first.byte_offset : 0;
     }
   }
-  entries_.clear();
-  values_.clear();
   graph_.clear();
   n_nodes_ = 0;
   expected_ = nullptr;
   number_ = next_trace++;
   return trace;
+}
+
+void Recorder::recycle(Trace&& trace) {
+  if (!entries_.empty() || !values_.empty()) return;
+  entries_ = std::move(trace.entries);
+  values_ = std::move(trace.values);
+  entries_.clear();
+  values_.clear();
 }
 
 }  // namespace acc::record

@@ -57,6 +57,10 @@ class Recorder {
   // Takes the trace; recording starts afresh. The caller holds the mutex.
   Trace take();
 
+  // Takes the room of a trace that was dealt with, so that a steady state allocates none. Holds the
+  // mutex.
+  void recycle(Trace&& trace);
+
   // The step that is expected next; valid until the next `expect`. Null: none. Holds the mutex.
   void expect(const graph::Graph* graph);
 

@@ -30,7 +30,7 @@ from tests.opinfo import exceptions
 
 Failure = tuple[str, str]
 
-# The operator on contiguous arguments; its gradient; its in-place form; the operator and its in-place
+# The operator on contiguous arguments; its gradient; its in-place form; operator and in-place
 # form on non-contiguous views; its out= form; arguments that it must refuse; its second gradient.
 FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, DOUBLE = (
     "forward",
@@ -72,9 +72,7 @@ def samples(op: OpInfo, variant: str, dtype: torch.dtype) -> Iterator[Any]:
     """The database's samples for a variant, on the CPU."""
     if variant == ERROR:
         return iter(op.error_inputs("cpu"))
-    return iter(
-        op.sample_inputs("cpu", dtype, requires_grad=variant in (GRADIENT, DOUBLE))
-    )
+    return iter(op.sample_inputs("cpu", dtype, requires_grad=variant in (GRADIENT, DOUBLE)))
 
 
 @dataclass
@@ -386,7 +384,11 @@ class Checker:
         if actual.error is None:
             # What runs late may raise late.
             late = attempt(helpers.synchronize)
-            when = f", only at the next synchronisation: {first_line(late.error)}" if late.error else ""
+            when = (
+                f", only at the next synchronisation: {first_line(late.error)}"
+                if late.error
+                else ""
+            )
             return [("accepts", f"the CPU raises {first_line(expected.error)}{when}")]
         theirs, mine = first_line(expected.error), first_line(actual.error)
         if type(actual.error) is not type(expected.error):
@@ -424,7 +426,11 @@ class Checker:
         if self.name in exceptions.METADATA_ONLY or self.uninitialised:
             return []
         views = self.variant in (FORWARD, VIEW)
-        if views and len(_sharing(made, a)) == len([t for t in made if t.numel()]) and not recorded.run_now:
+        if (
+            views
+            and len(_sharing(made, a)) == len([t for t in made if t.numel()])
+            and not recorded.run_now
+        ):
             return []  # every result is a view of an argument
         how = f"{recorded.run_now} run at once"
         if recorded.fallbacks:
@@ -442,8 +448,10 @@ def _neutral(message: str) -> str:
 def _cotangent(t: torch.Tensor, seed: int) -> torch.Tensor:
     """A cotangent that depends on the shape and the position only; drawn on the CPU."""
     g = torch.Generator().manual_seed(seed)
-    kind = t.dtype if t.dtype in (torch.float64, torch.complex128) else (
-        torch.complex64 if t.is_complex() else torch.float32
+    kind = (
+        t.dtype
+        if t.dtype in (torch.float64, torch.complex128)
+        else (torch.complex64 if t.is_complex() else torch.float32)
     )
     drawn = torch.randn(t.shape, generator=g, dtype=kind).to(t.dtype)
     if t.layout != torch.strided:

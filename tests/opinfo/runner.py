@@ -54,10 +54,10 @@ class _Worker:
     """One child process and its pipes."""
 
     def __init__(self, source: str, env: dict[str, str]) -> None:
-        self.progress = tempfile.NamedTemporaryFile(prefix="acc-opinfo-")  # noqa: SIM115
+        self.progress = tempfile.NamedTemporaryFile(prefix="acc-opinfo-")
         self.progress.write(bytes(RECORD.size))
         self.progress.flush()
-        self.errors = tempfile.TemporaryFile(prefix="acc-opinfo-")  # noqa: SIM115
+        self.errors = tempfile.TemporaryFile(prefix="acc-opinfo-")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.opinfo.worker", source, self.progress.name],
             cwd=helpers.ROOT,
@@ -217,9 +217,7 @@ def run(
                     if position >= len(wanted):
                         break
                     first = position
-                    while (
-                        position < len(wanted) and wanted[position]["op"] == wanted[first]["op"]
-                    ):
+                    while position < len(wanted) and wanted[position]["op"] == wanted[first]["op"]:
                         position += 1
                     last = position
                 for i in range(first, last):

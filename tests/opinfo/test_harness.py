@@ -22,9 +22,7 @@ def outcomes() -> dict[tuple[str, str], runner.Result]:
     patch.setattr(runner, "HANG_SECONDS", 3.0)
     wanted = runner.requests(SOURCE, [check.FORWARD, check.GRADIENT], [torch.float32], [])
     # A gradient that crashes or hangs adds nothing but time.
-    wanted = [
-        r for r in wanted if r["variant"] == check.FORWARD or r["op"] in ("good", "gradient")
-    ]
+    wanted = [r for r in wanted if r["variant"] == check.FORWARD or r["op"] in ("good", "gradient")]
     found = runner.run(wanted, source=SOURCE, env=helpers.child_env(ACC_TEST_DEVICE="cpu"))
     patch.undo()
     return {(r.op, r.variant): r for r in found}

@@ -121,7 +121,9 @@ def test_every_exception_is_needed(surveys):
     stale = []
     for e in exceptions.EXCEPTED:
         covered = [
-            d for op, v, d in run if (op, v) == (e.op, e.variant) and (not e.dtypes or d in e.dtypes)
+            d
+            for op, v, d in run
+            if (op, v) == (e.op, e.variant) and (not e.dtypes or d in e.dtypes)
         ]
         if not covered and not e.dtypes:
             stale.append(f"{e.op} {e.variant}: no such operator or variant")

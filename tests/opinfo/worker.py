@@ -46,7 +46,7 @@ class Progress:
 
 
 def load_ops(source: str) -> dict[str, Any]:
-    """The operators of a module's `op_db`, by full name. Raises ValueError for a name used twice."""
+    """The operators of a module's `op_db` by full name. ValueError for a name used twice."""
     ops: dict[str, Any] = {}
     database = importlib.import_module(source).op_db
     without_frozen_generators()

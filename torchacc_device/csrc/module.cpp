@@ -92,6 +92,9 @@ void bind_session(py::module_& m) {
         return session::alias(tensor, FlushReason::kPointer);
       },
       py::arg("tensor"), "The CPU or CUDA tensor that shares the memory of an acc tensor.");
+  m.def(
+      "mark_step", [] { session::flush(-1, FlushReason::kStep); },
+      "Ends the step being recorded on every device.");
   m.def("pending", [](int device) {
     return record::recorder(static_cast<c10::DeviceIndex>(device)).pending();
   });

@@ -1,0 +1,1 @@
+"""Short scripts that must give the same results on every device."""

@@ -1,0 +1,93 @@
+"""Runs programs in this process and appends their results to a file, one pickle per program.
+
+    python -m tests.programs.batch DEVICE FILE NAME ...
+
+Tensors are brought to the CPU; dtype, shape, strides, offset and requires_grad are kept beside
+their values. A program that raises leaves its exception. The parent sees from the file which
+program a crash was in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import random
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests import helpers
+
+
+@dataclass
+class Frozen:
+    """A tensor as a program returned it."""
+
+    values: torch.Tensor
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    requires_grad: bool
+    device: str
+
+
+@dataclass
+class Finished:
+    """What came of one program."""
+
+    name: str
+    result: Any = None
+    error: str = ""
+
+
+def freeze(leaf: Any) -> Any:
+    """A value that can be pickled and compared without the device."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf if isinstance(leaf, (int, float, bool, str, type(None), complex)) else str(leaf)
+    strided = leaf.layout == torch.strided
+    values = leaf.detach().cpu().resolve_conj().resolve_neg()
+    return Frozen(
+        values=values.contiguous().clone() if strided else values,
+        dtype=str(leaf.dtype),
+        shape=tuple(leaf.shape),
+        stride=tuple(leaf.stride()) if strided else (),
+        offset=leaf.storage_offset() if strided else 0,
+        requires_grad=leaf.requires_grad,
+        device=leaf.device.type,
+    )
+
+
+def run_program(name: str, device: str) -> Finished:
+    """Runs one program; never raises what the program raises."""
+    torch.manual_seed(0)
+    random.seed(0)
+    module = importlib.import_module(f"tests.programs.scripts.{name}")
+    try:
+        return Finished(name, helpers.tree_map(freeze, module.run(device)))
+    except Exception:  # a finding, told by the parent
+        return Finished(name, error=traceback.format_exc(limit=-4))
+
+
+def main() -> None:
+    """The command line."""
+    device, path, *names = sys.argv[1:]
+    if device != "cpu":
+        helpers.load_device()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with open(path, "ab", buffering=0) as file:
+        for name in names:
+            file.write(pickle.dumps(Finished(name, error="started")))
+            file.write(pickle.dumps(run_program(name, device)))
+
+
+if __name__ == "__main__":
+    # Through the module's own name, so that the parent can unpickle its classes.
+    from tests.programs import batch
+
+    batch.main()

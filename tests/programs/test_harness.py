@@ -1,0 +1,55 @@
+"""The harness of the programs: a wrong result, an exception and a crash are each told."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.programs import test_programs as harness
+from tests.programs.batch import run_program
+
+
+@pytest.fixture
+def good():
+    return run_program("view_chain_write", "cpu")
+
+
+def test_equal_results_pass(good):
+    harness._compare(run_program("view_chain_write", "cpu"), good)
+
+
+@pytest.mark.parametrize("what", ["values", "stride", "dtype", "count", "python", "error"])
+def test_differences_fail(good, what):
+    bad = copy.deepcopy(good)
+    if what == "values":
+        bad.result[0].values[0, 0] += 1
+    elif what == "stride":
+        bad.result[0].stride = (9, 9)
+    elif what == "dtype":
+        bad.result[0].dtype = "torch.float64"
+    elif what == "count":
+        bad.result.pop()
+    elif what == "python":
+        bad.result[-1] += 1
+    else:
+        bad.error = "raised"
+    with pytest.raises(AssertionError):
+        harness._compare(bad, good)
+
+
+def test_a_crash_is_one_program_and_the_others_go_on(tmp_path, monkeypatch):
+    folder = tmp_path / "crash"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import sys, types, os, signal\n"
+        "bad = types.ModuleType('tests.programs.scripts.crashes')\n"
+        "bad.run = lambda device: os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "sys.modules['tests.programs.scripts.crashes'] = bad\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    names = ["in_place_chain", "crashes", "view_chain_write"]
+    found = harness._batch("cpu", names, tmp_path)
+    assert "status -11" in found["crashes"].error
+    assert not found["in_place_chain"].error
+    assert not found["view_chain_write"].error
