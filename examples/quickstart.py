@@ -11,6 +11,7 @@ with an arrow (<--) in `main`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -248,6 +249,14 @@ if __name__ == "__main__":
     if parser.parse_args().eager:
         print(RESULT + json.dumps(main_eager()))
         sys.exit(0)
+    # Asked here, because the plain run takes a while and needs neither.
+    for package in ("torchacc", "torchacc_device", "sklearn"):
+        if importlib.util.find_spec(package) is None:
+            sys.exit(
+                f"quickstart: {package} cannot be imported by {sys.executable}. "
+                "`make quickstart` sets everything up; after `make develop`, run this with "
+                "PYTHONPATH=. (and with scikit-learn installed)."
+            )
     plain = run_eager()
     accelerated = main()
     print_table(plain, accelerated)

@@ -91,7 +91,7 @@ if [ "$disk" -gt 0 ]; then
   free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1048576) }')
   if [ "$free" -lt "$disk" ]; then
     refuse "$free GB are free on the disk of $root; $disk GB are needed (torch and its libraries" \
-      "5.1, its download 2.6, the build 1). Make room, or clone to a larger disk"
+      "5.1, its download 2.8, the build 1). Make room, or clone to a larger disk"
   fi
 fi
 

@@ -282,9 +282,16 @@ def choose_cuda(torch: Torch, environ: dict[str, str]) -> tuple[Cuda | None, str
 
 
 def find_tool(name: str) -> str | None:
-    """A program beside this interpreter (a pip package puts it there), else on PATH."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    """A program of this interpreter's packages, else on PATH.
+
+    Packages that .venv sees through another interpreter keep their programs beside that one.
+    """
+    folders = [Path(sys.executable).parent]
+    folders += [Path(p).parents[2] / "bin" for p in sys.path if p.endswith("site-packages")]
+    for folder in folders:
+        if os.access(folder / name, os.X_OK):
+            return str(folder / name)
+    return shutil.which(name)
 
 
 def find_cmake() -> str:

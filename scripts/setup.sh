@@ -34,7 +34,7 @@ usable() { [ -x "$py" ] && "$py" -m pip --version >/dev/null 2>&1; }
 torch=
 if usable; then torch=$(kept_torch "$py") || torch=; fi
 need=2
-if [ -z "$torch" ] && [ "$purpose" != lint ]; then need=9; fi
+if [ -z "$torch" ] && [ "$purpose" != lint ]; then need=10; fi
 python=$(sh scripts/check_machine.sh --disk $need "$wish") || exit 1
 python=${python#python: }
 cache=
@@ -75,7 +75,7 @@ if [ -z "$torch" ] || ! done_before run "$stamp-$torch"; then
       *) set -- "$@" torchvision ;;
     esac
   else
-    step "installing torch 2.11.0 (2.6 GB to download, some minutes)"
+    step "installing torch 2.11.0 (2.8 GB to download, some minutes)"
     set -- torch==2.11.0 torchvision==0.26.0
   fi
   pip_install "$@" -r $requirements/run.txt

@@ -267,7 +267,7 @@ def tensor_differences(
 ) -> list[tuple[str, str]]:
     """How `actual` (any device) differs from `expected` (CPU): pairs of kind and text.
 
-    Kinds: device, layout, dtype, shape, stride, value, close, requires_grad.
+    Kinds: layout, dtype, shape, stride, value, close.
     """
     found: list[tuple[str, str]] = []
     if actual.dtype != expected.dtype:
@@ -344,6 +344,26 @@ def assert_same(actual: Any, expected: Any, *, strides: bool = True, what: str =
     if found:
         lines = "\n".join(f"  {kind}: {text}" for kind, text in found)
         raise AssertionError(f"{what or 'results'} differ from the CPU's:\n{lines}")
+
+
+def same(fn: Callable[[str], Any], device: str) -> None:
+    """Runs `fn` on the CPU and on the device and asks for equal results."""
+    expected = fn("cpu")
+    assert_same(fn(device), expected)
+
+
+def drawn(*shape: int, device: str, seed: int = 0, grad: bool = False) -> torch.Tensor:
+    """Normal values, the same on every device."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+    return made.requires_grad_(grad)
+
+
+def small_net(device: str) -> torch.nn.Sequential:
+    """A two-layer network with fixed weights."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(
+        device
+    )
 
 
 # --- child processes --------------------------------------------------------------------------

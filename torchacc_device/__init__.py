@@ -99,8 +99,9 @@ def _tell_foreign_front_end() -> None:
 
 
 def _forget() -> None:
-    """Makes the next `import torchacc_device` begin anew."""
-    for name in [n for n in sys.modules if n.split(".")[0] == __name__]:
+    """Makes the next `import torchacc_device` begin anew. A native module is loaded only once."""
+    native = f"{__name__}._C"
+    for name in [n for n in sys.modules if n.split(".")[0] == __name__ and n != native]:
         del sys.modules[name]
 
 

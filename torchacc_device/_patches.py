@@ -2,9 +2,9 @@
 
 An acc tensor whose contents are not computed yet has an address that nobody may read. What reads
 through the dispatcher is served there; the functions below hand addresses or bytes to Python past
-it. Each is wrapped for acc tensors only: work is submitted first, then the original runs on the
-tensor of the CPU or GPU that shares the memory. `UntypedStorage.data_ptr` is not among them: it
-tells storages apart and must not submit anything.
+it, or take bytes. Each is wrapped for acc tensors only: work is submitted first, then the original
+runs on the tensor of the CPU or GPU that shares the memory, or on a copy. `data_ptr` of
+UntypedStorage is not among them: it tells storages apart and must not submit anything.
 
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
 """
@@ -78,6 +78,17 @@ def _write_file(original: Callable[..., Any]) -> Callable[..., Any]:
     return _write_file
 
 
+def _set_from_file(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _set_from_file(self: torch.UntypedStorage, *args: Any, **options: Any) -> Any:
+        if self.device.type != _DEVICE:
+            return original(self, *args, **options)
+        read = torch.UntypedStorage(self.nbytes())
+        original(read, *args, **options)
+        return self.copy_(read)
+
+    return _set_from_file
+
+
 def _share(original: Callable[..., Any]) -> Callable[..., Any]:
     def share(self: torch.UntypedStorage, *args: Any, **options: Any) -> Any:
         if self.device.type == _DEVICE:
@@ -95,6 +106,7 @@ _WRAPPED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (torch.Tensor, "__dlpack__", _dlpack),
     (torch.Tensor, "__dlpack_device__", _dlpack_device),
     (torch.UntypedStorage, "_write_file", _write_file),
+    (torch.UntypedStorage, "_set_from_file", _set_from_file),
     (torch.UntypedStorage, "_share_fd_cpu_", _share),
     (torch.UntypedStorage, "_share_filename_cpu_", _share),
     (torch.UntypedStorage, "_share_cuda_", _share),

@@ -74,6 +74,9 @@ from torchacc_device.streams import (
     stream,
 )
 
+AcceleratorError = torch.AcceleratorError
+OutOfMemoryError = torch.OutOfMemoryError
+
 default_generators: tuple[Generator, ...]
 
 
@@ -198,8 +201,10 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AcceleratorError",
     "DeviceProperties",
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "StreamContext",
     "amp",

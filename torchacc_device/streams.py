@@ -46,7 +46,7 @@ class Stream(torch.Stream):
         return f"torch.acc.Stream(device={self.device}, stream_id={self.stream_id})"
 
 
-# The class itself: torch 2.11 compares types where it takes an event, so that it refuses instances of
+# The class itself: torch 2.11 compares types where it takes an event, and so refuses instances of
 # subclasses. Its default device is the accelerator, which acc is.
 Event = torch.Event
 

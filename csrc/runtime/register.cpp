@@ -9,6 +9,7 @@
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/runtime/allocator.h"
+#include "csrc/runtime/backend.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks.h"
 #include "csrc/runtime/pinned.h"
@@ -19,6 +20,8 @@ void register_runtime() {
   static std::once_flag once;
   std::call_once(once, [] {
     base::env::validate();
+    // Who insists on CUDA is told at once, and again at each further import.
+    if (base::env::executor() == base::env::Executor::Cuda) backend();
     const bool taken = c10::is_privateuse1_backend_registered();
     const std::string name = c10::get_privateuse1_backend();
     ACC_CHECK(!taken || name == "acc", "[acc] this process already has a device named '", name,

@@ -7,7 +7,7 @@ accepts         the CPU raised and the device gave a result
 message         both raised, with different types of exception or (error inputs) another message
 type            another kind or number of results
 device          a result that is not on the device under test
-dtype, shape, stride, layout, requires_grad   the result's metadata differ
+dtype, shape, stride, layout   the result's metadata differ
 value           values differ; close: they differ by rounding only
 input           an argument was changed that the CPU leaves alone, or changed otherwise
 alias           a result shares memory with an argument on one side only, or is another view of it

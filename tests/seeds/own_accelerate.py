@@ -3,8 +3,9 @@
 import time
 
 import torch
-import torchacc
 import torchvision
+
+import torchacc
 
 rows_per_batch, every = 32, 20
 images = torch.rand(1920, 3, 32, 32)

@@ -1,0 +1,1 @@
+"""Whole models, trained on the device under test and on the CPU."""

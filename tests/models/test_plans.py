@@ -1,0 +1,66 @@
+"""A training loop makes its plans in the first steps and none later."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import helpers
+from tests.models import zoo
+
+STEPS = 200
+EARLY = 3
+ALLOWED = 2
+
+
+def _loop(case: zoo.Case, optimizer: str, device: str, log_every: int) -> list[int]:
+    """Trains with a schedule, reads the loss every `log_every` steps; new plans of each step."""
+    model = case.model.to(device)
+    opt = zoo.OPTIMIZERS[optimizer](list(model.parameters()))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=STEPS)
+    batches = [zoo.move(batch, device) for batch in case.batches]
+    plans = []
+    for step in range(STEPS):
+        before = helpers.stats().get("plans_built", 0)
+        loss = case.loss(model, batches[step % len(batches)])
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        schedule.step()
+        if step % log_every == log_every - 1:
+            assert torch.isfinite(torch.tensor(loss.item()))
+        helpers.mark_step()
+        plans.append(helpers.stats().get("plans_built", 0) - before)
+    return plans
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("model", ["mlp", "gpt", "lstm"])
+def test_no_new_plans_after_step_3(one_thread, acc_only, model, optimizer):
+    plans = _loop(zoo.make(model), optimizer, acc_only, log_every=20)
+    assert sum(plans[:EARLY]) >= 1, "nothing was planned: the counter is dead"
+    late = {step + 1: n for step, n in enumerate(plans) if n and step >= EARLY}
+    assert sum(late.values()) <= ALLOWED, f"new plans by step: {late}"
+
+
+def test_logging_every_step_makes_no_plan_per_step(one_thread, acc_only):
+    plans = _loop(zoo.make("mlp"), "adamw", acc_only, log_every=1)
+    late = {step + 1: n for step, n in enumerate(plans) if n and step >= EARLY}
+    assert sum(late.values()) <= ALLOWED, f"new plans by step: {late}"
+
+
+def test_a_second_model_makes_its_own_plans_and_leaves_the_first_ones(one_thread, acc_only):
+    first, second = zoo.make("mlp"), zoo.make("gpt")
+    models = [(c, c.model.to(acc_only)) for c in (first, second)]
+    opts = [zoo.OPTIMIZERS["adam"](list(m.parameters())) for _, m in models]
+    batches = [[zoo.move(b, acc_only) for b in c.batches] for c in (first, second)]
+    plans = []
+    for step in range(40):
+        before = helpers.stats()["plans_built"]
+        for (case, model), opt, data in zip(models, opts, batches, strict=True):
+            opt.zero_grad()
+            case.loss(model, data[step % 4]).backward()
+            opt.step()
+            helpers.mark_step()
+        plans.append(helpers.stats()["plans_built"] - before)
+    assert sum(plans[EARLY:]) <= ALLOWED, plans

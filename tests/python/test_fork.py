@@ -1,0 +1,141 @@
+"""Processes that were forked: what works there, and a clear error for what cannot."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tests.helpers import run_python
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+
+class Squares(Dataset):
+    """Draws and computes on the CPU in each worker."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        torch.manual_seed(index)
+        assert torch.acc._is_in_bad_fork()
+        return torch.tensor(float(index)) ** 2 + 0 * torch.rand(())
+
+
+def test_loader_workers_run_after_the_device_was_used() -> None:
+    x = torch.ones(2, device="acc") + 1
+    assert x.tolist() == [2.0, 2.0]
+    pending = torch.ones(3, device="acc") * 5  # goes into the children unsubmitted
+    loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    values = [v for batch in loader for v in batch.to("acc").tolist()]
+    assert values == [float(i * i) for i in range(12)]
+    assert pending.tolist() == [5.0] * 3
+    assert not torch.acc._is_in_bad_fork()
+
+
+def in_child(target: Any) -> str:
+    """What `target` returns, or the text of what it raises, in a forked child."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            text = str(target())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        sender.send(text)
+        sender.close()
+        os._exit(0)
+
+    process = context.Process(target=run)
+    process.start()
+    try:
+        assert receiver.poll(60), "the child hangs"
+        return receiver.recv()
+    finally:
+        process.join(10)
+        if process.is_alive():
+            process.kill()
+
+
+USES = {
+    "factory": lambda: torch.ones(2, device="acc"),
+    "copy": lambda: torch.ones(2).to("acc"),
+    "empty": lambda: torch.empty(2, device="acc"),
+    "synchronize": lambda: torch.acc.synchronize(),
+    "init": lambda: torch.acc.init(),
+    "generator": lambda: torch.Generator("acc"),
+    "event": lambda: torch.acc.Event().record(),
+    "stream": lambda: torch.acc.Stream(),
+    "memory": lambda: torch.acc.memory_allocated(),
+    "pin": lambda: torch.ones(2).pin_memory(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_using_the_device_in_a_late_fork_is_a_clear_error(use: str) -> None:
+    torch.ones(1, device="acc").item()
+    text = in_child(USES[use])
+    assert text.startswith("RuntimeError"), text
+    assert "forked after its parent had used it" in text and "spawn" in text
+
+
+def test_using_a_tensor_of_the_parent_is_a_clear_error() -> None:
+    x = torch.ones(3, device="acc")
+    for use in (lambda: x + 1, lambda: x.add_(1), lambda: x.cpu(), lambda: x.sum().item()):
+        assert "forked after its parent had used it" in in_child(use)
+    assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_the_cpu_works_in_a_late_fork() -> None:
+    torch.ones(1, device="acc").item()
+
+    def work() -> list[float]:
+        torch.manual_seed(3)
+        assert torch.acc._is_in_bad_fork() and not torch.acc.is_initialized()
+        return (torch.ones(2) * 2).tolist()
+
+    assert in_child(work) == "[2.0, 2.0]"
+
+
+def test_tensors_of_the_parent_may_die_in_the_child() -> None:
+    kept = [torch.ones(100, device="acc") for _ in range(10)]
+    event = torch.acc.Event()
+    event.record()
+    holder = [kept, event]
+
+    def drop() -> str:
+        holder.clear()
+        return "dropped"
+
+    del kept, event
+    assert in_child(drop) == "dropped"
+    assert holder[0][0].sum().item() == 100.0
+
+
+EARLY = """
+import os
+assert not torch.acc.is_initialized()
+child = os.fork()
+if child == 0:
+    assert not torch.acc._is_in_bad_fork()
+    ok = (torch.ones(2, device="acc") + 1).tolist() == [2.0, 2.0]
+    os._exit(0 if ok else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert (torch.ones(2, device="acc") + 2).tolist() == [3.0, 3.0]
+print("both")
+"""
+
+
+def test_a_fork_before_the_first_use_works_on_both_sides() -> None:
+    assert "both" in run_python(EARLY).stdout
+
+
+def test_a_spawned_process_works() -> None:
+    torch.ones(1, device="acc").item()
+    assert run_python("print((torch.ones(2, device='acc') + 1).sum().item())").stdout == "4.0\n"

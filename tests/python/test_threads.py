@@ -1,0 +1,405 @@
+"""Threads, interrupts, re-run cells and the end of the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import helpers
+from tests.helpers import drawn, run_python, same, small_net
+
+
+def in_threads(count: int, fn: Callable[[int], None], timeout: float = 120) -> None:
+    """Runs `fn(i)` in `count` threads at once and raises the first exception of any."""
+    errors: list[BaseException] = []
+    gate = threading.Barrier(count)
+
+    def body(i: int) -> None:
+        try:
+            gate.wait(timeout)
+            fn(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def train(where: str, seed: int, steps: int = 10) -> list[torch.Tensor]:
+    """Losses and parameters of a short training run."""
+    net = small_net(where)
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        opt.zero_grad()
+        x = drawn(6, 4, device=where, seed=seed * 1000 + step)
+        loss = F.mse_loss(net(x), x[:, :1])
+        loss.backward()
+        opt.step()
+        losses.append(loss.detach())
+    return [t.detach().cpu() for t in (*losses, *net.parameters())]
+
+
+def test_training_in_a_thread(device):
+    found: list[list[torch.Tensor]] = []
+    in_threads(1, lambda i: found.append(train(device, 0)))
+    helpers.assert_same(found[0], train("cpu", 0))
+
+
+def test_training_in_several_threads_at_once(device):
+    # One generator seeds all networks: they are made one after the other.
+    lock = threading.Lock()
+    found: dict[int, list[torch.Tensor]] = {}
+
+    def body(i: int) -> None:
+        with lock:
+            net = small_net(device)
+        opt = torch.optim.SGD(net.parameters(), lr=0.05)
+        losses = []
+        for step in range(15):
+            x = drawn(6, 4, device=device, seed=i * 1000 + step)
+            loss = F.mse_loss(net(x), x[:, :1])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.detach())
+            if step % 4 == i % 4:
+                assert loss.item() == loss.item()
+        found[i] = [t.detach().cpu() for t in (*losses, *net.parameters())]
+
+    in_threads(4, body)
+    for i in range(4):
+        net = small_net("cpu")
+        opt = torch.optim.SGD(net.parameters(), lr=0.05)
+        expected = []
+        for step in range(15):
+            x = drawn(6, 4, device="cpu", seed=i * 1000 + step)
+            loss = F.mse_loss(net(x), x[:, :1])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            expected.append(loss.detach())
+        expected += [p.detach() for p in net.parameters()]
+        helpers.assert_same(found[i], expected, what=f"thread {i}")
+
+
+def test_backward_in_another_thread_than_forward(device):
+    def run(where):
+        net, x = small_net(where), drawn(5, 4, device=where, grad=True)
+        loss = net(x).pow(2).sum()
+        in_threads(1, lambda i: loss.backward())
+        return [x.grad, *(p.grad for p in net.parameters())]
+
+    same(run, device)
+
+
+def test_backward_of_separate_graphs_in_several_threads(device):
+    results: dict[int, torch.Tensor] = {}
+
+    def body(i: int) -> None:
+        for _ in range(20):
+            x = drawn(50, device=device, seed=i, grad=True)
+            (x.sin() * x).sum().backward()
+            results[i] = x.grad.cpu()
+
+    in_threads(4, body)
+    for i in range(4):
+        x = drawn(50, device="cpu", seed=i, grad=True)
+        (x.sin() * x).sum().backward()
+        helpers.assert_same(results[i], x.grad, what=f"thread {i}")
+
+
+def test_backward_through_one_graph_from_two_threads(device):
+    x = torch.ones(8, device=device, requires_grad=True)
+    y = x * 2
+    a, b = y.pow(2).sum(), y.pow(3).sum()
+
+    def body(i: int) -> None:
+        (a, b)[i].backward(retain_graph=True)
+
+    in_threads(2, body)
+    assert x.grad.tolist() == [8.0 + 24.0] * 8
+
+
+def test_reentrant_backward_in_a_thread(device):
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            with torch.enable_grad():
+                y = torch.ones(3, device=g.device, requires_grad=True)
+                (y * 4).sum().backward()
+            return g + y.grad
+
+    def body(i: int) -> None:
+        x = torch.ones(3, device=device, requires_grad=True)
+        Inner.apply(x * 2).sum().backward()
+        assert x.grad.tolist() == [10.0] * 3
+
+    in_threads(3, body)
+
+
+def test_a_reader_thread_sees_whole_values(device):
+    # A logging thread reads losses that the training thread records.
+    losses: list[torch.Tensor] = []
+    read: list[float] = []
+    done = threading.Event()
+
+    def reader() -> None:
+        at = 0
+        while not done.is_set() or at < len(losses):
+            if at < len(losses):
+                read.append(losses[at].item())
+                at += 1
+
+    def body(i: int) -> None:
+        if i:
+            reader()
+            return
+        x = torch.zeros(4, device=device)
+        try:
+            for step in range(100):
+                x = x + 1
+                losses.append(x.sum() * step)
+        finally:
+            done.set()
+
+    in_threads(2, body)
+    assert read == [4.0 * (step + 1) * step for step in range(100)]
+
+
+def test_tensors_handed_to_a_thread_and_freed_there(device):
+    def body(i: int) -> None:
+        for step in range(200):
+            t = torch.full((64,), float(step), device=device)
+            u = t * 2
+            del t
+            if step % 50 == 49:
+                assert u[0].item() == 2.0 * step
+
+    in_threads(4, body)
+
+
+def test_an_error_in_one_thread_stays_there(device):
+    good: list[list[float]] = []
+
+    def body(i: int) -> None:
+        x = torch.arange(4.0, device=device)
+        if i == 0:
+            with pytest.raises(RuntimeError):
+                x @ torch.ones(3, device=device)
+        good.append((x * 2).tolist())
+
+    in_threads(3, body)
+    assert good == [[0.0, 2.0, 4.0, 6.0]] * 3
+
+
+# --- notebooks and interrupts -----------------------------------------------------------------
+
+CELL = """
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).to(device)
+opt = torch.optim.Adam(net.parameters(), lr=0.01, foreach=True)
+x = torch.arange(32.0).view(8, 4).div(32).to(device)
+losses = []
+for step in range(8):
+    opt.zero_grad()
+    loss = net(x).pow(2).mean()
+    loss.backward()
+    opt.step()
+    losses.append(loss.detach())
+out = [float(v) for v in losses]
+"""
+
+
+def test_a_cell_that_is_run_again_gives_the_same(device):
+    space = {"torch": torch, "device": device}
+    seen, plans = [], []
+    for _ in range(4):
+        with helpers.counting() as counted:
+            exec(CELL, space)
+        seen.append(space["out"])
+        plans.append(counted["plans_built"])
+    assert seen[1:] == seen[:-1]
+    on_cpu = {"torch": torch, "device": "cpu"}
+    exec(CELL, on_cpu)
+    assert seen[0] == on_cpu["out"]
+    assert plans[2] + plans[3] <= 1, f"a cell that is run again makes new plans: {plans}"
+
+
+def test_a_cell_that_raises_and_is_run_again(device):
+    space = {"torch": torch, "device": device}
+    with pytest.raises(RuntimeError):
+        exec(CELL.replace("loss.backward()", "loss.backward(); x @ x"), space)
+    exec(CELL, space)
+    on_cpu = {"torch": torch, "device": "cpu"}
+    exec(CELL, on_cpu)
+    assert space["out"] == on_cpu["out"]
+
+
+def test_interrupt_in_a_step(device):
+    done = run_python(
+        """
+import os, signal, threading
+net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to(DEVICE)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
+x = torch.ones(8, 64, device=DEVICE)
+kept = x * 3
+caught = 0
+for attempt in range(5):
+    timer = threading.Timer(0.2 + 0.07 * attempt, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        while True:
+            opt.zero_grad()
+            net(x).pow(2).mean().backward()
+            opt.step()
+    except KeyboardInterrupt:
+        caught += 1
+    timer.join()
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert kept.sum().item() == 3 * 8 * 64
+for _ in range(3):
+    opt.zero_grad()
+    loss = net(x).pow(2).mean()
+    loss.backward()
+    opt.step()
+print("caught", caught, loss.isfinite().item())
+""",
+        timeout=180,
+    )
+    assert done.stdout.split() == ["caught", "5", "True"]
+
+
+def test_interrupt_while_the_host_waits_for_a_value(device):
+    # The wait for a result must not swallow Ctrl-C, nor lose it.
+    done = run_python(
+        """
+import os, signal, threading
+a = torch.rand(700, 700).to(DEVICE)
+for _ in range(3):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        while True:
+            b = a
+            for _ in range(6):
+                b = (b @ a).clamp(-1, 1)
+            b.sum().item()
+    except KeyboardInterrupt:
+        print("caught")
+print((a * 0 + 1).sum().item() == 700 * 700)
+""",
+        timeout=180,
+    )
+    assert done.stdout.split() == ["caught", "caught", "caught", "True"]
+
+
+# --- the end of the process -------------------------------------------------------------------
+
+WORK = """
+a = torch.rand(256, 256).to(DEVICE)
+b = a
+for _ in range(50):
+    b = (b @ a).clamp(-1, 1)
+w = torch.nn.Parameter(torch.ones(256, 256, device=DEVICE))
+(w @ b).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("import sys; sys.exit(0)", 0),
+        ("import os; os._exit(5)", 5),
+        ("raise ValueError('told')", 1),
+        ("import atexit; atexit.register(lambda: print(b.sum().isfinite().item()))", 0),
+        ("import builtins; builtins.kept = (a, b, w)", 0),
+        ("import gc; gc.disable(); w.me = w; w.kept = b", 0),
+    ],
+)
+def test_exit_with_work_in_flight(device, how, status):
+    done = run_python(WORK + how, timeout=120, check=False)
+    assert done.returncode == status, done.stderr[-3000:]
+    if status == 1:
+        assert done.stderr.strip().endswith("ValueError: told")
+    else:
+        assert "Fatal" not in done.stderr and "terminate" not in done.stderr, done.stderr[-2000:]
+    if "atexit" in how:
+        assert done.stdout.strip() == "True"
+
+
+def test_exit_while_a_daemon_thread_records(device):
+    done = run_python(
+        """
+import threading, time
+def work():
+    x = torch.ones(32, 32, device=DEVICE)
+    while True:
+        x = (x @ x).clamp(-1, 1)
+        x.sum().item()
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.5)
+print("end")
+""",
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "end"
+    # Python ends daemon threads by unwinding them wherever they are; in native code that may abort
+    # the process, with the CPU as well. It must not hang or fault.
+    assert done.returncode in (0, -signal.SIGABRT), done.stderr[-3000:]
+
+
+def test_a_thread_that_outlives_the_main_one(device):
+    done = run_python(
+        """
+import threading, time
+def work():
+    x = torch.ones(32, 32, device=DEVICE)
+    for _ in range(300):
+        x = (x @ x).clamp(-1, 1)
+    time.sleep(0.2)
+    print(x.sum().item())
+threading.Thread(target=work).start()
+""",
+        timeout=120,
+    )
+    assert done.stdout.strip() == "1024.0"
+
+
+def test_exit_by_a_signal(device):
+    code = (
+        "import torch\nfrom tests.helpers import DEVICE, load_device\nload_device()\n"
+        + WORK
+        + "print('ready', flush=True)\nimport time\ntime.sleep(60)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=helpers.ROOT,
+        env=helpers.child_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline().strip() == "ready"
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGTERM, errors
