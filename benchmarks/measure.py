@@ -331,9 +331,7 @@ def ratio_between(baseline: ModeRun, measured: ModeRun) -> Ratio | None:
     return stats.speedup(left, right) if left else None
 
 
-def _judge(
-    case: Case, runs: dict[str, ModeRun], settings: Settings, result: CaseResult
-) -> None:
+def _judge(case: Case, runs: dict[str, ModeRun], settings: Settings, result: CaseResult) -> None:
     """Adds a line per ratio and per memory requirement."""
     for against in MODES[:-1]:
         for mode in MODES:
@@ -366,9 +364,7 @@ def _judge(
 
 
 def _judge_memory(case: Case, settings: Settings, result: CaseResult) -> None:
-    peaks = {
-        line["mode"]: line["peak_mib"] for line in result.lines if line["kind"] == "result"
-    }
+    peaks = {line["mode"]: line["peak_mib"] for line in result.lines if line["kind"] == "result"}
     if settings.suite != "host" or peaks.get("acc") is None or not peaks.get("eager"):
         return
     ratio = peaks["acc"] / peaks["eager"]

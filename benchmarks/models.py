@@ -60,7 +60,9 @@ class Gpt(nn.Module):
 
     VOCABULARY = 256
 
-    def __init__(self, layers: int = 6, heads: int = 6, width: int = 384, tokens: int = 256) -> None:
+    def __init__(
+        self, layers: int = 6, heads: int = 6, width: int = 384, tokens: int = 256
+    ) -> None:
         super().__init__()
         self.token = nn.Embedding(self.VOCABULARY, width)
         self.position = nn.Embedding(tokens, width)

@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -57,7 +57,7 @@ def header(settings: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str,
     }
     return {
         "kind": "header",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
         "revision": revision(),
         **settings,

@@ -49,7 +49,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME"
     )
     parser.add_argument(
-        "--modes", default="eager,compile,acc", help=f"comma-separated, of {', '.join(measure.MODES)}"
+        "--modes",
+        default="eager,compile,acc",
+        help=f"comma-separated, of {', '.join(measure.MODES)}",
     )
     parser.add_argument("--threads", type=int, help="cores to pin to; default: all usable ones")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON lines to FILE")
@@ -65,7 +67,7 @@ def parse_modes(text: str) -> tuple[str, ...]:
     unknown = [mode for mode in wanted if mode not in measure.MODES]
     if unknown or not wanted:
         raise Refused(
-            f"[benchmarks.run] --modes {text}: unknown mode {', '.join(unknown) or '(none given)'}. "
+            f"[benchmarks.run] --modes {text}: unknown mode {', '.join(unknown) or '(none)'}. "
             f"Modes: {', '.join(measure.MODES)}"
         )
     return tuple(mode for mode in measure.MODES if mode in wanted)
@@ -76,7 +78,9 @@ def require_plugin() -> None:
     spec = importlib.util.find_spec("torchacc_device")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    if not any((Path(folder) / f"_C{suffix}").exists() for folder in folders for suffix in suffixes):
+    if not any(
+        (Path(folder) / f"_C{suffix}").exists() for folder in folders for suffix in suffixes
+    ):
         raise Refused(
             "[benchmarks.run] mode acc needs torchacc_device, which is not built for this "
             "interpreter. Run `make develop PYTHON=<this python>`, or leave acc out of --modes."

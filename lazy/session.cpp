@@ -13,6 +13,8 @@
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/event.h"
+#include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks_table.h"
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
@@ -189,6 +191,7 @@ void Session::flush(Recorder& recorder, FlushReason reason) {
     given[i] = {std::move(trace.entries[i].memory), trace.entries[i].byte_offset};
   }
   exec::Outcome outcome = exec::run(*plan, recorder.device(), std::move(given), trace.values);
+  runtime::events_submitted(recorder.device());
 
   if (device.last != nullptr) device.last->next = plan;
   device.last = plan;
@@ -270,6 +273,7 @@ void materialise(LazyStorage& storage) {
 }
 
 at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
+  runtime::note_use();
   LazyStorage& storage = *record::storage_of(tensor);
   Recorder& recorder = record::recorder(tensor.device().index());
   c10::Storage memory;

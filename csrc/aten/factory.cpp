@@ -91,7 +91,21 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
       record::make_tensor(record::make_storage(nbytes, index), type, sizes, strides));
 }
 
+// A tensor of zeros that autograd passes around and that never has memory.
+at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype,
+                           std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                           std::optional<bool> pin_memory) {
+  check_options(layout, pin_memory);
+  at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(record::make_storage(0, index_of(device))),
+      c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}),
+      c10::scalarTypeToTypeMeta(dtype_of(dtype)));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(size));
+  return tensor;
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_efficientzerotensor", &efficient_zeros);
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
 }

@@ -1,6 +1,7 @@
 #include "csrc/aten/fallback.h"
 
-#include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
@@ -53,7 +54,9 @@ class DirectCall {
     }
     for (const Pair& pair : pairs_) follow_resize(pair);
     torch::jit::drop(*stack_, schema_.arguments().size());
-    for (c10::IValue& result : call) stack_->push_back(raise(result));
+    for (size_t i = 0; i < call.size(); ++i) {
+      stack_->push_back(graph::table::returns_to_cpu(schema_.name(), i) ? call[i] : raise(call[i]));
+    }
   }
 
  private:
@@ -141,10 +144,9 @@ class DirectCall {
     // One draw moves our stream by one block of four numbers, whatever the operator consumes: its
     // own generator is seeded afresh each time.
     const auto [seed, offset] = runtime::generator_or_default(own, device_).reserve(4);
-    at::Generator drawn =
-        at::globalContext()
-            .getAcceleratorHooksInterface(runtime::backend().alias_type())
-            .getNewGenerator(alias_device(device_).index());
+    at::Generator drawn = runtime::backend().alias_type() == c10::kCPU
+                              ? at::detail::createCPUGenerator()
+                              : at::detail::getCUDAHooks().getNewGenerator(device_);
     std::lock_guard lock(drawn.mutex());
     drawn.set_current_seed(seed ^ (offset * 0x9e3779b97f4a7c15ULL));
     return drawn;

@@ -261,7 +261,7 @@ Tensor& rrelu_out(const Tensor& self, Tensor& noise, const at::Scalar& lower,
 // --- sampling -----------------------------------------------------------------------------------
 
 Tensor sample_multinomial(const Tensor& self, int64_t num_samples, bool replacement,
-                   MaybeGenerator generator) {
+                          MaybeGenerator generator) {
   static const OwnOp<Tensor, const Tensor&, int64_t, bool> op("acc::multinomial");
   check_multinomial(self, num_samples, replacement);
   if (self.numel() == 0) {
@@ -275,8 +275,8 @@ Tensor& multinomial_out(const Tensor& self, int64_t num_samples, bool replacemen
   TORCH_CHECK(out.device() == self.device(),
               "multinomial arguments must have the same device, but out is on ", out.device(),
               " and self on ", self.device());
-  TORCH_CHECK(out.scalar_type() == c10::kLong, "multinomial expects Long tensor out, got: ",
-              out.scalar_type());
+  TORCH_CHECK(out.scalar_type() == c10::kLong,
+              "multinomial expects Long tensor out, got: ", out.scalar_type());
   const Tensor result = sample_multinomial(self, num_samples, replacement, std::move(generator));
   at::native::resize_output(out, result.sizes());
   return out.copy_(result);

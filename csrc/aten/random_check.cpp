@@ -37,26 +37,34 @@ bool is_complex(ScalarType dtype) {
   return dtype == c10::kComplexFloat || dtype == c10::kComplexDouble;
 }
 bool is_integer(ScalarType dtype) {
-  return dtype == c10::kLong || dtype == c10::kInt || dtype == c10::kShort ||
-         dtype == c10::kChar || dtype == c10::kByte;
+  return dtype == c10::kLong || dtype == c10::kInt || dtype == c10::kShort || dtype == c10::kChar ||
+         dtype == c10::kByte;
 }
 
 double largest(ScalarType dtype) {
   switch (dtype) {
-    case c10::kHalf: return 65504.0;
-    case c10::kBFloat16: return 0x1.FEp127;
+    case c10::kHalf:
+      return 65504.0;
+    case c10::kBFloat16:
+      return 0x1.FEp127;
     case c10::kDouble:
-    case c10::kComplexDouble: return std::numeric_limits<double>::max();
-    default: return std::numeric_limits<float>::max();
+    case c10::kComplexDouble:
+      return std::numeric_limits<double>::max();
+    default:
+      return std::numeric_limits<float>::max();
   }
 }
 
 int significand_bits(ScalarType dtype) {
   switch (dtype) {
-    case c10::kHalf: return 11;
-    case c10::kBFloat16: return 8;
-    case c10::kDouble: return 53;
-    default: return 24;
+    case c10::kHalf:
+      return 11;
+    case c10::kBFloat16:
+      return 8;
+    case c10::kDouble:
+      return 53;
+    default:
+      return 24;
   }
 }
 
@@ -64,15 +72,24 @@ int significand_bits(ScalarType dtype) {
 IntegerRange integers(ScalarType dtype) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   switch (dtype) {
-    case c10::kBool: return {0, 1};
-    case c10::kByte: return {0, 0xFF};
-    case c10::kChar: return {-0x80, 0x7F};
-    case c10::kShort: return {-0x8000, 0x7FFF};
-    case c10::kInt: return {-0x80000000LL, 0x7FFFFFFF};
-    case ScalarType::UInt16: return {0, 0xFFFF};
-    case ScalarType::UInt32: return {0, 0xFFFFFFFFLL};
-    case ScalarType::UInt64: return {0, kMax};
-    default: return {std::numeric_limits<int64_t>::min(), kMax};
+    case c10::kBool:
+      return {0, 1};
+    case c10::kByte:
+      return {0, 0xFF};
+    case c10::kChar:
+      return {-0x80, 0x7F};
+    case c10::kShort:
+      return {-0x8000, 0x7FFF};
+    case c10::kInt:
+      return {-0x80000000LL, 0x7FFFFFFF};
+    case ScalarType::UInt16:
+      return {0, 0xFFFF};
+    case ScalarType::UInt32:
+      return {0, 0xFFFFFFFFLL};
+    case ScalarType::UInt64:
+      return {0, kMax};
+    default:
+      return {std::numeric_limits<int64_t>::min(), kMax};
   }
 }
 
@@ -130,8 +147,8 @@ void check_bernoulli(ScalarType dtype, double p) {
 }
 
 void check_bernoulli_tensor(ScalarType dtype, ScalarType p) {
-  const bool ordinary = (is_float(dtype) || is_integer(dtype) || dtype == c10::kBool) &&
-                        is_float(p);
+  const bool ordinary =
+      (is_float(dtype) || is_integer(dtype) || dtype == c10::kBool) && is_float(p);
   if (!ordinary) one(dtype).bernoulli_(one(p), generator());
 }
 
@@ -176,7 +193,8 @@ void check_poisson(ScalarType dtype) {
 }
 
 void check_binomial(ScalarType count, ScalarType prob) {
-  if (!is_single_or_double(count) || count != prob) at::binomial(one(count), one(prob), generator());
+  if (!is_single_or_double(count) || count != prob)
+    at::binomial(one(count), one(prob), generator());
 }
 
 void check_standard_gamma(ScalarType dtype) {

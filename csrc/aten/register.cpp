@@ -82,9 +82,4 @@ TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
   m.fallback(torch::autograd::autogradNotImplementedFallback());
 }
 
-// Autocast rules come with mixed precision; the key has to be transparent for everything else.
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
-
 }  // namespace acc::aten

@@ -79,6 +79,10 @@ const c10::OperatorHandle* find_out(const c10::OperatorHandle& handle) {
       schema.returns()[0].alias_info() != nullptr || graph::table::avoid_out(schema.name())) {
     return nullptr;
   }
+  // With a reduction, out kernels first give their result the unreduced size.
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.name() == "reduction") return nullptr;
+  }
   const std::string& overload = schema.overload_name();
   for (const std::string& candidate :
        {overload.empty() ? std::string("out") : overload + "_out", std::string("out")}) {
@@ -101,7 +105,13 @@ const c10::OperatorHandle* find_out(const c10::OperatorHandle& handle) {
 bool is_recordable(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
   if (graph::table::runs_directly(schema.name())) return false;
-  if (handle.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
+  // With a kernel of the backend beside the decomposition (silu_backward), eager runs the kernel;
+  // recording it keeps gradients only where autograd knows the operator itself.
+  if (handle.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+      !(handle.hasKernelForDispatchKey(backend_key()) &&
+        handle.hasKernelForDispatchKey(DispatchKey::Autograd))) {
+    return false;
+  }
   if (handle.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;
   if (!handle.hasKernelForDispatchKey(backend_key()) &&
       !handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&

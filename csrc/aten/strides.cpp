@@ -31,6 +31,9 @@ c10::SymIntArrayRef ints(const std::vector<c10::SymInt>& values) { return values
 c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& weight,
                                      const at::Tensor& bias, const Arguments& rest,
                                      at::OptionalSymIntArrayRef bias_sizes) {
+  // One-dimensional convolutions copy their input into plain order first, inside the very function
+  // that is asked here.
+  if (input.dim() == 3) return c10::MemoryFormat::Contiguous;
   const at::Tensor x = geometry_only(input);
   const at::Tensor w = geometry_only(weight);
   const at::Tensor b = geometry_only(bias);

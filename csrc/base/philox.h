@@ -4,9 +4,10 @@
 #include <cstdint>
 
 // Philox 4x32-10, the counter-based generator behind every random operator of the device:
-// J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011. A block of four 32-bit words is a pure function of a key and a counter, so any thread of
-// any device computes any element by itself. docs/random.md has the mapping from elements to words.
+// J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2,
+// 3", SC 2011. A block of four 32-bit words is a pure function of a key and a counter, so any
+// thread of any device computes any element by itself. docs/random.md has the mapping from elements
+// to words.
 namespace acc::base {
 
 inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53;
@@ -15,8 +16,8 @@ inline constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9;
 inline constexpr uint32_t kPhiloxWeyl1 = 0xBB67AE85;
 inline constexpr int kPhiloxRounds = 10;
 
-// A piece of a generator's stream: the generator's seed, and an offset that it reserved. The seed is
-// the key, the offset the upper half of the counter, so two offsets never share a block.
+// A piece of a generator's stream: the generator's seed, and an offset that it reserved. The seed
+// is the key, the offset the upper half of the counter, so two offsets never share a block.
 struct Stream {
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -26,9 +27,9 @@ struct Stream {
 constexpr std::array<uint32_t, 4> philox(Stream stream, uint64_t block) {
   uint32_t key0 = static_cast<uint32_t>(stream.seed);
   uint32_t key1 = static_cast<uint32_t>(stream.seed >> 32);
-  std::array<uint32_t, 4> x = {
-      static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-      static_cast<uint32_t>(stream.offset), static_cast<uint32_t>(stream.offset >> 32)};
+  std::array<uint32_t, 4> x = {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+                               static_cast<uint32_t>(stream.offset),
+                               static_cast<uint32_t>(stream.offset >> 32)};
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t a = uint64_t{x[0]} * kPhiloxMultiplier0;
     const uint64_t b = uint64_t{x[2]} * kPhiloxMultiplier1;
@@ -41,7 +42,8 @@ constexpr std::array<uint32_t, 4> philox(Stream stream, uint64_t block) {
 }
 
 // How many offsets one call of a random operator takes, however many numbers it draws: the block
-// number alone tells its elements apart. Offsets advance in fours, as those of CUDA's generators do.
+// number alone tells its elements apart. Offsets advance in fours, as those of CUDA's generators
+// do.
 constexpr uint64_t philox_increments(int64_t numel) { return numel == 0 ? 0 : 4; }
 
 }  // namespace acc::base

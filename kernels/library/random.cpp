@@ -13,9 +13,9 @@
 #include "csrc/base/check.h"
 
 // The random operators of the library `acc`: schemas, Meta kernels, and the CUDA kernels that are
-// the CPU's. `seed` and `offset` are the bits of unsigned numbers: the stream to draw from, reserved
-// from a generator when the call was recorded. Arguments were checked then too; only what depends on
-// the data of tensors is checked by the kernels.
+// the CPU's. `seed` and `offset` are the bits of unsigned numbers: the stream to draw from,
+// reserved from a generator when the call was recorded. Arguments were checked then too; only what
+// depends on the data of tensors is checked by the kernels.
 namespace acc::library {
 namespace {
 
@@ -48,9 +48,9 @@ TORCH_LIBRARY_FRAGMENT(acc, m) {
   def("sample_dirichlet(Tensor self, int seed, int offset) -> Tensor");
 }
 
-constexpr const char* kInPlace[] = {
-    "uniform_",   "normal_",           "log_normal_", "exponential_", "cauchy_",  "geometric_",
-    "bernoulli_", "bernoulli_tensor_", "normal_std_", "random_",      "randperm_"};
+constexpr const char* kInPlace[] = {"uniform_",    "normal_",    "log_normal_", "exponential_",
+                                    "cauchy_",     "geometric_", "bernoulli_",  "bernoulli_tensor_",
+                                    "normal_std_", "random_",    "randperm_"};
 constexpr const char* kFunctional[] = {"multinomial", "native_dropout", "poisson",
                                        "binomial",    "standard_gamma", "sample_dirichlet"};
 
@@ -127,9 +127,9 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(acc, CUDA, m) {
-  for (const auto& names : {std::vector<const char*>(std::begin(kInPlace), std::end(kInPlace)),
-                            std::vector<const char*>(std::begin(kFunctional),
-                                                     std::end(kFunctional))}) {
+  for (const auto& names :
+       {std::vector<const char*>(std::begin(kInPlace), std::end(kInPlace)),
+        std::vector<const char*>(std::begin(kFunctional), std::end(kFunctional))}) {
     for (const char* name : names) {
       m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_host>());
     }

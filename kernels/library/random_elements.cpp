@@ -72,10 +72,14 @@ void store_as(const at::TensorBase& tensor, const Elements& elements, int64_t be
     });
   };
   switch (tensor.scalar_type()) {
-    case c10::ScalarType::UInt16: return put(tensor.mutable_data_ptr<uint16_t>());
-    case c10::ScalarType::UInt32: return put(tensor.mutable_data_ptr<uint32_t>());
-    case c10::ScalarType::UInt64: return put(tensor.mutable_data_ptr<uint64_t>());
-    default: break;
+    case c10::ScalarType::UInt16:
+      return put(tensor.mutable_data_ptr<uint16_t>());
+    case c10::ScalarType::UInt32:
+      return put(tensor.mutable_data_ptr<uint32_t>());
+    case c10::ScalarType::UInt64:
+      return put(tensor.mutable_data_ptr<uint64_t>());
+    default:
+      break;
   }
   AT_DISPATCH_ALL_TYPES_AND3(c10::kHalf, c10::kBFloat16, c10::kBool, tensor.scalar_type(),
                              "acc_random_store", [&] { put(tensor.mutable_data_ptr<scalar_t>()); });

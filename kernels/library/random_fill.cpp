@@ -49,16 +49,23 @@ Tensor& uniform(Tensor& self, double from, double to, int64_t seed, int64_t offs
   const Tensor target = real_view(self);
   const Stream stream = stream_of(seed, offset);
   switch (target.scalar_type()) {
-    case c10::kDouble: fill_uniform_double(target, from, to, stream); break;
-    case c10::kHalf: fill_uniform<c10::Half>(target, from, to, stream); break;
-    case c10::kBFloat16: fill_uniform<c10::BFloat16>(target, from, to, stream); break;
-    default: fill_uniform<float>(target, from, to, stream);
+    case c10::kDouble:
+      fill_uniform_double(target, from, to, stream);
+      break;
+    case c10::kHalf:
+      fill_uniform<c10::Half>(target, from, to, stream);
+      break;
+    case c10::kBFloat16:
+      fill_uniform<c10::BFloat16>(target, from, to, stream);
+      break;
+    default:
+      fill_uniform<float>(target, from, to, stream);
   }
   return self;
 }
 
-// Calls use(begin, n, values) with the standard normal numbers of each chunk, in float or double, and
-// stores what it makes of them.
+// Calls use(begin, n, values) with the standard normal numbers of each chunk, in float or double,
+// and stores what it makes of them.
 template <class Use>
 void fill_normal(const Tensor& self, Stream stream, const Use& use) {
   const Elements elements(self);
@@ -85,11 +92,12 @@ void fill_normal(const Tensor& self, Stream stream, const Use& use) {
 
 Tensor& normal(Tensor& self, double mean, double std, int64_t seed, int64_t offset) {
   if (self.is_complex()) std /= std::numbers::sqrt2;
-  fill_normal(real_view(self), stream_of(seed, offset), [&]<class T>(int64_t, int64_t n, T* values) {
-    const T scale = static_cast<T>(std);
-    const T shift = static_cast<T>(mean);
-    for (int64_t i = 0; i < n; ++i) values[i] = values[i] * scale + shift;
-  });
+  fill_normal(real_view(self), stream_of(seed, offset),
+              [&]<class T>(int64_t, int64_t n, T* values) {
+                const T scale = static_cast<T>(std);
+                const T shift = static_cast<T>(mean);
+                for (int64_t i = 0; i < n; ++i) values[i] = values[i] * scale + shift;
+              });
   return self;
 }
 
@@ -133,9 +141,8 @@ void fill_inverse(const Tensor& self, int64_t seed, int64_t offset, const Invers
 }
 
 Tensor& cauchy(Tensor& self, double median, double sigma, int64_t seed, int64_t offset) {
-  fill_inverse(self, seed, offset, [&](double u) {
-    return median + sigma * std::tan(std::numbers::pi * (u - 0.5));
-  });
+  fill_inverse(self, seed, offset,
+               [&](double u) { return median + sigma * std::tan(std::numbers::pi * (u - 0.5)); });
   return self;
 }
 
@@ -197,7 +204,8 @@ Tensor& bernoulli_tensor(Tensor& self, const Tensor& p, int64_t seed, int64_t of
                   for (int64_t i = 0; i < n; ++i) {
                     TORCH_CHECK(values[i] >= 0 && values[i] <= 1,
                                 "Expected p_in >= 0 && p_in <= 1 to be true, but got false: "
-                                "bernoulli was given the probability ", values[i], ".");
+                                "bernoulli was given the probability ",
+                                values[i], ".");
                     values[i] = words[i] < yes_below(values[i]) ? 1.0 : 0.0;
                   }
                   store(self, target, begin, begin + n, values);

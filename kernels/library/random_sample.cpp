@@ -137,8 +137,7 @@ class Row {
     // Rounding may carry the largest number to the total: it belongs to the last positive weight.
     const auto last = std::lower_bound(weights_.begin(), weights_.end(), total);
     for (int64_t i = 0; i < n; ++i) {
-      const auto found =
-          std::upper_bound(weights_.begin(), last, unit_double(number(i)) * total);
+      const auto found = std::upper_bound(weights_.begin(), last, unit_double(number(i)) * total);
       out[i] = found - weights_.begin();
     }
   }
@@ -149,9 +148,8 @@ class Row {
     std::vector<std::pair<double, int64_t>> keys(weights_.size());
     for (size_t j = 0; j < keys.size(); ++j) {
       const auto index = static_cast<int64_t>(j);
-      const double time = weights_[j] > 0
-                              ? -std::log(open_double(number(index))) / weights_[j]
-                              : std::numeric_limits<double>::infinity();
+      const double time = weights_[j] > 0 ? -std::log(open_double(number(index))) / weights_[j]
+                                          : std::numeric_limits<double>::infinity();
       keys[j] = {time, index};
     }
     std::partial_sort(keys.begin(), keys.begin() + n, keys.end());
@@ -175,8 +173,8 @@ Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement, i
   const int64_t rows = probs.dim() == 1 ? 1 : probs.size(0);
   const int64_t categories = probs.size(-1);
   const auto dtype = probs.options().dtype(c10::kLong);
-  Tensor result = probs.dim() == 1 ? at::empty({num_samples}, dtype)
-                                   : at::empty({rows, num_samples}, dtype);
+  Tensor result =
+      probs.dim() == 1 ? at::empty({num_samples}, dtype) : at::empty({rows, num_samples}, dtype);
   int64_t* out = result.mutable_data_ptr<int64_t>();
   const Elements elements(probs);
   const Stream stream = stream_of(seed, offset);
@@ -191,8 +189,7 @@ Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement, i
                     "probability tensor contains either `inf`, `nan` or element < 0");
         total += weight;
       }
-      TORCH_CHECK(total > 0,
-                  "invalid multinomial distribution (sum of probabilities <= 0)");
+      TORCH_CHECK(total > 0, "invalid multinomial distribution (sum of probabilities <= 0)");
       const int64_t draws = replacement ? num_samples : categories;
       Row draw(std::move(weights), stream, row * draws);
       if (replacement) {

@@ -26,9 +26,9 @@ inline float open_float(uint32_t word) {
   return (high * 0x1p16F + low) * 0x1p-32F + 0x1p-33F;
 }
 
-// Natural logarithm of a positive normal number, within 1.5 ULP. With x = 2^e (1 + f), 1 + f between
-// sqrt(1/2) and sqrt(2): log(1 + f) = f - f^2/2 + f^3 P(f), where P interpolates at the nine
-// Chebyshev nodes (relative error 3.2e-9).
+// Natural logarithm of a positive normal number, within 1.5 ULP. With x = 2^e (1 + f), 1 + f
+// between sqrt(1/2) and sqrt(2): log(1 + f) = f - f^2/2 + f^3 P(f), where P interpolates at the
+// nine Chebyshev nodes (relative error 3.2e-9).
 inline float log_float(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const int32_t exponent = static_cast<int32_t>(bits - 0x3F3504F3) >> 23;

@@ -41,7 +41,7 @@ constexpr std::array kDataDependent{
     Name("aten::_histogramdd_bin_edges"), Name("aten::_histogramdd_from_bin_cts"),
     Name("aten::_histogramdd_from_bin_tensors"), Name("aten::segment_reduce"),
     Name("aten::to_sparse"), Name("aten::_to_sparse"), Name("aten::repeat_interleave"),
-    Name("aten::_nested_tensor_from_mask"),
+    Name("aten::_nested_tensor_from_mask"), Name("aten::_pack_padded_sequence"),
 };
 // PyTorch's own decomposition ends in our hand-written kernels.
 constexpr std::array kDecomposed{
@@ -155,6 +155,10 @@ bool takes_cpu_tensor(Name name, Name argument) { return contains(kTakeCpu, name
 bool must_run(Name name) { return contains(kMustRun, name); }
 
 bool multiplies(Name name) { return contains(kProducts, name); }
+
+bool returns_to_cpu(Name name, size_t result) {
+  return name == "aten::_pack_padded_sequence" && result == 1;
+}
 
 bool avoid_out(Name name) { return contains(kAvoidOut, name); }
 

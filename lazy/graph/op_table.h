@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 // The reviewed facts about operators that their schemas do not state. Everything else follows from
@@ -25,6 +26,9 @@ bool must_run(std::string_view name);
 
 // The precision of float32 products changes its result.
 bool multiplies(std::string_view name);
+
+// A result that is a CPU tensor on every device (the batch sizes of packed sequences).
+bool returns_to_cpu(std::string_view name, size_t result);
 
 // An out overload that is another computation than its functional form, or copies.
 bool avoid_out(std::string_view name);

@@ -204,11 +204,15 @@ struct Recorder::Call {
     return true;
   }
 
-  // ATen refuses in-place calls whose operands overlap in part. Its check needs real operands, so
+  // ATen refuses in-place calls whose operands overlap in part or with themselves. Its check needs real operands, so
   // such a call runs at once; ATen then decides.
   bool overlaps() const {
     for (const Operand& written : operands) {
       if (!written.writes) continue;
+      if (at::has_internal_overlap(written.tensor->unsafeGetTensorImpl()) ==
+          at::MemOverlap::Yes) {
+        return true;
+      }
       for (const Operand& other : operands) {
         if (&other == &written || !written.tensor->is_alias_of(*other.tensor)) continue;
         const auto status = at::get_overlap_status(written.tensor->unsafeGetTensorImpl(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from tests.opinfo.worker import RECORD
 
 SOURCE = "torch.testing._internal.common_methods_invocations"
 HANG_SECONDS = 90.0
-# A worker's start costs seconds: an operator that crashes this often is not asked again.
+# An operator that crashes this often in one variant is not asked again.
 CRASHES_PER_REQUEST = 3
 OUT_SAMPLES = 3  # out= forms differ by geometry only
 
@@ -66,6 +67,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             bufsize=0,
+            start_new_session=True,  # it forks: they are ended together
         )
         self.pending = b""
         self.selector = selectors.DefaultSelector()
@@ -91,7 +93,7 @@ class _Worker:
             if self.selector.select(timeout=1.0):
                 chunk = self.process.stdout.read(1 << 16)
                 if not chunk:
-                    return self._epitaph()
+                    return f"crash: the worker ended, status {self.process.wait()}"
                 self.pending += chunk
                 continue
             now, here = time.monotonic(), self.position()
@@ -102,24 +104,36 @@ class _Worker:
             if deadline is not None and now > deadline:
                 return "hang: the worker did not start"
         line, self.pending = self.pending.split(b"\n", 1)
-        return json.loads(line)
+        answer = json.loads(line)
+        return f"crash: {answer['died']}{self._last_words()}" if "died" in answer else answer
 
-    def _epitaph(self) -> str:
-        code = self.process.wait()
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        self.errors.seek(0)
+    def _last_words(self) -> str:
+        self.errors.seek(0, 2)
+        self.errors.seek(max(0, self.errors.tell() - 4000))
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        return f"crash: {how}" + (f"; last words: {lines[-1]}" if lines else "")
+        return f"; last words: {lines[-1]}" if lines else ""
+
+    def forget_words(self) -> None:
+        """Drops what was written to stderr so far."""
+        self.errors.seek(0)
+        self.errors.truncate()
+
+    def kill(self) -> None:
+        """Kills the process and its child."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Ends the process and its child, whatever they do."""
         self.process.stdin.close()
         if self.process.poll() is None:
             try:
                 self.process.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+                self.kill()
         self.process.stdout.close()
         self.selector.close()
         self.progress.close()
@@ -134,28 +148,28 @@ def _run_one(
     for _ in range(CRASHES_PER_REQUEST):
         if worker is None:
             worker = _Worker(source, env)
-        asked = {**request, "skip": skip}
-        try:
-            worker.ask(asked)
+        worker.ask({**request, "skip": skip})
+        answer = worker.answer()
+        while isinstance(answer, dict) and "failure" in answer:
+            result.failures.append(tuple(answer["failure"]))
             answer = worker.answer()
-        except BrokenPipeError:
-            answer = worker._epitaph()
         if isinstance(answer, dict):
             result.samples += answer["samples"]
-            result.failures += [tuple(f) for f in answer["failures"]]
             result.random |= answer["random"]
             result.unmade = answer.get("unmade", "")
             return worker, result
         number, index = worker.position()
-        if number != worker.requests:  # it died before it began: between two requests
+        if number != worker.requests:  # it died before it began
             index = skip
-        if answer.startswith("hang"):
-            worker.process.kill()
-        worker.end()
-        worker = None
+        if worker.process.poll() is None and answer.startswith("crash"):
+            worker.requests = 0  # a new child counts anew
+            worker.forget_words()
+        else:
+            worker.kill()
+            worker.end()
+            worker = None
         category, _, text = answer.partition(": ")
         result.failures.append((index, category, text))
-        # What lies before the crash was run but its outcome is lost: it counts as run.
         result.samples += index - skip + 1
         skip = index + 1
         if "only" in request:

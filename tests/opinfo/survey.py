@@ -135,10 +135,12 @@ def _here(wanted: list[dict[str, object]], sample: int | None) -> None:
     for request in wanted:
         if sample is not None:
             request["only"] = sample
-        answer = worker.run(ops[request["op"]], request, 0, Quiet())
-        print(f"{request['op']} {request['variant']} {request['dtype']}: {answer['samples']} run")
-        for index, category, text in answer["failures"]:
-            print(f"  #{index} {category}: {text}")
+        print(f"{request['op']} {request['variant']} {request['dtype']}")
+        answer = worker.run(
+            *(ops[request["op"]], request, 0, Quiet()),
+            tell=lambda failure: print(f"  #{failure[0]} {failure[1]}: {failure[2]}"),
+        )
+        print(f"  {answer['samples']} samples run")
 
 
 def main() -> int:

@@ -1,9 +1,14 @@
 """The process that runs operators: reads requests from stdin, writes results to stdout.
 
 A request is one JSON line {"op", "variant", "dtype", "skip", "limit"}: the operator's name, and the
-number of samples to leave out at the front. The answer is one JSON line {"op", "variant", "dtype",
-"samples", "failures": [[index, category, text], ...], "random"}. Before each sample its index is
-written to the shared progress file, so that the parent can name what a crash was in.
+number of samples to leave out at the front. Answers are JSON lines: {"failure": [index, category,
+text]} as each is found, and {"op", "variant", "dtype", "samples", "random"} at the end. Before each
+sample its index is written to the shared progress file, so that the parent can name what a crash
+was in.
+
+The process loads the database, names the backend, and forks a child that starts the device and does
+the work. When the child dies the answer is {"died": how} and another one is forked, so that a crash
+costs a fraction of a second and not the import of the database.
 
 Not for calling by hand: `survey.py` is.
 """
@@ -19,18 +24,23 @@ import signal
 import struct
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-# The device comes first: PyTorch's test helpers look at the backend's name when imported.
+# The name comes first: PyTorch's test helpers look at it when imported. The device itself is
+# registered after the fork, which it would not survive.
 import torch
 
 from tests import helpers
 
-helpers.load_device()
+if helpers.ON_ACC:
+    torch.utils.rename_privateuse1_backend(helpers.DEVICE)
 
-from tests.opinfo import check  # noqa: E402
+from tests.opinfo import check
 
-RECORD = struct.Struct("<QQ")  # sequence number of the request, index of the sample
+Failure = tuple[int, str, str]  # index of the sample, category, text
+ENDED = 77  # the exit status of a child that has nothing left to do
+RECORD = struct.Struct("<QQ")  # number of the request since the fork, index of the sample
 
 
 class Progress:
@@ -78,12 +88,17 @@ def seed() -> None:
     numpy.random.seed(0)
 
 
-def run(op: Any, request: dict[str, Any], number: int, progress: Progress) -> dict[str, Any]:
-    """Runs one request."""
+def run(
+    op: Any,
+    request: dict[str, Any],
+    number: int,
+    progress: Progress,
+    tell: Callable[[Failure], None],
+) -> dict[str, Any]:
+    """Runs one request; `tell` is called with each failure when it is found."""
     variant, dtype = request["variant"], getattr(torch, request["dtype"])
     skip, limit = request.get("skip", 0), request.get("limit")
     only = request.get("only")
-    failures: list[tuple[int, str, str]] = []
     count = 0
     checker = check.Checker(op, variant, dtype)
     progress.write(number, skip)
@@ -91,7 +106,7 @@ def run(op: Any, request: dict[str, Any], number: int, progress: Progress) -> di
     try:
         samples = list(check.samples(op, variant, dtype))
     except Exception as error:  # the database itself cannot make the samples
-        return {**request, "samples": 0, "failures": [], "random": False, "unmade": str(error)}
+        return {**request, "samples": 0, "random": False, "unmade": str(error)}
     for index, sample in enumerate(samples):
         if index < skip or (only is not None and index != only):
             continue
@@ -102,29 +117,50 @@ def run(op: Any, request: dict[str, Any], number: int, progress: Progress) -> di
         if variant == check.OUT and not checker.prepare_out(sample):
             continue
         count += 1
-        for category, text in checker.check(sample, index):
-            failures.append((index, category, text[:600]))
-        if failures and failures[-1][0] == index:
+        found = checker.check(sample, index)
+        for category, text in found:
+            tell((index, category, text[:600]))
+        if found:
             # An error that sticks to the device must not be counted against the next sample.
             check.attempt(helpers.synchronize)
-    return {**request, "samples": count, "failures": failures, "random": checker.random_seen}
+    return {**request, "samples": count, "random": checker.random_seen}
+
+
+def serve(ops: dict[str, Any], answers: Any, progress: Progress) -> None:
+    """Answers requests until stdin ends; they come one at a time, so nothing is read ahead."""
+    helpers.load_device()
+    torch.set_num_threads(1)
+    for number, line in enumerate(iter(sys.stdin.readline, ""), start=1):
+        request = json.loads(line)
+
+        def tell(failure: Failure) -> None:
+            answers.write(json.dumps({"failure": failure}) + "\n")
+
+        answers.write(json.dumps(run(ops[request["op"]], request, number, progress, tell)) + "\n")
 
 
 def main() -> None:
-    """Answers requests until stdin ends."""
+    """Forks children that serve, one after the other, until one ends because stdin did."""
     source, progress_path = sys.argv[1:3]
     # Answers have a channel of their own: operators and libraries may print.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     progress = Progress(progress_path)
     ops = load_ops(source)
     answers.write(json.dumps({"ready": True}) + "\n")
-    for number, line in enumerate(sys.stdin, start=1):
-        request = json.loads(line)
-        answers.write(json.dumps(run(ops[request["op"]], request, number, progress)) + "\n")
+    while True:
+        progress.write(0, 0)
+        child = os.fork()
+        if child == 0:
+            serve(ops, answers, progress)
+            os._exit(ENDED)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == ENDED:
+            return
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        answers.write(json.dumps({"died": how}) + "\n")
 
 
 if __name__ == "__main__":
