@@ -59,6 +59,8 @@ class DeviceAccess:
             import torchacc_device
 
             self.on_gpu = torchacc_device._C.executor_name() == "cuda"
+        if self.on_gpu:
+            torch.cuda.init()
         self._torch = torch
         self._levels = {"peak_mib": 0.0, "host_peak_mib": 0.0}
         self._highest = dict(self._levels)
@@ -122,8 +124,9 @@ def versions(device: DeviceAccess) -> dict[str, Any]:
         found["torchvision"] = sys.modules["torchvision"].__version__
     if device.device == "acc":
         import torchacc_device
+        from torchacc_device._build_info import VERSION
 
-        found["torchacc"] = getattr(torchacc_device, "__version__", "unknown")
+        found["torchacc"] = VERSION
         found["executor"] = torchacc_device._C.executor_name()
     if device.on_gpu:
         found["cuda"] = torch.version.cuda

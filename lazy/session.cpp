@@ -139,6 +139,27 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   return wider;
 }
 
+// Throws `message` with the type that the operator threw, so that user code catches what it would
+// catch in eager mode.
+[[noreturn]] void rethrow_as(const std::exception_ptr& error, const std::string& message) {
+  const c10::SourceLocation where{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::IndexError&) {
+    throw c10::IndexError(where, message);
+  } catch (const c10::ValueError&) {
+    throw c10::ValueError(where, message);
+  } catch (const c10::TypeError&) {
+    throw c10::TypeError(where, message);
+  } catch (const c10::NotImplementedError&) {
+    throw c10::NotImplementedError(where, message);
+  } catch (const c10::OutOfMemoryError&) {
+    throw c10::OutOfMemoryError(where, message);
+  } catch (const std::exception&) {
+    throw base::Error(message);
+  }
+}
+
 // Gives the storages what was made; on a failure poisons what was not.
 void Session::finish(const plan::Plan& plan, Trace& trace, exec::Outcome& outcome) {
   for (size_t i = 0; i < trace.entries.size(); ++i) {
@@ -171,7 +192,7 @@ void Session::finish(const plan::Plan& plan, Trace& trace, exec::Outcome& outcom
       if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
     }
   }
-  throw base::Error(poison->message);
+  rethrow_as(outcome.error, poison->message);
 }
 
 void Session::flush(Recorder& recorder, FlushReason reason) {

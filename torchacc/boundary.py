@@ -14,7 +14,7 @@ def mark_step() -> None:
     An AsyncLoader does this for each batch, and without one `optimizer.step()` does. A call of
     one's own is needed only in a loop that has neither.
     """
-    _boundary.mark_step()
+    _boundary.mark_step("explicit")
 
 
 def sync(wait: bool = False) -> None:
@@ -22,7 +22,7 @@ def sync(wait: bool = False) -> None:
 
     An error of work submitted earlier is raised here when `wait` is set.
     """
-    _boundary.mark_step()
+    _boundary.mark_step("explicit")
     if wait:
         module = torch.get_device_module(device_type())
         for index in range(module.device_count()):

@@ -169,6 +169,7 @@ class _Iteration:
         self._convert = loader._convert
         self._thread: threading.Thread | None = None
         self._marks = is_lazy_device(loader.device)
+        self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
         self._loops: _boundary.Loops | None = None
@@ -193,13 +194,13 @@ class _Iteration:
         if marked:
             # Before the wait for the batch: the step just recorded runs while we wait.
             self._loops = _boundary.loops()
-            _boundary.loader_batch(self._loops, id(self))
+            _boundary.loader_batch(self._loops, id(self), self._device_index)
         try:
             batch = self._channel.get()
         except StopIteration:
             self._leave_loop()
             if self._marks and not marked:
-                _boundary.mark_step()
+                _boundary.mark_step("loader")
             raise
         except BaseException:
             self._leave_loop()

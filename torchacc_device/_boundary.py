@@ -1,9 +1,16 @@
 """Where one training step ends and the next begins.
 
-One boundary per iteration. An AsyncLoader that drives the loop marks it when it hands out a batch;
+One boundary per iteration. An AsyncLoader that drives the loop makes it when it hands out a batch;
 without one it is the end of `optimizer.step()`, through torch's global post hook. This module is
 the one place that decides between the two, and it lives beside the device because a script that
 only says `model.to("acc")` never imports the front end.
+
+In a loop that a loader drives, the boundary moves up from the batch to the end of the iteration's
+last `optimizer.step()` once an iteration has recorded nothing between the two. The plan is the
+same. But the step is submitted before the script looks at its clock: otherwise a window of n steps
+would hold the work of n - 1, and its throughput would be n / (n - 1) of the true one. Where
+something follows the step (the scaler's update, an EMA), it stays in the step's plan, and the batch
+stays the boundary.
 """
 
 from __future__ import annotations
@@ -18,16 +25,24 @@ from torchacc_device import _C
 
 
 class Loops:
-    """The loader-driven loops of one thread, and the optimizers that stepped since the last batch.
+    """The loader-driven loops of one thread, and what its current iteration did so far.
 
-    Set operations only, which are atomic: any thread may collect a loop that was left behind.
+    `open` sees only atomic operations: any thread may collect a loop that was left behind.
     """
 
-    __slots__ = ("open", "stepped")
+    __slots__ = ("device", "last", "latest", "open", "pending", "stepped")
 
     def __init__(self) -> None:
         self.open: set[int] = set()
+        # Index of the device that the innermost loop feeds.
+        self.device = 0
+        # Optimizers that stepped since the last batch, by identity.
         self.stepped: set[int] = set()
+        # The latest of them, and how much was pending when it had stepped.
+        self.latest: int | None = None
+        self.pending = 0
+        # The optimizer after whose step the previous iteration recorded nothing, if there is one.
+        self.last: int | None = None
 
 
 class _Thread(threading.local):
@@ -39,9 +54,12 @@ _thread = _Thread()
 _handle: Any = None
 
 
-def mark_step() -> None:
-    """Ends the step being recorded: everything recorded so far is submitted as one plan."""
-    _C.mark_step()
+def mark_step(reason: str = "step") -> None:
+    """Ends the step being recorded: everything recorded so far is submitted as one plan.
+
+    `reason` is the name under which the flush is counted.
+    """
+    _C.flush(-1, reason)
 
 
 def loops() -> Loops:
@@ -49,11 +67,16 @@ def loops() -> Loops:
     return _thread.loops
 
 
-def loader_batch(loops: Loops, loop: int) -> None:
-    """A loader is about to hand out a batch in the loop named `loop`: a boundary."""
-    mark_step()
+def loader_batch(loops: Loops, loop: int, device: int) -> None:
+    """A loader is about to hand out a batch for `device` in the loop named `loop`: a boundary."""
+    if loops.stepped:
+        # Of an iteration without a step (accumulation, evaluation) nothing is learned.
+        pending = _C.pending(device)
+        loops.last = loops.latest if pending in (0, loops.pending) else None
+        loops.stepped.clear()
     loops.open.add(loop)
-    loops.stepped.clear()
+    loops.device = device
+    mark_step("loader")
 
 
 def loader_end(loops: Loops, loop: int) -> None:
@@ -64,13 +87,17 @@ def loader_end(loops: Loops, loop: int) -> None:
 def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     state = _thread.loops
     if state.open:
-        # One step per batch: the next batch is the boundary, so that what follows the step (the
-        # scaler's update, an EMA) belongs to it. An optimizer that steps again on the same batch
-        # is driven by something else than the loader, which may never hand out another one
+        name = id(optimizer)
+        # An optimizer that steps again on the same batch is driven by something else than the
+        # loader, which may never hand out another batch
         # (test_boundary.py::test_training_on_one_batch_has_a_boundary_per_step).
-        if id(optimizer) not in state.stepped:
-            state.stepped.add(id(optimizer))
+        again = name in state.stepped
+        state.stepped.add(name)
+        state.latest = name
+        if not again and name != state.last:
+            state.pending = _C.pending(state.device)
             return
+        state.pending = 0
     mark_step()
 
 

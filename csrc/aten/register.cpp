@@ -77,6 +77,19 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+void refuse_sparse(const c10::OperatorHandle& handle, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "acc has no sparse tensors (", handle.schema().name(), "). For embeddings use "
+      "nn.Embedding(sparse=False) or nn.EmbeddingBag(sparse=False); otherwise compute on the CPU.");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+}
+
 // PyTorch registers no autograd fallback for PrivateUse1; without one, custom operators fail.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
   m.fallback(torch::autograd::autogradNotImplementedFallback());

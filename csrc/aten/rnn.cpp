@@ -3,6 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/gru_cell_native.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/lstm_cell_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
 #include <ATen/ops/sigmoid.h>
@@ -119,13 +122,37 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates,
   return {(hx - fresh) * update + fresh, hidden_gates};
 }
 
+// nn.LSTMCell and nn.GRUCell, with the biases inside the products as on the CPU: the fused cells
+// above get products without them, which rounds differently.
+std::tuple<at::Tensor, at::Tensor> lstm_layer_cell(
+    const at::Tensor& input, at::TensorList hx, const at::Tensor& w_ih, const at::Tensor& w_hh,
+    const std::optional<at::Tensor>& b_ih, const std::optional<at::Tensor>& b_hh) {
+  if (!on_host()) return at::native::lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
+  const at::Tensor gates = at::linear(hx[0], w_hh, b_hh) + at::linear(input, w_ih, b_ih);
+  const auto parts = gates.unsafe_chunk(4, 1);
+  const at::Tensor cy =
+      at::sigmoid(parts[1]) * hx[1] + at::sigmoid(parts[0]) * at::tanh(parts[2]);
+  return {at::sigmoid(parts[3]) * at::tanh(cy), cy};
+}
+
+at::Tensor gru_layer_cell(const at::Tensor& input, const at::Tensor& hx, const at::Tensor& w_ih,
+                          const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
+                          const std::optional<at::Tensor>& b_hh) {
+  if (!on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
+  return std::get<0>(gru_cell(at::linear(input, w_ih, b_ih), at::linear(hx, w_hh, b_hh), hx, {}, {}));
+}
+
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("lstm_cell", &lstm_layer_cell);
+  m.impl("gru_cell", &gru_layer_cell);
   m.impl("lstm.input", &lstm);
   m.impl("_thnn_fused_lstm_cell", &lstm_cell);
   m.impl("_thnn_fused_gru_cell", &gru_cell);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("lstm_cell", &lstm_layer_cell);
+  m.impl("gru_cell", &gru_layer_cell);
   m.impl("lstm.input", &lstm);
   m.impl("_thnn_fused_lstm_cell", &lstm_cell);
   m.impl("_thnn_fused_gru_cell", &gru_cell);

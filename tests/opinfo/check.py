@@ -102,10 +102,12 @@ def arguments(sample: SampleInput, device: str, spread: bool = False) -> Argumen
     if spread:
         source = helpers.tree_map(_spread, source)
     made = helpers.copy_tree(source, device)
-    kwargs = dict(made[2])
-    if str(kwargs.get("device", "")) == "cpu":
-        kwargs["device"] = device
-    return Arguments(made[0], made[1], kwargs)
+    # Some samples name the device that they were made for.
+    return Arguments(*helpers.tree_map(lambda leaf: device if _is_cpu(leaf) else leaf, made))
+
+
+def _is_cpu(leaf: Any) -> bool:
+    return isinstance(leaf, str) and leaf == "cpu"
 
 
 def _spread(leaf: Any) -> Any:
@@ -190,7 +192,7 @@ class Checker:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
         actual_args: Arguments = made.value
         torch.manual_seed(1000 + index)
-        before = helpers.stats()
+        before = self._counters()
         actual = attempt(lambda: self._call(actual_args))
         recorded = self._recorded(before)
         if expected.error is not None:
@@ -261,7 +263,7 @@ class Checker:
             expected.value is expected_args.input
         ):
             found.append(("alias", "the in-place operator does not return its argument"))
-        changed = helpers.differences(actual_args.all(), expected_args.all(), values=values)
+        changed = helpers.differences(actual_args.tensors(), expected_args.tensors(), values=values)
         found += [("input", text) for kind, text in changed if kind != "type"]
         if self.variant in (FORWARD, VIEW):
             found += self._aliases(actual, actual_args, expected, expected_args, values)
@@ -298,7 +300,7 @@ class Checker:
                 return []
             with torch.no_grad():
                 result.fill_(3)
-        changed = helpers.differences(actual_args.all(), expected_args.all())
+        changed = helpers.differences(actual_args.tensors(), expected_args.tensors())
         return [("alias", f"after a write through the result: {text}") for _, text in changed]
 
     # --- gradient -----------------------------------------------------------------------------
@@ -313,16 +315,11 @@ class Checker:
         if made.error is not None:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
         torch.manual_seed(1000 + index)
-        before = helpers.stats()
         actual = attempt(lambda: self._gradients(sample, made.value))
-        recorded = self._recorded(before)
         if expected.error is not None:
             return self._both_raise(expected, actual)
         if actual.error is not None:
             return [("raises", first_line(actual.error))]
-        # The cotangents are copied after the call, so nodes are counted even when an operator runs
-        # at once: that it is recorded is what the forward variant checks.
-        del recorded
         values = not random and not self.uninitialised
 
         def compare() -> list[Failure]:
@@ -400,10 +397,16 @@ class Checker:
     # --- counters -----------------------------------------------------------------------------
 
     @staticmethod
-    def _recorded(before: dict[str, int]) -> Recorded:
-        if not helpers.ON_ACC:
+    def _counters() -> dict[str, int]:
+        """The counters, brought up to date: nodes are counted when they are submitted."""
+        if helpers.ON_ACC:
+            attempt(helpers.flush)  # what fails here is told by the read of the result
+        return helpers.stats()
+
+    def _recorded(self, before: dict[str, int]) -> Recorded:
+        after = self._counters()
+        if not after:
             return Recorded()
-        after = helpers.stats()
         old = helpers.fallback_keys(before)
         return Recorded(
             nodes=after["nodes"] - before["nodes"],

@@ -73,6 +73,7 @@ class _Worker:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.process.stdout, selectors.EVENT_READ)
         self.requests = 0
+        self.died_at: tuple[int, int] | None = None  # where the last child died, if one did
         self.answer(time.monotonic() + 300)
 
     def ask(self, request: dict[str, Any]) -> None:
@@ -105,7 +106,10 @@ class _Worker:
                 return "hang: the worker did not start"
         line, self.pending = self.pending.split(b"\n", 1)
         answer = json.loads(line)
-        return f"crash: {answer['died']}{self._last_words()}" if "died" in answer else answer
+        if "died" not in answer:
+            return answer
+        self.died_at = tuple(answer["at"])
+        return f"crash: {answer['died']}{self._last_words()}"
 
     def _last_words(self) -> str:
         self.errors.seek(0, 2)
@@ -158,11 +162,11 @@ def _run_one(
             result.random |= answer["random"]
             result.unmade = answer.get("unmade", "")
             return worker, result
-        number, index = worker.position()
+        number, index = worker.died_at or worker.position()
         if number != worker.requests:  # it died before it began
             index = skip
         if worker.process.poll() is None and answer.startswith("crash"):
-            worker.requests = 0  # a new child counts anew
+            worker.requests, worker.died_at = 0, None  # a new child counts anew
             worker.forget_words()
         else:
             worker.kill()

@@ -7,7 +7,7 @@ sample its index is written to the shared progress file, so that the parent can 
 was in.
 
 The process loads the database, names the backend, and forks a child that starts the device and does
-the work. When the child dies the answer is {"died": how} and another one is forked, so that a crash
+the work. When the child dies the answer is {"died": how, "at": [request, sample]} and another one is forked, so that a crash
 costs a fraction of a second and not the import of the database.
 
 Not for calling by hand: `survey.py` is.
@@ -53,6 +53,10 @@ class Progress:
     def write(self, request: int, sample: int) -> None:
         """Leaves the number of the request and of the sample that begins now."""
         self.map[: RECORD.size] = RECORD.pack(request, sample)
+
+    def read(self) -> tuple[int, int]:
+        """What was left last."""
+        return RECORD.unpack(self.map[: RECORD.size])
 
 
 def load_ops(source: str) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def main() -> None:
         if status == ENDED:
             return
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        answers.write(json.dumps({"died": how}) + "\n")
+        answers.write(json.dumps({"died": how, "at": progress.read()}) + "\n")
 
 
 if __name__ == "__main__":

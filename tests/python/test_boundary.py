@@ -14,13 +14,43 @@ from torchacc import boundary
 from torchacc_device import _boundary
 
 
+class Extension:
+    """Stands for the extension module: notes each boundary, and has as much pending as told."""
+
+    def __init__(self):
+        self.pending_now = 0
+        self.threads = []
+        self.reasons = []
+
+    def pending(self, device):
+        return self.pending_now
+
+    def flush(self, device, reason):
+        self.threads.append(threading.current_thread())
+        self.reasons.append(reason)
+        self.pending_now = 0
+
+
 @pytest.fixture
-def marks(device, monkeypatch):
-    """One entry for each boundary, with the thread that made it."""
-    marks = []
-    monkeypatch.setattr(_boundary, "mark_step", lambda: marks.append(threading.current_thread()))
+def extension(device, monkeypatch):
+    extension = Extension()
+    monkeypatch.setattr(_boundary, "_C", extension)
+    monkeypatch.setattr(_boundary._thread, "loops", _boundary.Loops())
     boundary.install_hooks()
-    return marks
+    return extension
+
+
+@pytest.fixture
+def marks(extension):
+    """One entry for each boundary: the thread that made it. Every step leaves work behind it."""
+    after = [0]
+
+    def pending(device):
+        after[0] += 1
+        return after[0]
+
+    extension.pending = pending
+    return extension.threads
 
 
 def make_optimizer(device):
@@ -112,7 +142,8 @@ def test_a_validation_loop_inside_a_training_loop(device, marks):
         for _ in batches(2, device):
             pass
         marks_at_step.append(len(marks))
-    # One for each batch, and one after the last of each loop; the optimizer added none.
+    # One for each batch; the one after a loop's last batch comes before it ends. The optimizer
+    # added none.
     assert marks_at_step == [1 + 3, 1 + 3 + 1 + 3]
 
 
@@ -146,6 +177,61 @@ def test_a_step_that_fails_is_no_boundary(device, marks):
     with pytest.raises(ZeroDivisionError):
         optimizer.step(closure)
     assert marks == []
+
+
+# --- a boundary that moves up to the optimizer --------------------------------------------------
+
+
+def loop(extension, optimizers, device, count=5, step=10, after=0):
+    """The reasons of the boundaries of a loop that records `step` nodes before each optimizer step
+    and `after` nodes after the last."""
+    for _ in batches(count, device):
+        for optimizer in optimizers:
+            extension.pending_now += step
+            optimizer.step()
+        extension.pending_now += after
+    return extension.reasons
+
+
+def test_with_nothing_after_the_step_the_optimizer_makes_the_boundary(device, extension):
+    """Else a window of n steps would hold the work of n - 1 when the script reads its clock."""
+    reasons = loop(extension, [make_optimizer(device)], device)
+    # Nothing is known in the first iteration. The loader's own calls find nothing pending.
+    assert reasons == ["loader", "loader", *["step", "loader"] * 4]
+
+
+def test_with_something_after_the_step_the_loader_makes_the_boundary(device, extension):
+    assert loop(extension, [make_optimizer(device)], device, after=3) == ["loader"] * 6
+
+
+def test_of_two_optimizers_the_last_one_makes_the_boundary(device, extension):
+    optimizers = [make_optimizer(device), make_optimizer(device)]
+    assert loop(extension, optimizers, device) == ["loader", "loader", *["step", "loader"] * 4]
+
+
+def test_what_follows_the_step_now_and_then_moves_the_boundary_back_once(device, extension):
+    optimizer = make_optimizer(device)
+    boundaries = []
+    for i, _ in enumerate(batches(8, device)):
+        extension.reasons.clear()
+        extension.pending_now += 10
+        optimizer.step()
+        boundaries.append(extension.reasons == ["step"])
+        if i == 4:
+            extension.pending_now += 2  # an average of the weights, every few steps
+    assert boundaries == [False, True, True, True, True, False, True, True]
+
+
+def test_a_host_read_after_the_step_does_not_hide_the_end_of_the_step(device, extension):
+    optimizer = make_optimizer(device)
+    boundaries = []
+    for _ in batches(4, device):
+        extension.reasons.clear()
+        extension.pending_now += 10
+        optimizer.step()
+        boundaries.append(extension.reasons == ["step"])
+        extension.pending_now = 0  # the loss was read: everything is submitted
+    assert boundaries == [False, True, True, True]
 
 
 # --- the hook -----------------------------------------------------------------------------------

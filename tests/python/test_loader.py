@@ -251,7 +251,7 @@ def test_the_device_is_the_lazy_one_by_default(device):
 
 def test_it_also_feeds_the_cpu(device, monkeypatch):
     marks = []
-    monkeypatch.setattr("torchacc_device._boundary.mark_step", lambda: marks.append(1))
+    monkeypatch.setattr("torchacc_device._boundary.mark_step", lambda reason: marks.append(reason))
     loader = torchacc.AsyncLoader(numbers(4, batch_size=2), "cpu")
     assert [x.device.type for x, _ in loader] == ["cpu", "cpu"]
     if device != "cpu":
@@ -499,7 +499,9 @@ def marks(device, monkeypatch):
     from torchacc_device import _boundary
 
     marks = []
-    monkeypatch.setattr(_boundary, "mark_step", lambda: marks.append(threading.current_thread()))
+    monkeypatch.setattr(
+        _boundary, "mark_step", lambda reason: marks.append(threading.current_thread())
+    )
     return marks
 
 

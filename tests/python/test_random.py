@@ -6,6 +6,7 @@ What a number is made of is tested in test_random_kernels.py; generators in test
 from __future__ import annotations
 
 import math
+import os
 import struct
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("acc_only")
 
 acc = torch.ops.acc
 DEVICE = "acc"
+RECORDS = os.environ.get("ACC_MODE", "full") != "eager"
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +277,8 @@ def test_draws_are_recorded_and_repeat(name: str) -> None:
     saved = torch.acc.get_rng_state()
     with counting() as c:
         first, second = draw(), draw()
-    assert c["run_now"] == 0, "ran at once instead of being recorded"
+    if RECORDS:
+        assert c["run_now"] == 0, "ran at once instead of being recorded"
     torch.acc.set_rng_state(saved)
     assert torch.equal(draw(), first) and torch.equal(draw(), second)
     torch.manual_seed(77)
@@ -665,7 +668,7 @@ def test_checkpointing_draws_the_same_masks() -> None:
 
 def test_fork_rng_restores_the_stream() -> None:
     before = state()
-    with torch.random.fork_rng(device_type=DEVICE):
+    with torch.random.fork_rng(devices=[0], device_type=DEVICE):
         torch.manual_seed(99)
         inside = torch.rand(4, device=DEVICE)
     assert state() == before
@@ -738,9 +741,9 @@ def test_every_random_operator_of_this_torch_has_a_home() -> None:
             return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
         ours = has("PrivateUse1")
-        composed = has("CompositeExplicitAutograd") or has("CompositeImplicitAutograd")
+        composed = has("CompositeExplicitAutograd")
         composed = composed or has("CompositeExplicitAutogradNonFunctional")
-        if not ours and not composed:
+        if not ours and not composed and not has("CompositeImplicitAutograd"):
             missing.append(name)
         if ours and composed:
             opaque.append(name)

@@ -1,4 +1,4 @@
-"""Packed sequences of different lengths through a GRU."""
+"""Packed sequences of different lengths through a recurrent layer."""
 
 import torch
 from torch import nn
@@ -7,10 +7,10 @@ from torch import nn
 def run(device):
     """Returns what is compared between devices."""
     torch.manual_seed(0)
-    gru = nn.GRU(2, 3).to(device)
+    rnn = nn.RNN(2, 3).to(device)
     x = torch.randn(4, 3, 2).to(device)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 3, 1]))
-    y, h = gru(packed)
+    y, h = rnn(packed)
     padded, lengths = nn.utils.rnn.pad_packed_sequence(y)
     padded.sum().backward()
-    return [padded, lengths, h, gru.weight_ih_l0.grad]
+    return [padded, lengths, h, rnn.weight_ih_l0.grad]

@@ -1,0 +1,61 @@
+"""What acc does not do is refused with the remedy, and leaves everything else usable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def test_sparse_gradients_of_embeddings_name_the_option() -> None:
+    """Sparse tensors do not exist on acc; the message says which option makes them."""
+    embedding = torch.nn.Embedding(6, 2, sparse=True).to("acc")
+    out = embedding(torch.tensor([1, 4, 1], device="acc")).pow(2).sum()
+    with pytest.raises(NotImplementedError, match=r"nn\.Embedding\(sparse=False\)"):
+        out.backward()
+    assert out.isfinite().item()
+
+
+def test_mixed_devices_are_refused_at_the_line() -> None:
+    """A CPU tensor with dimensions beside an acc tensor is PyTorch's usual error."""
+    a = torch.ones(3, device="acc")
+    with pytest.raises(RuntimeError, match="same device"):
+        a + torch.ones(3)
+    assert (a + torch.tensor(2.0)).tolist() == [3.0, 3.0, 3.0]
+
+
+def test_shape_errors_are_raised_at_the_line_with_pytorchs_message() -> None:
+    """The error of a product of wrong shapes is the one that the CPU gives."""
+    a = torch.ones(2, 3, device="acc")
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as acc:
+        a @ a
+    with pytest.raises(RuntimeError) as cpu:
+        a.cpu() @ a.cpu()
+    assert str(acc.value) == str(cpu.value)
+
+
+def test_an_index_out_of_range_names_the_operator_and_the_line_and_poisons_only_its_results() -> None:
+    """An index error in the middle of a step: type, operator, file; the rest goes on."""
+    table = torch.ones(4, 2, device="acc")
+    before = table * 2
+    bad = torch.nn.functional.embedding(torch.tensor([1, 9], device="acc"), table)
+    after = bad + 1
+    with pytest.raises(IndexError, match=r"aten::embedding.*test_refusals\.py"):
+        after.cpu()
+    with pytest.raises(RuntimeError, match="no valid contents"):
+        (bad * 2).cpu()
+    assert before.tolist() == [[2.0, 2.0]] * 4
+    assert (table + 1).sum().item() == 16.0
+
+
+def test_a_failed_in_place_write_is_not_repeated() -> None:
+    """What was written before the failure is written once, what comes after it is poisoned."""
+    counter = torch.zeros(1, device="acc")
+    counter.add_(1)
+    table = torch.ones(4, 2, device="acc")
+    torch.nn.functional.embedding(torch.tensor([9], device="acc"), table, padding_idx=0).mul_(2)
+    later = torch.zeros(1, device="acc") + 1
+    bad = torch.nn.functional.embedding(torch.tensor([9], device="acc"), table)
+    with pytest.raises(IndexError):
+        bad.cpu()
+    assert counter.item() == 1.0
+    assert later.item() == 1.0
