@@ -98,7 +98,7 @@ at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& b
 
 // One LSTM step from the gates' products; order of gates i, f, g, o. The third result is what a
 // fused backward would need and is never read here.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(
     const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cx,
     const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
   const at::Tensor gates =
@@ -110,7 +110,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
 }
 
 // One GRU step; order of gates r, z, n.
-std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates,
+std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates,
                                             const at::Tensor& hidden_gates, const at::Tensor& hx,
                                             const std::optional<at::Tensor>& input_bias,
                                             const std::optional<at::Tensor>& hidden_bias) {
@@ -139,23 +139,23 @@ at::Tensor gru_layer_cell(const at::Tensor& input, const at::Tensor& hx, const a
                           const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
                           const std::optional<at::Tensor>& b_hh) {
   if (!on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
-  return std::get<0>(gru_cell(at::linear(input, w_ih, b_ih), at::linear(hx, w_hh, b_hh), hx, {}, {}));
+  return std::get<0>(fused_gru_cell(at::linear(input, w_ih, b_ih), at::linear(hx, w_hh, b_hh), hx, {}, {}));
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("lstm_cell", &lstm_layer_cell);
   m.impl("gru_cell", &gru_layer_cell);
   m.impl("lstm.input", &lstm);
-  m.impl("_thnn_fused_lstm_cell", &lstm_cell);
-  m.impl("_thnn_fused_gru_cell", &gru_cell);
+  m.impl("_thnn_fused_lstm_cell", &fused_lstm_cell);
+  m.impl("_thnn_fused_gru_cell", &fused_gru_cell);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("lstm_cell", &lstm_layer_cell);
   m.impl("gru_cell", &gru_layer_cell);
   m.impl("lstm.input", &lstm);
-  m.impl("_thnn_fused_lstm_cell", &lstm_cell);
-  m.impl("_thnn_fused_gru_cell", &gru_cell);
+  m.impl("_thnn_fused_lstm_cell", &fused_lstm_cell);
+  m.impl("_thnn_fused_gru_cell", &fused_gru_cell);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <ATen/ops/poisson_ops.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -168,6 +169,11 @@ class Row {
   const uint64_t first_;
 };
 
+// A CPU generator for ATen's own kernels, seeded with the first word of the stream.
+at::Generator own_generator(int64_t seed, int64_t offset) {
+  return at::detail::createCPUGenerator(base::philox(stream_of(seed, offset), 0)[0]);
+}
+
 Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement, int64_t seed,
                    int64_t offset) {
   const int64_t rows = probs.dim() == 1 ? 1 : probs.size(0);
@@ -178,18 +184,22 @@ Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement, i
   int64_t* out = result.mutable_data_ptr<int64_t>();
   const Elements elements(probs);
   const Stream stream = stream_of(seed, offset);
+  std::atomic<bool> invalid = false;
   const int64_t grain = std::max<int64_t>(1, 4096 / (categories + num_samples));
   at::parallel_for(0, rows, grain, [&](int64_t from, int64_t to) {
     for (int64_t row = from; row < to; ++row) {
       std::vector<double> weights(static_cast<size_t>(categories));
       load(probs, elements, row * categories, (row + 1) * categories, weights.data());
       double total = 0;
+      bool valid = true;
       for (const double weight : weights) {
-        TORCH_CHECK(std::isfinite(weight) && weight >= 0,
-                    "probability tensor contains either `inf`, `nan` or element < 0");
+        valid &= std::isfinite(weight) && weight >= 0;
         total += weight;
       }
-      TORCH_CHECK(total > 0, "invalid multinomial distribution (sum of probabilities <= 0)");
+      if (!valid || !(total > 0)) {
+        invalid.store(true, std::memory_order_relaxed);
+        return;
+      }
       const int64_t draws = replacement ? num_samples : categories;
       Row draw(std::move(weights), stream, row * draws);
       if (replacement) {
@@ -199,15 +209,15 @@ Tensor multinomial(const Tensor& probs, int64_t num_samples, bool replacement, i
       }
     }
   });
+  if (invalid) {
+    // PyTorch's own kernel says what is wrong with the weights.
+    at::_ops::multinomial::call(probs, num_samples, replacement, own_generator(seed, offset));
+    TORCH_CHECK(false, "invalid multinomial distribution");
+  }
   return result;
 }
 
-// Samplers that reject draws run ATen's own kernel with a CPU generator of their own, seeded with
-// the first word of the stream: reproducible, one element after the other.
-at::Generator own_generator(int64_t seed, int64_t offset) {
-  return at::detail::createCPUGenerator(base::philox(stream_of(seed, offset), 0)[0]);
-}
-
+// Samplers that reject draws are ATen's: reproducible, one element after the other.
 Tensor poisson(const Tensor& self, int64_t seed, int64_t offset) {
   return at::_ops::poisson::call(self, own_generator(seed, offset));
 }
