@@ -35,8 +35,11 @@ target_include_directories(_C SYSTEM PRIVATE
   "${ACC_TORCH_DIR}/include/torch/csrc/api/include"
   "${ACC_PYTHON_INCLUDE}")
 # c10/cuda/CUDAEvent.h and its like use the interference size, which g++ comments on at each use
-target_compile_options(_C PRIVATE -Wno-interference-size
+target_compile_options(_C PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-interference-size>
   "-fmacro-prefix-map=${ACC_TORCH_DIR}/=torch/")
+# at::parallel_for is a template over OpenMP: without the flag our own loops would be serial. The
+# library itself is torch's, loaded before us.
+target_compile_options(_C PRIVATE -fopenmp)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C)
 
 set(acc_torch_lib "${ACC_TORCH_DIR}/lib")

@@ -1,7 +1,7 @@
 #include "lazy/session.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <array>
 #include <atomic>
@@ -34,10 +34,9 @@ using record::Recorder;
 using record::Trace;
 
 constexpr std::array kReasonCounters{
-    Counter::FlushExplicit, Counter::FlushRead,          Counter::FlushStep,
-    Counter::FlushLoader,   Counter::FlushFallback,      Counter::FlushDataDependent,
-    Counter::FlushCap,      Counter::FlushEvent,         Counter::FlushResize,
-    Counter::FlushPointer,  Counter::FlushEager,         Counter::FlushExit};
+    Counter::FlushExplicit, Counter::FlushRead,          Counter::FlushStep,  Counter::FlushLoader,
+    Counter::FlushFallback, Counter::FlushDataDependent, Counter::FlushCap,   Counter::FlushEvent,
+    Counter::FlushResize,   Counter::FlushPointer,       Counter::FlushEager, Counter::FlushExit};
 
 // A plan may be expected by a recorder when the cache drops it, so the cache shares ownership.
 using Cached = std::shared_ptr<plan::Plan>;
@@ -124,16 +123,16 @@ Cached Session::find_or_build(Device& device, Trace& trace, const std::vector<bo
   return plan;
 }
 
-// A buffer that no run so far kept is kept now: the plan is made again, once, and from then on keeps
-// it always.
+// A buffer that no run so far kept is kept now: the plan is made again, once, and from then on
+// keeps it always.
 Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool>& alive) {
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = outputs[i] || alive[i];
   Cached wider = plan::build(plan->graph, plan->key, std::move(outputs));
   wider->next = plan->next;
-  if (Cached* cached = device.plans.find(
-          plan->key, [&](const Cached& other) { return other == plan; })) {
+  if (Cached* cached =
+          device.plans.find(plan->key, [&](const Cached& other) { return other == plan; })) {
     *cached = wider;
   }
   return wider;
@@ -182,8 +181,8 @@ void Session::finish(const plan::Plan& plan, Trace& trace, exec::Outcome& outcom
     what = error.what();
   }
   auto poison = std::make_shared<record::Poison>();
-  poison->message = base::concat("[", failed.op->name, "] failed", record::source_text(failed.source),
-                                 ": ", what);
+  poison->message = base::concat("[", failed.op->name, "] failed",
+                                 record::source_text(failed.source), ": ", what);
   // Everything that the steps which did not run were to write.
   for (size_t step = outcome.failed_step; step < plan.steps.size(); ++step) {
     for (const graph::Use& use : graph::uses(plan.graph, plan.graph.nodes[plan.steps[step].node])) {
@@ -349,8 +348,8 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   materialise(storage);
   const c10::Storage old = storage.take_memory(nbytes);
   materialise(storage);
-  runtime::backend().copy(storage.memory().mutable_data(), old.data(),
-                          std::min(old_bytes, nbytes), device);
+  runtime::backend().copy(storage.memory().mutable_data(), old.data(), std::min(old_bytes, nbytes),
+                          device);
 }
 
 std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }

@@ -19,11 +19,12 @@ void start();
 // it; whatever then has no valid contents is poisoned and says so when it is used.
 void flush(c10::DeviceIndex device, record::FlushReason reason);
 
-// The tensor of the backend's device that shares the memory of `tensor`, an acc tensor; pending work
-// is submitted first and memory that was never written is allocated.
+// The tensor of the backend's device that shares the memory of `tensor`, an acc tensor; pending
+// work is submitted first and memory that was never written is allocated.
 at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);
 
-// Makes the storage's memory, which has no pending writes, available: allocates it if there is none.
+// Makes the storage's memory, which has no pending writes, available: allocates it if there is
+// none.
 void materialise(record::LazyStorage& storage);
 
 // Marks everything that a failed direct call was to write as having no valid contents.
@@ -38,7 +39,8 @@ std::string last_plan(c10::DeviceIndex device);
 // Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.
 void release_memory(c10::DeviceIndex device);
 
-// Runs once when the interpreter ends: work in flight is finished or dropped, later calls do nothing.
+// Runs once when the interpreter ends: work in flight is finished or dropped, later calls do
+// nothing.
 void stop();
 
 }  // namespace acc::session

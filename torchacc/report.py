@@ -12,7 +12,7 @@ import torch
 
 import torchacc_device
 from torchacc.device import device_type
-from torchacc_device import _build_info, _foreign
+from torchacc_device import _C, _build_info, _foreign
 
 Section = dict[str, Any]
 
@@ -97,13 +97,15 @@ def _device() -> Section:
     module = torch.get_device_module(name)
     count = module.device_count()
     section: Section = {
-        "executor": torchacc_device._C.executor_name(),
-        "cuda in the build": torchacc_device._C.is_cuda_build(),
+        "executor": _C.executor_name(),
+        "mode": _C.mode(),
+        "cuda in the build": _C.is_cuda_build(),
         "devices": count,
     }
     for index in range(count):
         section[f"{name}:{index}"] = module.get_device_name(index)
     section["nvidia driver"] = _nvidia_driver()
+    section["nvidia gpu unusable"] = _C.gpu_problem() or None
     return section
 
 
@@ -143,6 +145,10 @@ def _proc(path: str, key: str) -> str | None:
 
 
 def _variables() -> Section:
-    """What is set. A name that begins like ours is shown even if nothing reads it."""
+    """What is set, and what begins like one of our names and is none."""
     names = [*_VARIABLES, *sorted(name for name in os.environ if name.startswith(_PREFIX))]
-    return {name: os.environ[name] for name in names if name in os.environ}
+    section: Section = {name: os.environ[name] for name in names if name in os.environ}
+    unknown = _C.unknown_environment()
+    if unknown:
+        section["not known"] = unknown
+    return section

@@ -197,6 +197,9 @@ def __getattr__(name: str) -> Any:
     # Made when they are asked for: the number of devices depends on the executor.
     if name == "default_generators":
         return tuple(_C.default_generator(index) for index in range(device_count()))
+    # torch.utils.checkpoint asks for this name to know whether there is a random state to save.
+    if name == "_initialized":
+        return is_initialized()
     raise AttributeError(f"module 'torch.acc' has no attribute '{name}'")
 
 

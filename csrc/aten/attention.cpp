@@ -7,8 +7,8 @@
 #include "csrc/aten/geometry.h"
 #include "csrc/runtime/backend.h"
 
-// scaled_dot_product_attention asks which fused kernel a device has; the answer is the one that ATen
-// gives for the device below.
+// scaled_dot_product_attention asks which fused kernel a device has; the answer is the one that
+// ATen gives for the device below.
 namespace acc::aten {
 namespace {
 
@@ -22,9 +22,8 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   };
   const std::optional<at::Tensor> mask_like =
       mask.has_value() ? std::optional<at::Tensor>(like(*mask)) : std::nullopt;
-  const int64_t choice =
-      at::_fused_sdp_choice(like(query), like(key), like(value), mask_like, dropout_p, is_causal,
-                            scale, enable_gqa);
+  const int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like,
+                                               dropout_p, is_causal, scale, enable_gqa);
   // ATen reaches its flash kernel on other devices only through the CPU's operator; the efficient
   // one is called on the device it is asked for.
   const bool cuda = runtime::backend().alias_type() == c10::kCUDA;

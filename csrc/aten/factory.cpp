@@ -61,8 +61,7 @@ at::Tensor empty(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype,
   const c10::DeviceIndex index = index_of(device);
   const c10::ScalarType type = dtype_of(dtype);
   at::detail::check_size_nonnegative(sizes);
-  const size_t nbytes =
-      at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
+  const size_t nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
   at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
       c10::Storage(record::make_storage(nbytes, index)),
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(type));
@@ -85,8 +84,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
               " and ", strides);
   const c10::DeviceIndex index = index_of(device);
   const c10::ScalarType type = dtype_of(dtype);
-  const size_t nbytes =
-      at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  const size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
   return uninitialized(
       record::make_tensor(record::make_storage(nbytes, index), type, sizes, strides));
 }

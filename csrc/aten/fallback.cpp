@@ -1,10 +1,10 @@
 #include "csrc/aten/fallback.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
@@ -36,7 +36,9 @@ c10::Device alias_device(c10::DeviceIndex index) {
 class DirectCall {
  public:
   DirectCall(const c10::OperatorHandle& handle, torch::jit::Stack* stack)
-      : handle_(handle), schema_(handle.schema()), stack_(stack),
+      : handle_(handle),
+        schema_(handle.schema()),
+        stack_(stack),
         base_(stack->size() - schema_.arguments().size()) {
     find_device();
   }
@@ -83,9 +85,9 @@ class DirectCall {
   void note(c10::Device device) {
     TORCH_CHECK(tensor_device_ < 0 || tensor_device_ == device.index(),
                 "Expected all tensors to be on the same device, but found at least two devices, "
-                "acc:", static_cast<int>(tensor_device_), " and acc:",
-                static_cast<int>(device.index()), "! (in ", schema_.name(),
-                "). Move them to one device first.");
+                "acc:",
+                static_cast<int>(tensor_device_), " and acc:", static_cast<int>(device.index()),
+                "! (in ", schema_.name(), "). Move them to one device first.");
     device_ = tensor_device_ = device.index();
   }
 
@@ -95,13 +97,14 @@ class DirectCall {
                       tensor.device().type() == runtime::backend().alias_type() ||
                       tensor.device().is_meta(),
                   "Expected all tensors to be on the same device, but found at least two devices, "
-                  "acc:", static_cast<int>(device_), " and ", tensor.device(), "! (in ",
-                  schema_.name(), "). Move it with .to(\"acc\") first.");
+                  "acc:",
+                  static_cast<int>(device_), " and ", tensor.device(), "! (in ", schema_.name(),
+                  "). Move it with .to(\"acc\") first.");
       return tensor;
     }
-    TORCH_CHECK(tensor.layout() == c10::kStrided,
-                "acc has no sparse tensors (in ", schema_.name(), "): this one has layout ",
-                tensor.layout(), ". For embeddings use nn.Embedding(sparse=False); otherwise move "
+    TORCH_CHECK(tensor.layout() == c10::kStrided, "acc has no sparse tensors (in ", schema_.name(),
+                "): this one has layout ", tensor.layout(),
+                ". For embeddings use nn.Embedding(sparse=False); otherwise move "
                 "the tensor to the CPU with .cpu().");
     for (const Pair& pair : pairs_) {
       if (pair.tensor.is_same(tensor)) return pair.alias;
@@ -116,7 +119,8 @@ class DirectCall {
     if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
       return alias_device(device_);
     }
-    if (value.isGenerator() || (value.isNone() && type.str().find("Generator") != std::string::npos)) {
+    if (value.isGenerator() ||
+        (value.isNone() && type.str().find("Generator") != std::string::npos)) {
       return generator(value);
     }
     if (value.isTensorList()) {
@@ -206,10 +210,10 @@ class DirectCall {
 at::Tensor wrap(const at::Tensor& result, c10::DeviceIndex device) {
   TORCH_CHECK(result.layout() == c10::kStrided, "acc has no tensors of layout ", result.layout(),
               ". For embeddings use nn.Embedding(sparse=False); otherwise compute on the CPU.");
-  const at::Tensor plain = result.storage_offset() == 0 && !result.is_conj() && !result.is_neg()
-                               ? result
-                               : result.resolve_conj().resolve_neg().clone(
-                                     at::MemoryFormat::Preserve);
+  const at::Tensor plain =
+      result.storage_offset() == 0 && !result.is_conj() && !result.is_neg()
+          ? result
+          : result.resolve_conj().resolve_neg().clone(at::MemoryFormat::Preserve);
   auto storage = record::make_storage(plain.storage().nbytes(), device);
   if (plain.storage().nbytes() > 0) storage->set_memory(plain.storage());
   return record::make_tensor(std::move(storage), plain.scalar_type(), plain.sizes(),

@@ -9,9 +9,10 @@ namespace acc::aten {
 at::Tensor geometry_only(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   const c10::DeviceType type = runtime::backend().alias_type();
-  const c10::Device device(type, type == c10::kCPU ? c10::DeviceIndex(-1) : tensor.device().index());
-  const size_t nbytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(),
-                                                         tensor.dtype().itemsize());
+  const c10::Device device(type,
+                           type == c10::kCPU ? c10::DeviceIndex(-1) : tensor.device().index());
+  const size_t nbytes =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
       c10::DataPtr(nullptr, device), nullptr, false);

@@ -52,8 +52,7 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   }
   if (mode == base::env::Mode::NoFuse) {
     session::flush(device, record::FlushReason::kEager);
-  } else if (record::recorder(device).pending() >=
-             static_cast<size_t>(base::env::max_pending())) {
+  } else if (record::recorder(device).pending() >= static_cast<size_t>(base::env::max_pending())) {
     session::flush(device, record::FlushReason::kCap);
   }
 }
@@ -79,7 +78,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 void refuse_sparse(const c10::OperatorHandle& handle, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "acc has no sparse tensors (", handle.schema().name(), "). For embeddings use "
+      false, "acc has no sparse tensors (", handle.schema().name(),
+      "). For embeddings use "
       "nn.Embedding(sparse=False) or nn.EmbeddingBag(sparse=False); otherwise compute on the CPU.");
 }
 

@@ -104,16 +104,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(
   const at::Tensor gates =
       with_bias(hidden_gates, hidden_bias) + with_bias(input_gates, input_bias);
   const auto parts = gates.unsafe_chunk(4, 1);
-  const at::Tensor cy =
-      at::sigmoid(parts[1]) * cx + at::sigmoid(parts[0]) * at::tanh(parts[2]);
+  const at::Tensor cy = at::sigmoid(parts[1]) * cx + at::sigmoid(parts[0]) * at::tanh(parts[2]);
   return {at::sigmoid(parts[3]) * at::tanh(cy), cy, gates};
 }
 
 // One GRU step; order of gates r, z, n.
 std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates,
-                                            const at::Tensor& hidden_gates, const at::Tensor& hx,
-                                            const std::optional<at::Tensor>& input_bias,
-                                            const std::optional<at::Tensor>& hidden_bias) {
+                                                  const at::Tensor& hidden_gates,
+                                                  const at::Tensor& hx,
+                                                  const std::optional<at::Tensor>& input_bias,
+                                                  const std::optional<at::Tensor>& hidden_bias) {
   const auto x = with_bias(input_gates, input_bias).unsafe_chunk(3, 1);
   const auto h = with_bias(hidden_gates, hidden_bias).unsafe_chunk(3, 1);
   const at::Tensor reset = at::sigmoid(h[0] + x[0]);
@@ -124,14 +124,14 @@ std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates,
 
 // nn.LSTMCell and nn.GRUCell, with the biases inside the products as on the CPU: the fused cells
 // above get products without them, which rounds differently.
-std::tuple<at::Tensor, at::Tensor> lstm_layer_cell(
-    const at::Tensor& input, at::TensorList hx, const at::Tensor& w_ih, const at::Tensor& w_hh,
-    const std::optional<at::Tensor>& b_ih, const std::optional<at::Tensor>& b_hh) {
+std::tuple<at::Tensor, at::Tensor> lstm_layer_cell(const at::Tensor& input, at::TensorList hx,
+                                                   const at::Tensor& w_ih, const at::Tensor& w_hh,
+                                                   const std::optional<at::Tensor>& b_ih,
+                                                   const std::optional<at::Tensor>& b_hh) {
   if (!on_host()) return at::native::lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
   const at::Tensor gates = at::linear(hx[0], w_hh, b_hh) + at::linear(input, w_ih, b_ih);
   const auto parts = gates.unsafe_chunk(4, 1);
-  const at::Tensor cy =
-      at::sigmoid(parts[1]) * hx[1] + at::sigmoid(parts[0]) * at::tanh(parts[2]);
+  const at::Tensor cy = at::sigmoid(parts[1]) * hx[1] + at::sigmoid(parts[0]) * at::tanh(parts[2]);
   return {at::sigmoid(parts[3]) * at::tanh(cy), cy};
 }
 
@@ -139,7 +139,8 @@ at::Tensor gru_layer_cell(const at::Tensor& input, const at::Tensor& hx, const a
                           const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
                           const std::optional<at::Tensor>& b_hh) {
   if (!on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
-  return std::get<0>(fused_gru_cell(at::linear(input, w_ih, b_ih), at::linear(hx, w_hh, b_hh), hx, {}, {}));
+  return std::get<0>(
+      fused_gru_cell(at::linear(input, w_ih, b_ih), at::linear(hx, w_hh, b_hh), hx, {}, {}));
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {

@@ -40,17 +40,24 @@ graph::ListOf list_of(const c10::Type& type) {
   if (list.kind() != TypeKind::ListType) return graph::ListOf::kNone;
   const c10::Type& item = element(list);
   switch (item.kind()) {
-    case TypeKind::TensorType: return graph::ListOf::kTensor;
+    case TypeKind::TensorType:
+      return graph::ListOf::kTensor;
     case TypeKind::OptionalType:
       return element(item).kind() == TypeKind::TensorType ? graph::ListOf::kOptionalTensor
                                                           : graph::ListOf::kNone;
     case TypeKind::IntType:
-    case TypeKind::SymIntType: return graph::ListOf::kInt;
-    case TypeKind::FloatType: return graph::ListOf::kFloat;
-    case TypeKind::BoolType: return graph::ListOf::kBool;
-    case TypeKind::NumberType: return graph::ListOf::kScalar;
-    case TypeKind::StringType: return graph::ListOf::kString;
-    default: return graph::ListOf::kNone;
+    case TypeKind::SymIntType:
+      return graph::ListOf::kInt;
+    case TypeKind::FloatType:
+      return graph::ListOf::kFloat;
+    case TypeKind::BoolType:
+      return graph::ListOf::kBool;
+    case TypeKind::NumberType:
+      return graph::ListOf::kScalar;
+    case TypeKind::StringType:
+      return graph::ListOf::kString;
+    default:
+      return graph::ListOf::kNone;
   }
 }
 
@@ -63,8 +70,8 @@ graph::Role role_of(const std::string& op, const c10::Argument& argument) {
                       list_of(type) == graph::ListOf::kScalar;
   if (number) return graph::Role::kValue;
   // Seeds and offsets of our own random operators are drawn anew for each run.
-  const bool random = op.starts_with("acc::") &&
-                      (argument.name() == "seed" || argument.name() == "offset");
+  const bool random =
+      op.starts_with("acc::") && (argument.name() == "seed" || argument.name() == "offset");
   return random ? graph::Role::kValue : graph::Role::kStructure;
 }
 
@@ -113,6 +120,13 @@ bool is_recordable(const c10::OperatorHandle& handle) {
     return false;
   }
   if (handle.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;
+  // Random operators that PyTorch makes of others end in ours; recorded whole they would draw from
+  // the generator of the device below.
+  if (schema.name().starts_with("aten::") && handle.hasTag(at::Tag::nondeterministic_seeded) &&
+      (handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+       handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional))) {
+    return false;
+  }
   if (!handle.hasKernelForDispatchKey(backend_key()) &&
       !handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
       !handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional)) {

@@ -15,8 +15,9 @@ using record::FlushReason;
 using record::LazyStorage;
 
 LazyStorage& lazy(const c10::Storage& storage) {
-  TORCH_CHECK(storage.device().type() == c10::DeviceType::PrivateUse1,
-              "set_: the storage is on ", storage.device(), ", the tensor on acc. Give it a storage "
+  TORCH_CHECK(storage.device().type() == c10::DeviceType::PrivateUse1, "set_: the storage is on ",
+              storage.device(),
+              ", the tensor on acc. Give it a storage "
               "of the same device.");
   return *static_cast<LazyStorage*>(storage.unsafeGetStorageImpl());
 }

@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-// Views: another geometry over the same storage. Nothing is recorded; an operator that uses the view
-// records its geometry.
+// Views: another geometry over the same storage. Nothing is recorded; an operator that uses the
+// view records its geometry.
 namespace acc::aten {
 namespace {
 
@@ -27,17 +27,17 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::Sym
                       std::optional<c10::SymInt> storage_offset) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   const auto strides = C10_AS_INTARRAYREF_SLOW(stride);
-  const int64_t offset = storage_offset.has_value() ? storage_offset->expect_int()
-                                                    : self.storage_offset();
+  const int64_t offset =
+      storage_offset.has_value() ? storage_offset->expect_int() : self.storage_offset();
   TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape: ", sizes,
               " and ", strides);
-  TORCH_CHECK(std::ranges::all_of(strides, [](int64_t s) { return s >= 0; }),
-              "as_strided: Negative strides are not supported at the moment, got strides: ",
-              strides);
+  TORCH_CHECK(
+      std::ranges::all_of(strides, [](int64_t s) { return s >= 0; }),
+      "as_strided: Negative strides are not supported at the moment, got strides: ", strides);
   TORCH_CHECK(offset >= 0, "as_strided: storage offset must not be negative, got ", offset);
   const auto itemsize = self.dtype().itemsize();
-  const size_t needed = at::detail::computeStorageNbytes(sizes, strides, itemsize,
-                                                         static_cast<size_t>(offset));
+  const size_t needed =
+      at::detail::computeStorageNbytes(sizes, strides, itemsize, static_cast<size_t>(offset));
   TORCH_CHECK(needed <= self.storage().nbytes() ||
                   std::ranges::any_of(sizes, [](int64_t s) { return s == 0; }),
               "setStorage: sizes ", sizes, ", strides ", strides, ", storage offset ", offset,
@@ -91,13 +91,12 @@ at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
   const auto from = static_cast<int64_t>(self.dtype().itemsize());
   const auto to = static_cast<int64_t>(c10::elementSize(dtype));
   const at::Tensor viewed = meta.view(dtype);
-  TORCH_CHECK(self.storage_offset() * from % to == 0,
-              "self.storage_offset() must be divisible by ", to / from, " to view ",
-              self.scalar_type(), " as ", dtype, " (different element sizes), but got ",
-              self.storage_offset());
-  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(),
-      c10::scalarTypeToTypeMeta(dtype));
+  TORCH_CHECK(self.storage_offset() * from % to == 0, "self.storage_offset() must be divisible by ",
+              to / from, " to view ", self.scalar_type(), " as ", dtype,
+              " (different element sizes), but got ", self.storage_offset());
+  at::Tensor view =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
+                                               self.key_set(), c10::scalarTypeToTypeMeta(dtype));
   c10::TensorImpl* impl = view.unsafeGetTensorImpl();
   impl->set_storage_offset(self.storage_offset() * from / to);
   impl->set_sizes_and_strides(viewed.sizes(), viewed.strides());

@@ -12,8 +12,8 @@ namespace acc::runtime {
 namespace {
 
 // Bit positions. The precision field is present only when kHasPrecision is set.
-constexpr int kDefaultDtype = 0;       // 8 bits
-constexpr int kThreads = 8;            // 16 bits
+constexpr int kDefaultDtype = 0;  // 8 bits
+constexpr int kThreads = 8;       // 16 bits
 constexpr int kDeterministic = 24;
 constexpr int kWarnOnly = 25;
 constexpr int kFillUninitialized = 26;
@@ -22,12 +22,12 @@ constexpr int kCudnnBenchmark = 28;
 constexpr int kCudnnDeterministic = 29;
 constexpr int kMkldnn = 30;
 constexpr int kMkldnnDeterministic = 31;
-constexpr int kFp16Reduction = 32;     // 2 bits
-constexpr int kBf16Reduction = 34;     // 2 bits
+constexpr int kFp16Reduction = 32;  // 2 bits
+constexpr int kBf16Reduction = 34;  // 2 bits
 constexpr int kFp16Accumulation = 36;
 constexpr int kFlushDenormal = 37;
 constexpr int kHasPrecision = 38;
-constexpr int kPrecision = 40;         // 2 bits each
+constexpr int kPrecision = 40;  // 2 bits each
 
 struct PrecisionSlot {
   at::Float32Backend backend;
@@ -54,8 +54,7 @@ uint64_t field(uint64_t word, int position, int bits) {
 void set_reduction(uint64_t option, void (at::Context::*set)(bool, bool)) {
   const auto choice = static_cast<at::CuBLASReductionOption>(option);
   const bool reduced = choice == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
-  const bool split =
-      choice != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK;
+  const bool split = choice != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK;
   (at::globalContext().*set)(reduced, split);
 }
 
@@ -63,8 +62,8 @@ void apply(uint64_t from, uint64_t to) {
   at::Context& context = at::globalContext();
   const uint64_t changed = from ^ to;
   if (field(changed, kDefaultDtype, 8) != 0) {
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(
-        static_cast<c10::ScalarType>(field(to, kDefaultDtype, 8))));
+    c10::set_default_dtype(
+        c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(field(to, kDefaultDtype, 8))));
   }
   if (field(changed, kThreads, 16) != 0) {
     at::set_num_threads(static_cast<int>(field(to, kThreads, 16)));
@@ -106,25 +105,25 @@ void apply(uint64_t from, uint64_t to) {
 
 uint64_t ambient_word(bool precision) {
   const at::Context& context = at::globalContext();
-  uint64_t word =
-      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
-      static_cast<uint64_t>(at::get_num_threads() & 0xffff) << kThreads |
-      bit(context.deterministicAlgorithms(), kDeterministic) |
-      bit(context.deterministicAlgorithmsWarnOnly(), kWarnOnly) |
-      bit(context.deterministicFillUninitializedMemory(), kFillUninitialized) |
-      bit(context.userEnabledCuDNN(), kCudnn) | bit(context.benchmarkCuDNN(), kCudnnBenchmark) |
-      bit(context.deterministicCuDNN(), kCudnnDeterministic) |
-      bit(context.userEnabledMkldnn(), kMkldnn) |
-      bit(context.deterministicMkldnn(), kMkldnnDeterministic) |
-      static_cast<uint64_t>(context.allowFP16ReductionCuBLAS()) << kFp16Reduction |
-      static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()) << kBf16Reduction |
-      bit(context.allowFP16AccumulationCuBLAS(), kFp16Accumulation) |
-      bit((_mm_getcsr() & kFlushBits) == kFlushBits, kFlushDenormal);
+  uint64_t word = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
+                  static_cast<uint64_t>(at::get_num_threads() & 0xffff) << kThreads |
+                  bit(context.deterministicAlgorithms(), kDeterministic) |
+                  bit(context.deterministicAlgorithmsWarnOnly(), kWarnOnly) |
+                  bit(context.deterministicFillUninitializedMemory(), kFillUninitialized) |
+                  bit(context.userEnabledCuDNN(), kCudnn) |
+                  bit(context.benchmarkCuDNN(), kCudnnBenchmark) |
+                  bit(context.deterministicCuDNN(), kCudnnDeterministic) |
+                  bit(context.userEnabledMkldnn(), kMkldnn) |
+                  bit(context.deterministicMkldnn(), kMkldnnDeterministic) |
+                  static_cast<uint64_t>(context.allowFP16ReductionCuBLAS()) << kFp16Reduction |
+                  static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()) << kBf16Reduction |
+                  bit(context.allowFP16AccumulationCuBLAS(), kFp16Accumulation) |
+                  bit((_mm_getcsr() & kFlushBits) == kFlushBits, kFlushDenormal);
   if (precision) {
     word |= bit(true, kHasPrecision);
     for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
-      word |= static_cast<uint64_t>(context.float32Precision(kPrecisionSlots[i].backend,
-                                                             kPrecisionSlots[i].op))
+      word |= static_cast<uint64_t>(
+                  context.float32Precision(kPrecisionSlots[i].backend, kPrecisionSlots[i].op))
               << (kPrecision + 2 * static_cast<int>(i));
     }
   }

@@ -3,8 +3,9 @@
 #include <cstdint>
 
 // Process-wide settings that change what an operator computes, as one word: default dtype,
-// deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions, flush-denormal,
-// thread count, and, for operators that multiply, the precision of float32 products.
+// deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
+// flush-denormal, thread count, and, for operators that multiply, the precision of float32
+// products.
 //
 // An operator runs after the `with` block that set them may have ended, so each node carries the
 // word that was in force when it was recorded, and the executor restores it. Autocast, grad mode,

@@ -8,7 +8,7 @@ namespace acc::runtime {
 
 struct Gil {
   bool (*held)() = nullptr;
-  void* (*release)() = nullptr;        // the token that `acquire` takes back
+  void* (*release)() = nullptr;  // the token that `acquire` takes back
   void (*acquire)(void*) = nullptr;
 };
 void install_gil(const Gil& gil);

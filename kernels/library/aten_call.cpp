@@ -26,19 +26,45 @@ at::Tensor make_number(int64_t tag, const int64_t* words) {
   void* data = tensor.mutable_data_ptr();
   const auto put = [&](auto value) { *static_cast<decltype(value)*>(data) = value; };
   switch (dtype) {
-    case c10::kDouble: put(from_bits(words[0])); break;
-    case c10::kFloat: put(static_cast<float>(from_bits(words[0]))); break;
-    case c10::kHalf: put(static_cast<c10::Half>(from_bits(words[0]))); break;
-    case c10::kBFloat16: put(static_cast<c10::BFloat16>(from_bits(words[0]))); break;
-    case c10::kLong: put(words[0]); break;
-    case c10::kInt: put(static_cast<int32_t>(words[0])); break;
-    case c10::kShort: put(static_cast<int16_t>(words[0])); break;
-    case c10::kChar: put(static_cast<int8_t>(words[0])); break;
-    case c10::kByte: put(static_cast<uint8_t>(words[0])); break;
-    case c10::kBool: put(words[0] != 0); break;
-    case c10::ScalarType::UInt16: put(static_cast<uint16_t>(words[0])); break;
-    case c10::ScalarType::UInt32: put(static_cast<uint32_t>(words[0])); break;
-    case c10::ScalarType::UInt64: put(static_cast<uint64_t>(words[0])); break;
+    case c10::kDouble:
+      put(from_bits(words[0]));
+      break;
+    case c10::kFloat:
+      put(static_cast<float>(from_bits(words[0])));
+      break;
+    case c10::kHalf:
+      put(static_cast<c10::Half>(from_bits(words[0])));
+      break;
+    case c10::kBFloat16:
+      put(static_cast<c10::BFloat16>(from_bits(words[0])));
+      break;
+    case c10::kLong:
+      put(words[0]);
+      break;
+    case c10::kInt:
+      put(static_cast<int32_t>(words[0]));
+      break;
+    case c10::kShort:
+      put(static_cast<int16_t>(words[0]));
+      break;
+    case c10::kChar:
+      put(static_cast<int8_t>(words[0]));
+      break;
+    case c10::kByte:
+      put(static_cast<uint8_t>(words[0]));
+      break;
+    case c10::kBool:
+      put(words[0] != 0);
+      break;
+    case c10::ScalarType::UInt16:
+      put(static_cast<uint16_t>(words[0]));
+      break;
+    case c10::ScalarType::UInt32:
+      put(static_cast<uint32_t>(words[0]));
+      break;
+    case c10::ScalarType::UInt64:
+      put(static_cast<uint64_t>(words[0]));
+      break;
     case c10::kComplexHalf:
       put(c10::complex<c10::Half>(static_cast<float>(from_bits(words[0])),
                                   static_cast<float>(from_bits(words[1]))));
@@ -50,7 +76,8 @@ at::Tensor make_number(int64_t tag, const int64_t* words) {
     case c10::kComplexDouble:
       put(c10::complex<double>(from_bits(words[0]), from_bits(words[1])));
       break;
-    default: ACC_FAIL();
+    default:
+      ACC_FAIL();
   }
   if (graph::flags_of(tag) & graph::kWrappedFlag) {
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -72,20 +99,30 @@ class Decoder {
     const int64_t* payload = slot ? values_ : word + 1;
     if (slot) values_ += graph::item_values(word);
     switch (tag) {
-      case Tag::kNone: return {};
-      case Tag::kUndefined: return at::Tensor();
-      case Tag::kDevice: return device_;
-      case Tag::kTensor: return alias(word, (*slots_)[static_cast<size_t>(word[1])]);
-      case Tag::kNumber: return make_number(*word, payload);
-      case Tag::kInt: return payload[0];
-      case Tag::kFloat: return from_bits(payload[0]);
-      case Tag::kBool: return payload[0] != 0;
+      case Tag::kNone:
+        return {};
+      case Tag::kUndefined:
+        return at::Tensor();
+      case Tag::kDevice:
+        return device_;
+      case Tag::kTensor:
+        return alias(word, (*slots_)[static_cast<size_t>(word[1])]);
+      case Tag::kNumber:
+        return make_number(*word, payload);
+      case Tag::kInt:
+        return payload[0];
+      case Tag::kFloat:
+        return from_bits(payload[0]);
+      case Tag::kBool:
+        return payload[0] != 0;
       case Tag::kComplex:
         return c10::complex<double>(from_bits(payload[0]), from_bits(payload[1]));
       case Tag::kString:
         return std::string(reinterpret_cast<const char*>(word + 1), graph::count_of(*word));
-      case Tag::kList: return items(word, list);
-      default: ACC_FAIL();
+      case Tag::kList:
+        return items(word, list);
+      default:
+        ACC_FAIL();
     }
   }
 
@@ -128,7 +165,8 @@ class Decoder {
         }
         return scalars;
       }
-      case graph::ListOf::kNone: break;
+      case graph::ListOf::kNone:
+        break;
     }
     ACC_FAIL();
   }

@@ -15,7 +15,6 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -45,13 +44,8 @@ void dropout(const Tensor& input, const Tensor& output, const Tensor& mask, doub
     load(input, source, begin, begin + n, values);
     float flags[kRandomChunk];
     flag_floats(words, word_groups(n), limit, flags);
-    // A choice, not a product: what is dropped is zero even where the input is infinite or NaN.
-    // By bits, since a branch would be wrong half of the time.
-    using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-    for (int64_t i = 0; i < n; ++i) {
-      const Bits kept_bits = -static_cast<Bits>(flags[i] != 0.0F);
-      values[i] = std::bit_cast<T>(std::bit_cast<Bits>(values[i] * scale) & kept_bits);
-    }
+    // A product, as in PyTorch: infinity and NaN stay visible where they are dropped.
+    for (int64_t i = 0; i < n; ++i) values[i] = values[i] * static_cast<T>(flags[i]) * scale;
     store(output, target, begin, begin + n, values);
     store(mask, kept, begin, begin + n, flags);
   });

@@ -22,8 +22,8 @@ using plan::Place;
 
 // A result that the operator makes: which buffer takes it.
 struct Result {
-  uint32_t stack;   // position on the result stack
-  int32_t item;     // position in the list there; -1: no list
+  uint32_t stack;  // position on the result stack
+  int32_t item;    // position in the list there; -1: no list
   const int64_t* word;
 };
 
@@ -125,8 +125,9 @@ class Run {
     torch::jit::Stack stack = prepared.call.run(values);
     for (const Result& result : prepared.results) {
       const c10::IValue& value = stack[result.stack];
-      adopt(result, result.item < 0 ? value.toTensor()
-                                    : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
+      adopt(result, result.item < 0
+                        ? value.toTensor()
+                        : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
     }
     for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
   }
@@ -201,8 +202,8 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
   // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
   // whoever caused the flush.
   c10::impl::ForceDispatchKeyGuard clean(
-      c10::default_included_set, c10::default_excluded_set |
-                                     c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+      c10::default_included_set,
+      c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   runtime::AmbientScope ambient;
   try {
     const c10::Device alias_device(

@@ -31,8 +31,8 @@ bool same(const Graph& a, const Graph& b) {
   for (size_t i = 0; i < a.nodes.size(); ++i) {
     const Node& x = a.nodes[i];
     const Node& y = b.nodes[i];
-    if (x.op != y.op || x.ambient != y.ambient || x.words != y.words ||
-        x.outputs != y.outputs || x.end != y.end) {
+    if (x.op != y.op || x.ambient != y.ambient || x.words != y.words || x.outputs != y.outputs ||
+        x.end != y.end) {
       return false;
     }
   }

@@ -23,23 +23,23 @@ enum class BufferKind : uint8_t {
 
 struct Buffer {
   BufferKind kind = BufferKind::kFresh;
-  uint64_t nbytes = 0;        // of fresh buffers; 0 for the others, which may grow between runs
-  uint32_t group = 0;         // the first buffer of the same storage; itself when there is none
-  int64_t group_offset = 0;   // bytes from the group's first buffer; kept only for written groups
-  bool written = false;       // some node writes it (for a group: any of its buffers)
+  uint64_t nbytes = 0;       // of fresh buffers; 0 for the others, which may grow between runs
+  uint32_t group = 0;        // the first buffer of the same storage; itself when there is none
+  int64_t group_offset = 0;  // bytes from the group's first buffer; kept only for written groups
+  bool written = false;      // some node writes it (for a group: any of its buffers)
 
   bool operator==(const Buffer&) const = default;
 };
 
 struct Node {
   const Op* op = nullptr;
-  uint32_t words = 0;      // begin of its words
-  uint32_t outputs = 0;    // begin of the words of its fresh results
-  uint32_t end = 0;        // end of its words
-  uint32_t values = 0;     // begin of its values in the step's value block
+  uint32_t words = 0;    // begin of its words
+  uint32_t outputs = 0;  // begin of the words of its fresh results
+  uint32_t end = 0;      // end of its words
+  uint32_t values = 0;   // begin of its values in the step's value block
   uint32_t n_values = 0;
-  uint32_t source = 0;     // where the user's program recorded it; not part of the identity
-  uint64_t ambient = 0;    // process-wide settings in force (see record/ambient.h)
+  uint32_t source = 0;   // where the user's program recorded it; not part of the identity
+  uint64_t ambient = 0;  // process-wide settings in force (see record/ambient.h)
 };
 
 struct Graph {
@@ -75,8 +75,8 @@ struct Use {
   uint32_t buffer = 0;
   bool reads = false;
   bool writes = false;
-  bool fresh = false;       // a result of the node: its whole buffer is written, nothing is read
-  int64_t first_byte = 0;   // the byte range within the buffer
+  bool fresh = false;      // a result of the node: its whole buffer is written, nothing is read
+  int64_t first_byte = 0;  // the byte range within the buffer
   int64_t end_byte = 0;
 };
 

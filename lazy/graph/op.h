@@ -31,23 +31,23 @@ struct Argument {
   std::string name;
   Role role = Role::kStructure;
   ListOf list = ListOf::kNone;
-  bool writes = false;     // declared in the schema, or added by the op table
-  bool cpu_ok = false;     // takes CPU tensors of one or more dimensions (indices)
+  bool writes = false;  // declared in the schema, or added by the op table
+  bool cpu_ok = false;  // takes CPU tensors of one or more dimensions (indices)
 };
 
 struct Return {
-  int alias = -1;      // index of the argument that is returned; -1: a fresh value
-  bool list = false;   // a list of tensors, all fresh
+  int alias = -1;     // index of the argument that is returned; -1: a fresh value
+  bool list = false;  // a list of tensors, all fresh
 };
 
 struct Op {
-  std::string name;    // "aten::add.Tensor"
-  uint64_t id = 0;     // stable hash of the name
+  std::string name;  // "aten::add.Tensor"
+  uint64_t id = 0;   // stable hash of the name
   std::vector<Argument> arguments;
   std::vector<Return> returns;
-  bool writes = false;        // any argument is written
-  bool removable = true;      // may vanish when nothing reads what it makes
-  bool mergeable = true;      // two equal nodes have equal results (not random, not uninitialised)
+  bool writes = false;    // any argument is written
+  bool removable = true;  // may vanish when nothing reads what it makes
+  bool mergeable = true;  // two equal nodes have equal results (not random, not uninitialised)
   bool precision_sensitive = false;  // multiplies: the precision of float32 products matters
   // Owned by the dispatcher edge and opaque here: how the executor calls the operator, and its
   // overload that writes into given memory (null if the backend has no native one).

@@ -29,9 +29,15 @@ void print_item(const int64_t* word, std::ostream& out) {
     return;
   }
   switch (tag_of(*word)) {
-    case Tag::kNone: out << "None"; break;
-    case Tag::kUndefined: out << "undefined"; break;
-    case Tag::kDevice: out << "device"; break;
+    case Tag::kNone:
+      out << "None";
+      break;
+    case Tag::kUndefined:
+      out << "undefined";
+      break;
+    case Tag::kDevice:
+      out << "device";
+      break;
     case Tag::kTensor: {
       const TensorWords tensor = read_tensor(word);
       out << '%' << tensor.buffer << ':' << dtype_name(tensor.dtype);
@@ -46,15 +52,23 @@ void print_item(const int64_t* word, std::ostream& out) {
       break;
     }
     case Tag::kNumber:
-    case Tag::kInt: out << word[1]; break;
-    case Tag::kFloat: out << std::bit_cast<double>(word[1]); break;
-    case Tag::kBool: out << (word[1] != 0 ? "True" : "False"); break;
+    case Tag::kInt:
+      out << word[1];
+      break;
+    case Tag::kFloat:
+      out << std::bit_cast<double>(word[1]);
+      break;
+    case Tag::kBool:
+      out << (word[1] != 0 ? "True" : "False");
+      break;
     case Tag::kComplex:
       out << std::bit_cast<double>(word[1]) << '+' << std::bit_cast<double>(word[2]) << 'j';
       break;
     case Tag::kIntList:
     case Tag::kFloatList:
-    case Tag::kBoolList: print_ints({word + 1, count_of(*word)}, out); break;
+    case Tag::kBoolList:
+      print_ints({word + 1, count_of(*word)}, out);
+      break;
     case Tag::kString:
       out << '\'';
       out.write(reinterpret_cast<const char*>(word + 1), count_of(*word));

@@ -15,12 +15,12 @@ struct Dtype {
 // Indexed by c10::ScalarType, whose numbers are part of PyTorch's serialisation format and so
 // never change. `csrc/aten` asserts that the sizes agree with the torch it is built against.
 constexpr std::array<Dtype, 29> kDtypes{{
-    {"u8", 1},     {"i8", 1},       {"i16", 2},   {"i32", 4},        {"i64", 8},
-    {"f16", 2},    {"f32", 4},      {"f64", 8},   {"c32", 4},        {"c64", 8},
-    {"c128", 16},  {"bool", 1},     {"qi8", 1},   {"qu8", 1},        {"qi32", 4},
-    {"bf16", 2},   {"qu4x2", 1},    {"qu2x4", 1}, {"bits1x8", 1},    {"bits2x4", 1},
-    {"bits4x2", 1},{"bits8", 1},    {"bits16", 2},{"f8e5m2", 1},     {"f8e4m3fn", 1},
-    {"f8e5m2fnuz", 1}, {"f8e4m3fnuz", 1}, {"u16", 2}, {"u32", 4},
+    {"u8", 1},         {"i8", 1},         {"i16", 2},    {"i32", 4},     {"i64", 8},
+    {"f16", 2},        {"f32", 4},        {"f64", 8},    {"c32", 4},     {"c64", 8},
+    {"c128", 16},      {"bool", 1},       {"qi8", 1},    {"qu8", 1},     {"qi32", 4},
+    {"bf16", 2},       {"qu4x2", 1},      {"qu2x4", 1},  {"bits1x8", 1}, {"bits2x4", 1},
+    {"bits4x2", 1},    {"bits8", 1},      {"bits16", 2}, {"f8e5m2", 1},  {"f8e4m3fn", 1},
+    {"f8e5m2fnuz", 1}, {"f8e4m3fnuz", 1}, {"u16", 2},    {"u32", 4},
 }};
 
 const Dtype& dtype(uint8_t number) {

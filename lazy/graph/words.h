@@ -33,10 +33,10 @@ enum class Tag : uint8_t {
   kDevice,
 };
 
-inline constexpr uint8_t kValueFlag = 1;     // the payload is in the value block
-inline constexpr uint8_t kWrappedFlag = 2;   // kNumber: came from a Python number
-inline constexpr uint8_t kConjFlag = 4;      // kTensor: lazily conjugated
-inline constexpr uint8_t kNegFlag = 8;       // kTensor: lazily negated
+inline constexpr uint8_t kValueFlag = 1;    // the payload is in the value block
+inline constexpr uint8_t kWrappedFlag = 2;  // kNumber: came from a Python number
+inline constexpr uint8_t kConjFlag = 4;     // kTensor: lazily conjugated
+inline constexpr uint8_t kNegFlag = 8;      // kTensor: lazily negated
 
 constexpr int64_t make_tag(Tag tag, uint8_t dtype = 0, uint8_t flags = 0, uint64_t count = 0) {
   return static_cast<int64_t>(static_cast<uint64_t>(tag) | static_cast<uint64_t>(dtype) << 8 |
@@ -61,8 +61,9 @@ struct TensorWords {
 
 inline TensorWords read_tensor(const int64_t* word) {
   const uint32_t dims = count_of(*word);
-  return {static_cast<uint32_t>(word[1]), dtype_of(*word),       flags_of(*word), word[2],
-          {word + 3, dims},               {word + 3 + dims, dims}};
+  return {
+      static_cast<uint32_t>(word[1]), dtype_of(*word), flags_of(*word), word[2], {word + 3, dims},
+      {word + 3 + dims, dims}};
 }
 
 // Number of words of the item at `word`, nested items included.

@@ -14,7 +14,7 @@ constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 struct Lifetimes {
   std::vector<uint32_t> first;  // step
   std::vector<uint32_t> last;
-  std::vector<bool> adopted;    // the first touch is a result whose memory the operator makes
+  std::vector<bool> adopted;  // the first touch is a result whose memory the operator makes
 };
 
 // A single result of an operator with a native out kernel can be written where the plan wants it.

@@ -43,7 +43,8 @@ struct Plan {
   uint64_t bytes() const;
 };
 
-// Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the end.
+// Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the
+// end.
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive);
 
 }  // namespace acc::plan

@@ -34,8 +34,8 @@ struct WordsEqual {
 using Memo = std::unordered_map<std::vector<int64_t>, std::shared_ptr<const Inference>, WordsHash,
                                 WordsEqual>;
 
-// A program whose shapes never repeat must not grow the table without end; when it is full it starts
-// afresh, which costs the current shapes one Meta call each.
+// A program whose shapes never repeat must not grow the table without end; when it is full it
+// starts afresh, which costs the current shapes one Meta call each.
 constexpr size_t kMaxSignatures = 100'000;
 
 std::mutex memo_mutex;
@@ -90,8 +90,8 @@ void append_result(const at::Tensor& tensor, std::vector<int64_t>* words) {
   }
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
-  words->push_back(graph::make_tag(graph::Tag::kTensor,
-                                   static_cast<uint8_t>(tensor.scalar_type()), 0, sizes.size()));
+  words->push_back(graph::make_tag(graph::Tag::kTensor, static_cast<uint8_t>(tensor.scalar_type()),
+                                   0, sizes.size()));
   words->push_back(0);
   words->push_back(0);
   words->insert(words->end(), sizes.begin(), sizes.end());
@@ -111,8 +111,8 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     // The Meta kernel sees what it would see below autograd in a fresh thread: modes, transforms
     // and autocast of the caller have acted already.
     c10::impl::ForceDispatchKeyGuard clean(
-        c10::default_included_set, c10::default_excluded_set |
-                                     c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+        c10::default_included_set,
+        c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     handle.callBoxed(stack);
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {
@@ -134,8 +134,7 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     if (op.returns[i].alias >= 0) continue;
     if (op.returns[i].list) {
       const auto items = stack[i].toListRef();
-      inference->results.push_back(
-          graph::make_tag(graph::Tag::kList, 0, 0, items.size()));
+      inference->results.push_back(graph::make_tag(graph::Tag::kList, 0, 0, items.size()));
       for (const c10::IValue& item : items) append_result(item.toTensor(), &inference->results);
     } else {
       append_result(stack[i].toTensor(), &inference->results);

@@ -29,9 +29,9 @@ struct Inference {
   std::vector<Resize> resizes;
 };
 
-// Memoised by `signature`: operator, ambient word and words of the call. Runs no Python and takes no
-// lock but its own on a hit; on a miss the Meta kernel may need the interpreter lock, so the caller
-// holds no lock of acc.
+// Memoised by `signature`: operator, ambient word and words of the call. Runs no Python and takes
+// no lock but its own on a hit; on a miss the Meta kernel may need the interpreter lock, so the
+// caller holds no lock of acc.
 std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const graph::Op& op,
                                        const c10::OperatorHandle& handle,
                                        c10::ArrayRef<c10::IValue> arguments);

@@ -18,8 +18,8 @@ inline double from_bits(int64_t bits) { return std::bit_cast<double>(bits); }
 // The tag word of `tensor`, a CPU tensor of no dimension.
 inline int64_t number_tag(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  const auto flags = static_cast<uint8_t>(
-      graph::kValueFlag | (impl->is_wrapped_number() ? graph::kWrappedFlag : 0));
+  const auto flags = static_cast<uint8_t>(graph::kValueFlag |
+                                          (impl->is_wrapped_number() ? graph::kWrappedFlag : 0));
   return graph::make_tag(graph::Tag::kNumber,
                          static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())), flags);
 }

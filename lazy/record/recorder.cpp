@@ -79,7 +79,7 @@ Recorder& recorder(c10::DeviceIndex device) {
 struct Recorder::Call {
   struct Operand {
     const at::Tensor* tensor;
-    uint32_t word;   // position of its tag
+    uint32_t word;  // position of its tag
     bool writes;
     bool host;
   };
@@ -126,25 +126,26 @@ struct Recorder::Call {
       if (impl->dim() == 0 && !argument.writes) return add_number(tensor);
       TORCH_CHECK(argument.cpu_ok,
                   "Expected all tensors to be on the same device, but found at least two devices, "
-                  "acc:", static_cast<int>(device < 0 ? 0 : device), " and cpu! (when checking "
-                  "argument '", argument.name, "' of ", op->name,
-                  "). Move it with .to(\"acc\") first.");
+                  "acc:",
+                  static_cast<int>(device < 0 ? 0 : device),
+                  " and cpu! (when checking "
+                  "argument '",
+                  argument.name, "' of ", op->name, "). Move it with .to(\"acc\") first.");
     } else if (device < 0) {
       device = impl->device().index();
     } else {
       TORCH_CHECK(device == impl->device().index(),
                   "Expected all tensors to be on the same device, but found at least two devices, "
-                  "acc:", static_cast<int>(device), " and acc:",
-                  static_cast<int>(impl->device().index()), "! (when checking argument '",
-                  argument.name, "' of ", op->name, "). Move it with .to(\"acc:",
-                  static_cast<int>(device), "\") first.");
+                  "acc:",
+                  static_cast<int>(device), " and acc:", static_cast<int>(impl->device().index()),
+                  "! (when checking argument '", argument.name, "' of ", op->name,
+                  "). Move it with .to(\"acc:", static_cast<int>(device), "\") first.");
     }
     const auto dims = static_cast<size_t>(impl->dim());
-    operands.push_back(
-        {&tensor, static_cast<uint32_t>(words.size()), argument.writes, !acc});
-    words.push_back(graph::make_tag(
-        Tag::kTensor, static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())),
-        lazy_bits(impl), dims));
+    operands.push_back({&tensor, static_cast<uint32_t>(words.size()), argument.writes, !acc});
+    words.push_back(graph::make_tag(Tag::kTensor,
+                                    static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())),
+                                    lazy_bits(impl), dims));
     words.push_back(0);
     words.push_back(0);
     const auto sizes = impl->sizes();
@@ -204,13 +205,12 @@ struct Recorder::Call {
     return true;
   }
 
-  // ATen refuses in-place calls whose operands overlap in part or with themselves. Its check needs real operands, so
-  // such a call runs at once; ATen then decides.
+  // ATen refuses in-place calls whose operands overlap in part or with themselves. Its check needs
+  // real operands, so such a call runs at once; ATen then decides.
   bool overlaps() const {
     for (const Operand& written : operands) {
       if (!written.writes) continue;
-      if (at::has_internal_overlap(written.tensor->unsafeGetTensorImpl()) ==
-          at::MemOverlap::Yes) {
+      if (at::has_internal_overlap(written.tensor->unsafeGetTensorImpl()) == at::MemOverlap::Yes) {
         return true;
       }
       for (const Operand& other : operands) {

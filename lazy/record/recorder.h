@@ -16,23 +16,23 @@
 // The trace of one device: what was called since the last flush, by all threads, in program order.
 namespace acc::record {
 
-// A buffer of the trace. The storage is known weakly: a node never keeps a tensor alive, and whether
-// the user still does is asked at the flush.
+// A buffer of the trace. The storage is known weakly: a node never keeps a tensor alive, and
+// whether the user still does is asked at the flush.
 struct Entry {
   // Empty for snapshots and after a resize.
   c10::weak_intrusive_ptr<LazyStorage> storage{c10::intrusive_ptr<LazyStorage>()};
-  c10::Storage memory;       // of inputs and snapshots: keeps the contents until they were read
-  int64_t byte_offset = 0;   // of inputs: where the views of this entry begin
+  c10::Storage memory;      // of inputs and snapshots: keeps the contents until they were read
+  int64_t byte_offset = 0;  // of inputs: where the views of this entry begin
   uint64_t nbytes = 0;
   graph::BufferKind kind = graph::BufferKind::kFresh;
-  bool written = false;      // kept at the group's first entry
+  bool written = false;  // kept at the group's first entry
   uint32_t group = 0;
-  uint32_t next = 0;         // next entry of the same storage; 0: none
+  uint32_t next = 0;  // next entry of the same storage; 0: none
 };
 
 // What a flush takes away.
 struct Trace {
-  graph::Graph graph;                         // empty when `followed` says which one it equals
+  graph::Graph graph;  // empty when `followed` says which one it equals
   const graph::Graph* followed = nullptr;
   std::vector<Entry> entries;
   std::vector<int64_t> values;
@@ -98,11 +98,12 @@ class Recorder {
 // The recorder of a device. Throws for an index that is not there.
 Recorder& recorder(c10::DeviceIndex device);
 
-// The device index of the first acc tensor among the last `n` values of the stack; -1: there is none.
+// The device index of the first acc tensor among the last `n` values of the stack; -1: there is
+// none.
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 
-// Where the user's program is, as a number that `source_text` explains; 0: unknown. Installed by the
-// bindings; called without any lock of acc held.
+// Where the user's program is, as a number that `source_text` explains; 0: unknown. Installed by
+// the bindings; called without any lock of acc held.
 using Locator = uint32_t (*)();
 void install_locator(Locator locator);
 

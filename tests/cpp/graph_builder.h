@@ -24,7 +24,8 @@ class GraphBuilder {
 
   uint32_t buffer(graph::BufferKind kind, uint64_t nbytes = 16) {
     const auto index = static_cast<uint32_t>(graph.buffers.size());
-    graph.buffers.push_back({kind, kind == graph::BufferKind::kFresh ? nbytes : 0, index, 0, false});
+    graph.buffers.push_back(
+        {kind, kind == graph::BufferKind::kFresh ? nbytes : 0, index, 0, false});
     return index;
   }
   uint32_t input() { return buffer(graph::BufferKind::kInput); }

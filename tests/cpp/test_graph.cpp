@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "graph_builder.h"
 #include "lazy/graph/print.h"
+#include "tests/cpp/graph_builder.h"
 
 namespace acc {
 namespace {
@@ -12,9 +12,8 @@ using graph::Tag;
 using testing::GraphBuilder;
 
 TEST(Words, AnItemIsAsLongAsItsPayload) {
-  const std::vector<int64_t> list{graph::make_tag(Tag::kList, 0, 0, 2),
-                                  graph::make_tag(Tag::kInt), 7,
-                                  graph::make_tag(Tag::kNone)};
+  const std::vector<int64_t> list{graph::make_tag(Tag::kList, 0, 0, 2), graph::make_tag(Tag::kInt),
+                                  7, graph::make_tag(Tag::kNone)};
   EXPECT_EQ(graph::item_words(list.data()), 4U);
   const std::vector<int64_t> tensor{graph::make_tag(Tag::kTensor, 6, 0, 2), 0, 0, 2, 3, 3, 1};
   EXPECT_EQ(graph::item_words(tensor.data()), 7U);

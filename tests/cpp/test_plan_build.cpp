@@ -2,9 +2,9 @@
 
 #include <random>
 
-#include "graph_builder.h"
 #include "lazy/passes/dce.h"
 #include "lazy/plan/plan.h"
+#include "tests/cpp/graph_builder.h"
 
 namespace acc {
 namespace {

@@ -50,12 +50,43 @@ RANDOM: dict[str, str] = {
     "uniform": "draws",
 }
 
+# Of those, the ones that draw once per channel: all elements of a channel share the draw.
+DRAWS_CHANNELS: dict[str, str] = {
+    "nn.functional.dropout2d": "drops whole channels",
+    "nn.functional.dropout3d": "drops whole channels",
+    "nn.functional.feature_alpha_dropout.with_train": "drops whole channels",
+}
+
+_HISTOGRAM = "the range is that of the data, or the bins are checked on the host"
+
 # Operators that run at once instead of being recorded: the shape of the result, or the way through
 # the operator, depends on data, or a host value is returned.
-RUN_AT_ONCE: dict[str, str] = {}
+RUN_AT_ONCE: dict[str, str] = {
+    "__getitem__": "a boolean mask: as many rows as it has ones",
+    "argwhere": "as many rows as there are elements other than zero",
+    "histogram": _HISTOGRAM,
+    "histogramdd": _HISTOGRAM,
+    "linalg.lstsq": "the rank decides the shape of the residuals",
+    "linalg.lstsq.grad_oriented": "the rank decides the shape of the residuals",
+    "masked_select": "as many elements as the mask has ones",
+    "nn.functional.ctc_loss": "lengths are read on the host",
+    "nonzero": "as many rows as there are elements other than zero",
+    "unique": "as many elements as there are different ones",
+    "unique_consecutive": "as many elements as there are runs",
+}
 
 # Operators that change or return metadata only: there is nothing to record.
-METADATA_ONLY: dict[str, str] = {}
+METADATA_ONLY: dict[str, str] = {
+    "as_strided": "sizes, strides and offset in place",
+    "as_strided.partial_views": "sizes, strides and offset in place",
+    "resize_": "sizes and the end of the storage",
+    "resize_as_": "sizes and the end of the storage",
+    "squeeze": "sizes in place",
+    "squeeze.multiple": "sizes in place",
+    "t": "strides in place",
+    "transpose": "strides in place",
+    "unsqueeze": "sizes in place",
+}
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ def test_no_exception_is_listed_twice_or_without_reason():
     for table in (
         exceptions.UNINITIALISED,
         exceptions.RANDOM,
+        exceptions.DRAWS_CHANNELS,
         exceptions.RUN_AT_ONCE,
         exceptions.METADATA_ONLY,
     ):

@@ -144,6 +144,7 @@ def test_lists_name_operators_of_the_database(surveys):
     known = {r.op for results in surveys.values() for r in results}
     for table in (
         exceptions.UNINITIALISED,
+        exceptions.DRAWS_CHANNELS,
         exceptions.RUN_AT_ONCE,
         exceptions.METADATA_ONLY,
     ):

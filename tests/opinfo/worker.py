@@ -6,9 +6,9 @@ text]} as each is found, and {"op", "variant", "dtype", "samples", "random"} at 
 sample its index is written to the shared progress file, so that the parent can name what a crash
 was in.
 
-The process loads the database, names the backend, and forks a child that starts the device and does
-the work. When the child dies the answer is {"died": how, "at": [request, sample]} and another one is forked, so that a crash
-costs a fraction of a second and not the import of the database.
+The process loads the database, names the backend, and forks a child that starts the device and
+does the work. When the child dies the answer is {"died": how, "at": [request, sample]} and another
+one is forked, so that a crash costs a fraction of a second and not the import of the database.
 
 Not for calling by hand: `survey.py` is.
 """
@@ -63,7 +63,7 @@ def load_ops(source: str) -> dict[str, Any]:
     """The operators of a module's `op_db` by full name. ValueError for a name used twice."""
     ops: dict[str, Any] = {}
     database = importlib.import_module(source).op_db
-    without_frozen_generators()
+    without_frozen_generators(database)
     for op in database:
         name = check.full_name(op)
         if name in ops:
@@ -72,15 +72,24 @@ def load_ops(source: str) -> dict[str, Any]:
     return ops
 
 
-def without_frozen_generators() -> None:
+def without_frozen_generators(ops: list[Any]) -> None:
     """Lets random operators of the database advance the generators.
 
     The database wraps them so that the generators' states are put back, which would hide that they
     draw. The seeds are set by `Checker.check`.
     """
+
+    def plain(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    frozen = set()
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
-            module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+            frozen.add(module.wrapper_set_seed)
+            module.wrapper_set_seed = plain
+    for op in ops:
+        if op.gradcheck_wrapper in frozen:
+            op.gradcheck_wrapper = plain
 
 
 def seed() -> None:

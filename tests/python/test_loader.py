@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import os
 import pickle
+import sys
 import threading
 import time
 import traceback
@@ -186,6 +187,12 @@ def test_tensors_are_found_in_containers_and_the_rest_passes_through(device):
     # The batch that the loader made is not changed: a data set may keep it.
     assert batch["list"][0] is t and batch["sample"].image is t and batch["ordered"]["z"] is t
     assert t.device.type == "cpu"
+
+
+def test_pinned_batches_arrive(device):
+    plain = numbers(10, batch_size=4)
+    pinned = numbers(10, batch_size=4, pin_memory=True, num_workers=1)
+    assert values(torchacc.AsyncLoader(pinned, device)) == values(plain)
 
 
 def test_iterable_data_sets_arrive_whole(device):
@@ -641,6 +648,39 @@ def test_a_copied_batch_is_there_without_a_flush(acc_only):
         for _ in range(4):
             next(iterator)
     assert counted["nodes"] == 0
+
+
+def test_copies_beside_a_training_step_disturb_no_number(device, one_thread):
+    """Thread switches every microsecond: the copy meets the recorder at every point of a step."""
+
+    def train(loader, device):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
+        )
+        model.to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        losses = []
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = (model(x.to(device)) - y.to(device)).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+        return [loss.item() for loss in losses]
+
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(200, 64), torch.randn(200, 1))
+    plain = DataLoader(data, batch_size=6)
+    expected = train(plain, "cpu")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        found = train(torchacc.AsyncLoader(plain, device, device_prefetch_size=3), device)
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == expected
 
 
 def test_ragged_last_batches_make_no_new_plan_each_epoch(acc_only):

@@ -33,7 +33,7 @@ def test_shape_errors_are_raised_at_the_line_with_pytorchs_message() -> None:
     assert str(acc.value) == str(cpu.value)
 
 
-def test_an_index_out_of_range_names_the_operator_and_the_line_and_poisons_only_its_results() -> None:
+def test_an_index_error_names_operator_and_line_and_poisons_only_its_results() -> None:
     """An index error in the middle of a step: type, operator, file; the rest goes on."""
     table = torch.ones(4, 2, device="acc")
     before = table * 2
