@@ -287,7 +287,7 @@ def _adamw(parameters: Any, **options: Any) -> torch.optim.Optimizer:
 def _sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     import torch
 
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=5e-4, **options)
+    return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=5e-4, **options)
 
 
 def build(name: str, device: str, variant: str) -> Program:

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -97,6 +98,17 @@ bool overlaps_as_planned(const plan::Plan& plan, const Trace& trace) {
   return true;
 }
 
+// ACC_DUMP: what a new plan was made of, or what is left of it.
+void dump(const plan::Plan& plan) {
+  if (base::env::dump() == base::env::Dump::None) return;
+  graph::Graph shown = plan.graph;
+  if (base::env::dump() == base::env::Dump::Plan) {
+    shown.nodes.clear();
+    for (const plan::Step& step : plan.steps) shown.nodes.push_back(plan.graph.nodes[step.node]);
+  }
+  std::fputs(graph::print(shown).c_str(), stderr);
+}
+
 Cached Session::find_or_build(Device& device, Trace& trace, const std::vector<bool>& alive) {
   if (trace.followed != nullptr) {
     if (overlaps_as_planned(*device.expected, trace)) {
@@ -119,6 +131,7 @@ Cached Session::find_or_build(Device& device, Trace& trace, const std::vector<bo
     return *found;
   }
   Cached plan = plan::build(std::move(trace.graph), key, alive);
+  dump(*plan);
   device.plans.insert(key, std::make_unique<Cached>(plan), plan->bytes());
   return plan;
 }

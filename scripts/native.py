@@ -469,6 +469,35 @@ def build_module(output: Path, environ: dict[str, str] | None = None) -> Path:
         return install_module(build / "module" / f"_C{suffix}", output, build_info(torch, cuda))
 
 
+def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
+    """Builds the module for the host under the thread sanitizer; returns a folder for PYTHONPATH.
+
+    The folder holds a copy of torchacc_device with that module. The interpreter that imports it
+    has to run with the sanitizer's runtime preloaded (tests/threads does).
+    """
+    environ = dict(os.environ if environ is None else environ)
+    torch = find_torch()
+    build = build_folder(torch, None).with_name(build_folder(torch, None).name + "-thread")
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    options = {
+        "ACC_MODULE": "ON",
+        "ACC_SAN": "thread",
+        "ACC_TORCH_DIR": str(torch.path),
+        "ACC_PYTHON_INCLUDE": str(check_python_headers()),
+        "ACC_EXT_SUFFIX": suffix,
+        "ACC_OUTPUT_DIR": str(build / "module"),
+        "ACC_CUDA": "OFF",
+    }
+    package = build / "site" / "torchacc_device"
+    with locked(build):
+        cmake_build(build, options, environ)
+        package.mkdir(parents=True, exist_ok=True)
+        for source in (ROOT / "torchacc_device").glob("*.py"):
+            shutil.copyfile(source, package / source.name)
+        install_module(build / "module" / f"_C{suffix}", package, build_info(torch, None))
+    return package.parent
+
+
 def install_module(made: Path, output: Path, info: str) -> Path:
     """Puts the module and _build_info.py into `output`; returns the module's path there."""
     target = output / made.name

@@ -1,7 +1,6 @@
 #include "csrc/runtime/ambient.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <immintrin.h>
@@ -13,7 +12,6 @@ namespace {
 
 // Bit positions. The precision field is present only when kHasPrecision is set.
 constexpr int kDefaultDtype = 0;  // 8 bits
-constexpr int kThreads = 8;       // 16 bits
 constexpr int kDeterministic = 24;
 constexpr int kWarnOnly = 25;
 constexpr int kFillUninitialized = 26;
@@ -65,9 +63,6 @@ void apply(uint64_t from, uint64_t to) {
     c10::set_default_dtype(
         c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(field(to, kDefaultDtype, 8))));
   }
-  if (field(changed, kThreads, 16) != 0) {
-    at::set_num_threads(static_cast<int>(field(to, kThreads, 16)));
-  }
   if (test(changed, kDeterministic) || test(changed, kWarnOnly)) {
     context.setDeterministicAlgorithms(test(to, kDeterministic), test(to, kWarnOnly));
   }
@@ -106,7 +101,6 @@ void apply(uint64_t from, uint64_t to) {
 uint64_t ambient_word(bool precision) {
   const at::Context& context = at::globalContext();
   uint64_t word = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
-                  static_cast<uint64_t>(at::get_num_threads() & 0xffff) << kThreads |
                   bit(context.deterministicAlgorithms(), kDeterministic) |
                   bit(context.deterministicAlgorithmsWarnOnly(), kWarnOnly) |
                   bit(context.deterministicFillUninitializedMemory(), kFillUninitialized) |

@@ -4,7 +4,7 @@
 
 // Process-wide settings that change what an operator computes, as one word: default dtype,
 // deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
-// flush-denormal, thread count, and, for operators that multiply, the precision of float32
+// flush-denormal, and, for operators that multiply, the precision of float32
 // products.
 //
 // An operator runs after the `with` block that set them may have ended, so each node carries the

@@ -17,7 +17,6 @@ not_recorded    nothing was recorded, and the operator is not on a list that exp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,15 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from tests import helpers
 from tests.opinfo import exceptions
+from tests.opinfo.compare import (
+    Arguments,
+    arguments,
+    cotangent,
+    distributions,
+    neutral,
+    sharing,
+    writable,
+)
 
 Failure = tuple[str, str]
 
@@ -73,53 +81,6 @@ def samples(op: OpInfo, variant: str, dtype: torch.dtype) -> Iterator[Any]:
     if variant == ERROR:
         return iter(op.error_inputs("cpu"))
     return iter(op.sample_inputs("cpu", dtype, requires_grad=variant in (GRADIENT, DOUBLE)))
-
-
-@dataclass
-class Arguments:
-    """A sample's arguments on one device."""
-
-    input: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def all(self) -> tuple[Any, ...]:
-        """Every argument as one nested container."""
-        return (self.input, self.args, self.kwargs)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the arguments."""
-        return helpers.tensors(self.all())
-
-
-def arguments(sample: SampleInput, device: str, spread: bool = False) -> Arguments:
-    """A deep copy of the sample's arguments on `device`.
-
-    With `spread` every strided tensor of at least one dimension becomes a non-contiguous view: of
-    every second element of a last dimension, with an offset of one.
-    """
-    source = (sample.input, tuple(sample.args), dict(sample.kwargs))
-    if spread:
-        source = helpers.tree_map(_spread, source)
-    made = helpers.copy_tree(source, device)
-    # Some samples name the device that they were made for.
-    return Arguments(*helpers.tree_map(lambda leaf: device if _is_cpu(leaf) else leaf, made))
-
-
-def _is_cpu(leaf: Any) -> bool:
-    return isinstance(leaf, str) and leaf == "cpu"
-
-
-def _spread(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.numel() == 0:
-        return leaf
-    if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested:
-        return leaf
-    source = leaf.detach()
-    wide = source.new_zeros((*source.shape[:-1], source.shape[-1] * 2 + 1))
-    view = wide[..., 1::2]
-    view.copy_(source)
-    return view.requires_grad_(leaf.requires_grad)
 
 
 @dataclass
@@ -264,7 +225,7 @@ class Checker:
         found += self._devices(actual.value, expected.value, expected_args)
         if random and not found and not self.uninitialised:
             together = 2 if self.name in exceptions.DRAWS_CHANNELS else None
-            found += _distributions(actual.value, expected.value, together)
+            found += distributions(actual.value, expected.value, together)
         if self.variant in (INPLACE, INPLACE_VIEW) and (actual.value is actual_args.input) != (
             expected.value is expected_args.input
         ):
@@ -293,8 +254,8 @@ class Checker:
         expected_args: Arguments,
         values: bool,
     ) -> list[Failure]:
-        theirs = _sharing(expected.value, expected_args)
-        mine = _sharing(actual.value, actual_args)
+        theirs = sharing(expected.value, expected_args)
+        mine = sharing(actual.value, actual_args)
         if mine != theirs:
             return [("alias", f"{mine} instead of {theirs} (result, argument, offset)")]
         if not theirs or not values:
@@ -302,7 +263,7 @@ class Checker:
         # A write through a result that is a view must be seen in the argument.
         for outcome in (actual, expected):
             result = helpers.tensors(outcome.value)[theirs[0][0]]
-            if not _writable(result):
+            if not writable(result):
                 return []
             with torch.no_grad():
                 result.fill_(3)
@@ -349,7 +310,7 @@ class Checker:
         made = torch.autograd.grad(
             outputs,
             inputs,
-            [_cotangent(t, i) for i, t in enumerate(outputs)],
+            [cotangent(t, i) for i, t in enumerate(outputs)],
             allow_unused=True,
             create_graph=create,
         )
@@ -361,7 +322,7 @@ class Checker:
         twice = torch.autograd.grad(
             second,
             inputs,
-            [_cotangent(t, i + 10) for i, t in enumerate(second)],
+            [cotangent(t, i + 10) for i, t in enumerate(second)],
             allow_unused=True,
         )
         return [g.detach() if g is not None else None for g in (*made, *twice)]
@@ -396,7 +357,7 @@ class Checker:
         theirs, mine = first_line(expected.error), first_line(actual.error)
         if type(actual.error) is not type(expected.error):
             return [("message", f"{mine} instead of {theirs}")]
-        if messages and _neutral(mine) != _neutral(theirs):
+        if messages and neutral(mine) != neutral(theirs):
             return [("message", f"{mine} instead of {theirs}")]
         return []
 
@@ -438,7 +399,7 @@ class Checker:
         views = self.variant in (FORWARD, VIEW)
         if (
             views
-            and len(_sharing(made, a)) == len([t for t in made if t.numel()])
+            and len(sharing(made, a)) == len([t for t in made if t.numel()])
             and not recorded.run_now
         ):
             return []  # every result is a view of an argument
@@ -446,83 +407,3 @@ class Checker:
         if recorded.fallbacks:
             how += f", fallbacks: {', '.join(sorted(recorded.fallbacks))}"
         return [("not_recorded", f"no node recorded ({how})")]
-
-
-def _neutral(message: str) -> str:
-    """A message without the names of devices, which rightly differ."""
-    for name in ("acc:0", "acc", "cpu", "CPU", "PrivateUse1", "privateuseone"):
-        message = message.replace(name, "DEVICE")
-    return message
-
-
-def _cotangent(t: torch.Tensor, seed: int) -> torch.Tensor:
-    """A cotangent that depends on the shape and the position only; drawn on the CPU."""
-    g = torch.Generator().manual_seed(seed)
-    kind = (
-        t.dtype
-        if t.dtype in (torch.float64, torch.complex128)
-        else (torch.complex64 if t.is_complex() else torch.float32)
-    )
-    drawn = torch.randn(t.shape, generator=g, dtype=kind).to(t.dtype)
-    if t.layout != torch.strided:
-        return drawn.to(t.device).to_sparse(layout=t.layout)
-    return drawn.to(t.device)
-
-
-def _storage(t: torch.Tensor) -> int:
-    try:
-        return t.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse and opaque tensors have no storage
-        return 0
-
-
-def _sharing(result: Any, a: Arguments) -> list[tuple[int, int, int]]:
-    """(result, argument, offset) for each result that lies in an argument's storage."""
-    owners: dict[int, int] = {}
-    for i, t in enumerate(a.tensors()):
-        if t.numel():
-            owners.setdefault(_storage(t), i)
-    owners.pop(0, None)
-    found = []
-    for i, t in enumerate(helpers.tensors(result)):
-        owner = owners.get(_storage(t)) if t.numel() else None
-        if owner is not None:
-            found.append((i, owner, t.storage_offset()))
-    return found
-
-
-def _writable(t: torch.Tensor) -> bool:
-    if t.layout != torch.strided or t.is_inference():
-        return False
-    return all(s != 0 or n <= 1 for s, n in zip(t.stride(), t.shape, strict=True))
-
-
-def _distributions(actual: Any, expected: Any, dims: int | None = None) -> list[Failure]:
-    """Two-sample Kolmogorov-Smirnov test of each pair of results, at one false alarm in a million.
-
-    There is one draw per element, or per index of the first `dims` dimensions. Only results of 20
-    draws or more are compared; a NaN on one side only is always told.
-    """
-    found = []
-    for a, e in zip(helpers.tensors(actual), helpers.tensors(expected), strict=True):
-        n = math.prod(a.shape[:dims])
-        if n < 20 or a.layout != torch.strided:
-            continue
-        x = helpers.to_cpu(a).resolve_conj()
-        y = helpers.to_cpu(e).resolve_conj()
-        if x.is_complex():
-            x, y = torch.view_as_real(x), torch.view_as_real(y)
-        x, y = x.double().flatten(), y.double().flatten()
-        if bool(x.isnan().any()) != bool(y.isnan().any()):
-            found.append(("distribution", "NaN on one side only"))
-            continue
-        x, y = x.nan_to_num().sort().values, y.nan_to_num().sort().values
-        points = torch.cat([x, y])
-        rank = lambda v, p=points: torch.searchsorted(v, p, right=True) / v.numel()  # noqa: E731
-        distance = float((rank(x) - rank(y)).abs().max())
-        limit = math.sqrt(-math.log(1e-6 / 2) / 2) * math.sqrt(2 / n)
-        if distance > limit:
-            found.append(
-                ("distribution", f"Kolmogorov-Smirnov distance {distance:.2f} of {n} draws")
-            )
-    return found
