@@ -172,6 +172,7 @@ const graph::Op* make_op(const c10::OperatorHandle& handle) {
     made.list = list_of(*argument.type());
     made.writes = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
                   graph::table::writes_undeclared(schema.name(), argument.name());
+    made.integers = graph::table::needs_integers(schema.name(), argument.name());
     made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());
     op.writes |= made.writes;
   }

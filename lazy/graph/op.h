@@ -31,8 +31,9 @@ struct Argument {
   std::string name;
   Role role = Role::kStructure;
   ListOf list = ListOf::kNone;
-  bool writes = false;  // declared in the schema, or added by the op table
-  bool cpu_ok = false;  // takes CPU tensors of one or more dimensions (indices)
+  bool writes = false;    // declared in the schema, or added by the op table
+  bool integers = false;  // must hold integers or booleans
+  bool cpu_ok = false;    // takes CPU tensors of one or more dimensions (indices)
 };
 
 struct Return {

@@ -244,6 +244,11 @@ bool is_structure(Name name, Name argument) {
 
 bool takes_cpu_tensor(Name name, Name argument) { return contains(kTakeCpu, name, argument); }
 
+bool needs_integers(Name name, Name argument) {
+  return name.starts_with("aten::bitwise_") || name.starts_with("aten::__") ||
+         (name.starts_with("aten::embedding") && argument == "indices");
+}
+
 bool must_run(Name name) { return contains(kMustRun, name); }
 
 bool multiplies(Name name) { return contains(kProducts, name); }

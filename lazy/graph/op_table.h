@@ -24,6 +24,9 @@ bool takes_cpu_tensor(std::string_view name, std::string_view argument);
 // May not vanish although nothing reads its result.
 bool must_run(std::string_view name);
 
+// An argument that must hold integers or booleans, which the kernel checks and Meta does not.
+bool needs_integers(std::string_view name, std::string_view argument);
+
 // The precision of float32 products changes its result.
 bool multiplies(std::string_view name);
 

@@ -98,9 +98,27 @@ void append_result(const at::Tensor& tensor, std::vector<int64_t>* words) {
   words->insert(words->end(), strides.begin(), strides.end());
 }
 
+// Some kernels check the types of their operands where Meta does not: products want one type,
+// others integers. A direct call then says so at the line.
+bool wrong_types(const graph::Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<c10::ScalarType> first;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
+    const c10::ScalarType type = arguments[i].toTensor().scalar_type();
+    if (op.arguments[i].integers && !c10::isIntegralType(type, /*includeBool=*/true)) return true;
+    if (op.precision_sensitive && first.has_value() && type != *first) return true;
+    first = type;
+  }
+  return false;
+}
+
 std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::OperatorHandle& handle,
                                           c10::ArrayRef<c10::IValue> arguments) {
   auto inference = std::make_shared<Inference>();
+  if (wrong_types(op, arguments)) {
+    inference->recordable = false;
+    return inference;
+  }
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {

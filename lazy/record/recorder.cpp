@@ -574,7 +574,6 @@ void Recorder::detach(LazyStorage& storage, size_t nbytes) {
 
 Trace Recorder::take() {
   Trace trace;
-  trace.nodes = n_nodes_;
   if (expected_ != nullptr && n_nodes_ == expected_->nodes.size() && n_nodes_ > 0) {
     trace.followed = expected_;
   } else if (expected_ != nullptr) {

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,7 +37,6 @@ struct Trace {
   const graph::Graph* followed = nullptr;
   std::vector<Entry> entries;
   std::vector<int64_t> values;
-  size_t nodes = 0;
 };
 
 class Recorder {
@@ -67,7 +67,8 @@ class Recorder {
   // Ends the comparison with the expected step, whose graph is about to go. Holds the mutex.
   void stop_expecting() { stop_following(); }
 
-  size_t pending() const { return n_nodes_; }
+  // Read without the mutex, as a hint.
+  size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }
   std::recursive_mutex& mutex() { return mutex_; }
   c10::DeviceIndex device() const { return device_; }
 
@@ -91,7 +92,7 @@ class Recorder {
   graph::Graph graph_;
   std::vector<Entry> entries_;
   std::vector<int64_t> values_;
-  size_t n_nodes_ = 0;
+  std::atomic<size_t> n_nodes_{0};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
 };
 

@@ -61,6 +61,8 @@ def _batch(device: str, names: list[str], folder: Path, **env: str | None) -> di
         left = [name for name in left if name not in found]
         if started and found[started].error == "started":
             found[started].error = f"the process ended ({status}) in this program\n{last_words}"
+        elif not left and status != "status 0":
+            raise AssertionError(f"every program ran, then: {status}\n{last_words}")
         elif left and len(left) == before:
             raise AssertionError(f"no program could be run ({status})\n{last_words}")
     return found
