@@ -102,12 +102,14 @@ void append_result(const at::Tensor& tensor, std::vector<int64_t>* words) {
 // others integers. A direct call then says so at the line.
 bool wrong_types(const graph::Op& op, c10::ArrayRef<c10::IValue> arguments) {
   std::optional<c10::ScalarType> first;
+  int factors = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
     const c10::ScalarType type = arguments[i].toTensor().scalar_type();
     if (op.arguments[i].integers && !c10::isIntegralType(type, /*includeBool=*/true)) return true;
-    if (op.precision_sensitive && first.has_value() && type != *first) return true;
-    first = type;
+    // The two factors come first; workspaces and masks, of other types, come later.
+    if (op.precision_sensitive && ++factors == 2 && type != *first) return true;
+    if (!first.has_value()) first = type;
   }
   return false;
 }
