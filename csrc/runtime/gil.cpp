@@ -13,6 +13,10 @@ void* release_if_held() {
 
 void install_gil(const Gil& gil) { installed = gil; }
 
+bool is_interrupt(const std::exception& error) {
+  return installed.is_interrupt != nullptr && installed.is_interrupt(error);
+}
+
 GilRelease::GilRelease() : token_(release_if_held()) {}
 
 GilRelease::~GilRelease() {

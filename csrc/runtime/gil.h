@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <mutex>
 
 // Python's interpreter lock, known here through three functions that the extension module installs:
@@ -10,8 +11,13 @@ struct Gil {
   bool (*held)() = nullptr;
   void* (*release)() = nullptr;  // the token that `acquire` takes back
   void (*acquire)(void*) = nullptr;
+  // Whether a caught exception is Python's KeyboardInterrupt.
+  bool (*is_interrupt)(const std::exception&) = nullptr;
 };
 void install_gil(const Gil& gil);
+
+// Whether the user asked to stop: whoever catches everything lets this one through.
+bool is_interrupt(const std::exception& error);
 
 // Gives the interpreter lock away while it lives, if this thread holds it.
 class GilRelease {

@@ -11,6 +11,7 @@
 
 #include "csrc/base/hash.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/gil.h"
 #include "lazy/graph/words.h"
 
 namespace acc::record {
@@ -183,7 +184,8 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
     auto direct = std::make_shared<Inference>();
     direct->recordable = false;
     inference = direct;
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (runtime::is_interrupt(error)) throw;
     // Wrong arguments, or a result whose shape depends on data. The direct call tells them apart,
     // with the message that eager gives; it is not remembered, since it may end differently.
     auto direct = std::make_shared<Inference>();

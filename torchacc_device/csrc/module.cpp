@@ -43,6 +43,15 @@ void install_python() {
   gil.held = [] { return PyGILState_Check() != 0 && Py_IsInitialized() != 0; };
   gil.release = [] { return static_cast<void*>(PyEval_SaveThread()); };
   gil.acquire = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); };
+  gil.is_interrupt = [](const std::exception& error) {
+    py::gil_scoped_acquire acquire;
+    if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
+      return raised->type != nullptr &&
+             PyErr_GivenExceptionMatches(raised->type, PyExc_KeyboardInterrupt) != 0;
+    }
+    const auto* raised = dynamic_cast<const py::error_already_set*>(&error);
+    return raised != nullptr && raised->matches(PyExc_KeyboardInterrupt);
+  };
   runtime::install_gil(gil);
   if (base::env::source_lines()) record::install_locator(&bindings::locate);
 }
