@@ -57,12 +57,12 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
         "--ignore=tests/python/test_packaging.py",
     ),
     "models": pytest("tests/models"),
-    "threads": pytest("tests/threads"),
     "seeds": pytest("tests/seeds"),
     "opinfo-harness": pytest("tests/opinfo/test_harness.py"),
 }
 # Stages that `make test-full` adds.
 FULL_STAGES: dict[str, Callable[[dict[str, str]], int]] = {
+    "threads": pytest("tests/threads"),
     "opinfo": pytest("tests/opinfo/test_opinfo.py"),
 }
 
