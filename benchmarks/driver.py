@@ -29,6 +29,15 @@ class WorkerTimeout(WorkerError):
     """A worker did not answer in time and was ended."""
 
 
+def clean_up_when_terminated() -> None:
+    """Makes SIGTERM end this process by an exception, so that its workers are ended too."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
 def environment(threads: int, caches: Path, executor: str | None) -> dict[str, str]:
     """The environment of a worker: fixed threads, fresh caches, no automatic plugin loading."""
     values = dict(os.environ)

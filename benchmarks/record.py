@@ -24,7 +24,7 @@ if __package__ in (None, ""):
 
 from benchmarks import load, report, stats
 from benchmarks.cases import Case
-from benchmarks.driver import Worker, WorkerError
+from benchmarks.driver import Worker, WorkerError, clean_up_when_terminated
 from benchmarks.measure import CaseResult, ModeRun, Settings, alternate, ratio_between, start_mode
 from benchmarks.run import EXIT_REFUSED, Refused, require_plugin, verdict, write_lines
 
@@ -290,4 +290,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main())

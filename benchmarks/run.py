@@ -25,7 +25,7 @@ if __package__ in (None, ""):
 
 from benchmarks import load, measure, report
 from benchmarks.cases import CASES
-from benchmarks.driver import Worker
+from benchmarks.driver import Worker, clean_up_when_terminated
 from benchmarks.measure import CaseResult, Settings
 
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED, EXIT_INVALID, EXIT_MISSED = range(5)
@@ -201,4 +201,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main())

@@ -584,6 +584,29 @@ def test_a_quick_run_of_the_command(tmp_path):
     assert "/" not in json.dumps(header["machine"]) and str(ROOT) not in file.read_text()
 
 
+def test_a_terminated_run_ends_its_workers_and_removes_its_folders(tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--suite", "host"]
+    command += ["--case", "mlp_small", "--modes", "eager", "--window-s", "100"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        members: set[int] = set()
+        for _ in range(1200):
+            table = load.process_table()
+            members = {pid for pid, entry in table.items() if entry.parent == process.pid}
+            if members and list(tmp_path.iterdir()):
+                break
+            time.sleep(0.05)
+        assert members and list(tmp_path.iterdir())
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+        assert list(tmp_path.iterdir()) == []
+        assert not any(Path(f"/proc/{pid}").exists() for pid in members)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_baseline_beside_the_plugin_is_refused(acc_only, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no baseline"):
         worker.assert_no_plugin()
