@@ -1,12 +1,13 @@
 """A custom operator registered from Python runs and is differentiated."""
 
 import torch
+from torch import library
 
 
 def run(device):
     """Returns what is compared between devices."""
 
-    @torch.library.custom_op("acc_programs::twice_plus", mutates_args=())
+    @library.custom_op("acc_programs::twice_plus", mutates_args=())
     def twice_plus(x: torch.Tensor, k: float) -> torch.Tensor:
         return x.clone() * 2 + k
 
