@@ -7,6 +7,7 @@ harness compares the CPU with itself, which checks the harness and needs no buil
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -383,6 +384,33 @@ def child_env(**changes: str | None) -> dict[str, str]:
         else:
             env[name] = value
     return env
+
+
+def run_beside(folder: Path, code: str, **env: str | None) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a fresh interpreter that finds this project in `folder` and nowhere else.
+
+    An installation of the project in the interpreter running the tests would be found too, so the
+    child reads no `site-packages` but a folder of links to everything else that is in there.
+    """
+    others = folder / "others"
+    others.mkdir(exist_ok=True)
+    for entry in (Path(path) for path in sys.path):
+        if entry.name not in ("site-packages", "dist-packages") or not entry.is_dir():
+            continue
+        for child in entry.iterdir():
+            ours = re.match(r"(__editable__)?_*(acc_torch|torchacc)", child.name)
+            link = others / child.name
+            if not ours and not link.is_symlink():
+                link.symlink_to(child)
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=folder,
+        env=child_env(**{**env, "PYTHONPATH": os.pathsep.join((str(folder), str(others)))}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def run_python(

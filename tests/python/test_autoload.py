@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.helpers import ROOT, child_env
+from tests.helpers import ROOT, run_beside
 from torchacc_device import _choice
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -50,18 +49,8 @@ def installed(copied: Path) -> Path:
 
 
 def run(folder: Path, code: str, **env: str | None) -> subprocess.CompletedProcess[str]:
-    # Nothing but `folder` on the path: the repository may hold an entry point of its own.
-    changed = child_env(**{"TORCH_DEVICE_BACKEND_AUTOLOAD": None, "USE_TORCHACC": None, **env})
-    changed["PYTHONPATH"] = str(folder)
-    return subprocess.run(
-        [sys.executable, "-c", STATE + code],
-        cwd=folder,
-        env=changed,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    unset = {"TORCH_DEVICE_BACKEND_AUTOLOAD": None, "USE_TORCHACC": None}
+    return run_beside(folder, STATE + code, **{**unset, **env})
 
 
 def outcome(folder: Path, code: str = "print(state()[0])", **env: str | None) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torchacc_device
-from tests.helpers import ROOT, child_env, extension, run_python
+from tests.helpers import ROOT, extension, run_beside, run_python
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -255,16 +255,7 @@ def import_copy(folder: Path, build_info: str | None) -> subprocess.CompletedPro
     (package / "_C.py").write_text("raise SystemError('the native module was loaded')\n")
     if build_info is not None:
         (package / "_build_info.py").write_text(build_info)
-    env = child_env(PYTHONPATH=str(folder))
-    return subprocess.run(
-        [sys.executable, "-c", "import torchacc_device"],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_beside(folder, "import torchacc_device")
 
 
 def build_info(**changes: object) -> str:
