@@ -6,6 +6,9 @@ it, or take bytes. Each is wrapped for acc tensors only: work is submitted first
 runs on the tensor of the CPU or GPU that shares the memory, or on a copy. `data_ptr` of
 UntypedStorage is not among them: it tells storages apart and must not submit anything.
 
+One more function tells Meta kernels for which device they infer: where the layout of a result
+differs between CPU and CUDA (FFTs, decompositions, embedding bags), they take CUDA for granted.
+
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch._C import DispatchKey
 from torch.utils.dlpack import DLDeviceType
 
@@ -101,7 +105,14 @@ def _share(original: Callable[..., Any]) -> Callable[..., Any]:
     return share
 
 
-_WRAPPED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+def _device_hint(original: Callable[..., str]) -> Callable[..., str]:
+    def device_hint(tensor: torch.Tensor) -> str:
+        return "cpu" if _C.inferring() and _C.executor_name() == "host" else original(tensor)
+
+    return device_hint
+
+
+_WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.Tensor, "data_ptr", _data_ptr),
     (torch.Tensor, "__dlpack__", _dlpack),
     (torch.Tensor, "__dlpack_device__", _dlpack_device),
@@ -110,10 +121,13 @@ _WRAPPED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (torch.UntypedStorage, "_share_fd_cpu_", _share),
     (torch.UntypedStorage, "_share_filename_cpu_", _share),
     (torch.UntypedStorage, "_share_cuda_", _share),
+    (_meta_registrations, "device_hint", _device_hint),
 )
 
 # Everything that is wrapped, by its full name.
-LIST: tuple[str, ...] = tuple(f"torch.{owner.__name__}.{name}" for owner, name, _ in _WRAPPED)
+LIST: tuple[str, ...] = tuple(
+    f"torch.{owner.__name__.removeprefix('torch.')}.{name}" for owner, name, _ in _WRAPPED
+)
 
 # What the owner's own __dict__ held before, by full name; _ABSENT where it inherited.
 _before: dict[str, Any] = {}

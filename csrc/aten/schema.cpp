@@ -172,6 +172,7 @@ const graph::Op* make_op(const c10::OperatorHandle& handle) {
     made.list = list_of(*argument.type());
     made.writes = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
                   graph::table::writes_undeclared(schema.name(), argument.name());
+    made.out = argument.is_out();
     made.integers = graph::table::needs_integers(schema.name(), argument.name());
     made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());
     op.writes |= made.writes;
@@ -189,6 +190,7 @@ const graph::Op* make_op(const c10::OperatorHandle& handle) {
   }
   op.removable = !graph::table::must_run(schema.name()) && (op.writes || !op.returns.empty());
   op.mergeable = !handle.hasTag(at::Tag::nondeterministic_seeded);
+  op.pointwise = handle.hasTag(at::Tag::pointwise);
   op.precision_sensitive = graph::table::multiplies(schema.name());
   op.handle = &handles().emplace_back(handle);
   op.out_handle = find_out(handle);

@@ -32,6 +32,7 @@ struct Argument {
   Role role = Role::kStructure;
   ListOf list = ListOf::kNone;
   bool writes = false;    // declared in the schema, or added by the op table
+  bool out = false;       // an out= argument, which takes the geometry of the result
   bool integers = false;  // must hold integers or booleans
   bool cpu_ok = false;    // takes CPU tensors of one or more dimensions (indices)
 };
@@ -46,9 +47,10 @@ struct Op {
   uint64_t id = 0;   // stable hash of the name
   std::vector<Argument> arguments;
   std::vector<Return> returns;
-  bool writes = false;    // any argument is written
-  bool removable = true;  // may vanish when nothing reads what it makes
-  bool mergeable = true;  // two equal nodes have equal results (not random, not uninitialised)
+  bool writes = false;     // any argument is written
+  bool removable = true;   // may vanish when nothing reads what it makes
+  bool mergeable = true;   // two equal nodes have equal results (not random, not uninitialised)
+  bool pointwise = false;  // each result element depends on the operands' elements at its place
   bool precision_sensitive = false;  // multiplies: the precision of float32 products matters
   // Owned by the dispatcher edge and opaque here: how the executor calls the operator, and its
   // overload that writes into given memory (null if the backend has no native one).

@@ -39,8 +39,7 @@ constexpr std::array kHost{
     Name("aten::_is_all_true"),
     Name("aten::_is_any_true"),
 };
-// The shape of the result depends on data, or (segment_reduce, histogramdd) its Meta kernel reads
-// data.
+// The shape of the result depends on data, or (histogramdd) its Meta kernel reads data.
 constexpr std::array kDataDependent{
     Name("aten::nonzero"),
     Name("aten::nonzero_numpy"),
@@ -57,7 +56,6 @@ constexpr std::array kDataDependent{
     Name("aten::_histogramdd_bin_edges"),
     Name("aten::_histogramdd_from_bin_cts"),
     Name("aten::_histogramdd_from_bin_tensors"),
-    Name("aten::segment_reduce"),
     Name("aten::to_sparse"),
     Name("aten::_to_sparse"),
     Name("aten::repeat_interleave"),
@@ -94,6 +92,11 @@ constexpr std::array kDecomposed{
     Name("aten::_unsafe_view"),
     Name("aten::_lazy_clone"),
     Name("aten::as_strided_"),
+    Name("aten::as_strided_copy"),
+    Name("aten::as_strided_scatter"),
+    Name("aten::view_copy"),
+    Name("aten::unsafe_split"),
+    Name("aten::unsafe_split_with_sizes"),
     Name("aten::t_"),
     Name("aten::transpose_"),
     Name("aten::squeeze_"),

@@ -45,10 +45,12 @@ Memo& memo() {
   return table;
 }
 
-std::unordered_map<std::string, StrideRule>& stride_rules() {
-  static std::unordered_map<std::string, StrideRule> rules;
+std::unordered_map<std::string, MetaRule>& meta_rules() {
+  static std::unordered_map<std::string, MetaRule> rules;
   return rules;
 }
+
+thread_local bool inside_meta = false;
 
 bool on_acc(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
@@ -134,6 +136,10 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     c10::impl::ForceDispatchKeyGuard clean(
         c10::default_included_set,
         c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    struct Inside {
+      Inside() { inside_meta = true; }
+      ~Inside() { inside_meta = false; }
+    } inside;
     handle.callBoxed(stack);
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {
@@ -144,12 +150,20 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     const at::Tensor& given = arguments[argument].toTensor();
     const at::Tensor& meta = metas[argument].toTensor();
     if (given.sizes() != meta.sizes()) {
+      if (!op.arguments[argument].out) {
+        // Meta kernels resize what an in-place call would have to broadcast. Eager refuses it.
+        inference->recordable = false;
+        return inference;
+      }
       inference->resizes.push_back(
           {static_cast<uint32_t>(argument), meta.sizes().vec(), meta.strides().vec()});
     }
   }
-  if (const auto rule = stride_rules().find(op.name); rule != stride_rules().end()) {
-    rule->second(arguments, stack);
+  if (const auto rule = meta_rules().find(op.name); rule != meta_rules().end()) {
+    if (!rule->second(arguments, stack)) {
+      inference->recordable = false;
+      return inference;
+    }
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {
     if (op.returns[i].alias >= 0) continue;
@@ -198,9 +212,9 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
   return inference;
 }
 
-void install_stride_rule(const std::string& op_name, StrideRule rule) {
-  stride_rules()[op_name] = rule;
-}
+void install_meta_rule(const std::string& op_name, MetaRule rule) { meta_rules()[op_name] = rule; }
+
+bool inferring() { return inside_meta; }
 
 void resize_result(const at::Tensor& out, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   at::native::resize_output(out, sizes);

@@ -36,10 +36,14 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
                                        const c10::OperatorHandle& handle,
                                        c10::ArrayRef<c10::IValue> arguments);
 
-// The strides that eager gives an operator's results on the backend's device, where its Meta kernel
-// promises others. Called on a miss with the Meta results; corrects them in place.
-using StrideRule = void (*)(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results);
-void install_stride_rule(const std::string& op_name, StrideRule rule);
+// Where the Meta kernel of an operator and eager on the backend's device differ. Called on a miss
+// with the Meta results, which it corrects in place. Returns false for a call that Meta accepts and
+// eager refuses: it then runs at once and eager raises.
+using MetaRule = bool (*)(c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack& results);
+void install_meta_rule(const std::string& op_name, MetaRule rule);
+
+// Whether this thread is inside a Meta kernel called by `infer`.
+bool inferring();
 
 // Gives an out= argument the geometry of its result, as PyTorch does: with a warning when it holds
 // elements already.

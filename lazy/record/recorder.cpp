@@ -205,8 +205,9 @@ struct Recorder::Call {
     return true;
   }
 
-  // ATen refuses in-place calls whose operands overlap in part or with themselves. Its check needs
-  // real operands, so such a call runs at once; ATen then decides.
+  // ATen refuses in-place calls whose operands overlap in part or with themselves, and for all but
+  // pointwise operators those that write what they read. Its check needs real operands, so such a
+  // call runs at once; ATen then decides.
   bool overlaps() const {
     for (const Operand& written : operands) {
       if (!written.writes) continue;
@@ -217,9 +218,8 @@ struct Recorder::Call {
         if (&other == &written || !written.tensor->is_alias_of(*other.tensor)) continue;
         const auto status = at::get_overlap_status(written.tensor->unsafeGetTensorImpl(),
                                                    other.tensor->unsafeGetTensorImpl());
-        if (status != at::MemOverlapStatus::No && status != at::MemOverlapStatus::Full) {
-          return true;
-        }
+        if (status == at::MemOverlapStatus::Full && op->pointwise) continue;
+        if (status != at::MemOverlapStatus::No) return true;
       }
     }
     return false;

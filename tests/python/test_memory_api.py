@@ -268,6 +268,7 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.UntypedStorage._share_fd_cpu_",
         "torch.UntypedStorage._share_filename_cpu_",
         "torch.UntypedStorage._share_cuda_",
+        "torch._meta_registrations.device_hint",
     }
     try:
         _patches.undo()

@@ -8,9 +8,9 @@
 #include <chrono>
 #include <string>
 
+#include "csrc/aten/meta_rules.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
-#include "csrc/aten/strides.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/gil.h"
@@ -117,6 +117,7 @@ void bind_session(py::module_& m) {
     session::release_memory(static_cast<c10::DeviceIndex>(device));
   });
   m.def("forget_inferences", &record::forget_inferences);
+  m.def("inferring", &record::inferring);
   m.def("bench_record", &bench_record, py::arg("n"), py::arg("step") = 1000);
   m.def("stop", [] {
     py::gil_scoped_release release;
@@ -142,7 +143,7 @@ PYBIND11_MODULE(_C, m) {
   acc::runtime::register_runtime();
   acc::record::register_storage();
   acc::aten::register_recorded_ops();
-  acc::aten::register_stride_rules();
+  acc::aten::register_meta_rules();
   acc::session::start();
   acc::install_python();
   acc::bindings::bind_runtime(m);

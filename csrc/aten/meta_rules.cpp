@@ -1,0 +1,237 @@
+#include "csrc/aten/meta_rules.h"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/native/ConvUtils.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "csrc/aten/geometry.h"
+#include "csrc/runtime/backend.h"
+#include "lazy/record/infer.h"
+
+namespace acc::aten {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+
+bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
+
+at::Tensor tensor_or_none(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+// Gives a Meta tensor the strides of a memory format.
+void restride(c10::IValue& result, c10::MemoryFormat format) {
+  if (!result.isTensor() || !result.toTensor().defined()) return;
+  const at::Tensor& tensor = result.toTensor();
+  const bool fits = (format == c10::MemoryFormat::ChannelsLast && tensor.dim() == 4) ||
+                    (format == c10::MemoryFormat::ChannelsLast3d && tensor.dim() == 5);
+  result = at::detail::empty_meta(tensor.sizes(), tensor.scalar_type(),
+                                  fits ? format : c10::MemoryFormat::Contiguous);
+}
+
+c10::SymIntArrayRef ints(const std::vector<c10::SymInt>& values) { return values; }
+
+// The layout that ATen's choice of convolution kernel works in.
+c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& weight,
+                                     const at::Tensor& bias, const Arguments& rest,
+                                     at::OptionalSymIntArrayRef bias_sizes) {
+  // One-dimensional convolutions copy their input into plain order first, inside the very function
+  // that is asked here.
+  if (input.dim() == 3) return c10::MemoryFormat::Contiguous;
+  const at::Tensor x = geometry_only(input);
+  const at::Tensor w = geometry_only(weight);
+  const at::Tensor b = geometry_only(bias);
+  const auto stride = rest[0].toSymIntVector();
+  const auto padding = rest[1].toSymIntVector();
+  const auto dilation = rest[2].toSymIntVector();
+  const auto output_padding = rest[4].toSymIntVector();
+  const auto backend = at::native::select_conv_backend(
+      x, w, b.defined() ? std::optional<at::Tensor>(b) : std::nullopt, ints(stride), ints(padding),
+      ints(dilation), rest[3].toBool(), ints(output_padding), rest[5].toSymInt(), bias_sizes);
+  return at::native::_determine_backend_memory_format(x, w, backend);
+}
+
+bool all_positive(const c10::IValue& value) {
+  return std::ranges::all_of(value.toSymIntVector(), [](const c10::SymInt& n) { return n > 0; });
+}
+
+// (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+bool convolution(Arguments arguments, torch::jit::Stack& results) {
+  if (!all_positive(arguments[5])) return false;
+  restride(results[0],
+           convolution_format(arguments[0].toTensor(), arguments[1].toTensor(),
+                              tensor_or_none(arguments[2]), arguments.slice(3), std::nullopt));
+  return true;
+}
+
+// (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+//  groups, output_mask)
+bool convolution_backward(Arguments arguments, torch::jit::Stack& results) {
+  const std::vector<c10::SymInt> bias_sizes =
+      arguments[3].isNone() ? std::vector<c10::SymInt>() : arguments[3].toSymIntVector();
+  const auto format = convolution_format(
+      arguments[1].toTensor(), arguments[2].toTensor(), at::Tensor(), arguments.slice(4),
+      arguments[3].isNone() ? at::OptionalSymIntArrayRef()
+                            : at::OptionalSymIntArrayRef(c10::SymIntArrayRef(bias_sizes)));
+  restride(results[0], format);
+  restride(results[1], format);
+  return true;
+}
+
+// (self, indices, output_size)
+bool max_unpool2d(Arguments arguments, torch::jit::Stack& results) {
+  if (on_host()) restride(results[0], arguments[0].toTensor().suggest_memory_format());
+  return true;
+}
+
+// The strides that MKL's transforms give a result of `sizes`: its plans want the transformed
+// dimensions last. ATen moves them there, both groups ordered by their strides in the input,
+// computes into plain order and moves them back. A last dimension that is halved or doubled stays
+// last.
+std::vector<int64_t> fft_strides(c10::IntArrayRef sizes, c10::IntArrayRef input_strides,
+                                 c10::IntArrayRef dims, bool last_stays) {
+  std::vector<int64_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto batch_end = std::partition(order.begin(), order.end(), [&](int64_t d) {
+    return std::ranges::find(dims, d) == dims.end();
+  });
+  std::ranges::copy(dims, batch_end);
+  const auto by_stride = [&](int64_t a, int64_t b) {
+    return input_strides[static_cast<size_t>(a)] > input_strides[static_cast<size_t>(b)];
+  };
+  std::sort(order.begin(), batch_end, by_stride);
+  std::sort(batch_end, order.end() - (last_stays ? 1 : 0), by_stride);
+  std::vector<int64_t> strides(order.size());
+  int64_t elements = 1;
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    strides[static_cast<size_t>(*d)] = elements;
+    elements *= std::max<int64_t>(sizes[static_cast<size_t>(*d)], 1);
+  }
+  return strides;
+}
+
+// Without MKL, Meta promises the right layout.
+bool mkl_transforms() { return on_host() && at::globalContext().hasMKL(); }
+
+void restride(c10::IValue& result, c10::IntArrayRef strides) {
+  const at::Tensor& tensor = result.toTensor();
+  result = at::detail::empty_strided_meta(tensor.sizes(), strides, tensor.scalar_type());
+}
+
+// (self, dim, normalization, onesided)
+bool fft_r2c(Arguments arguments, torch::jit::Stack& results) {
+  if (!mkl_transforms()) return true;
+  restride(results[0], fft_strides(results[0].toTensor().sizes(), arguments[0].toTensor().strides(),
+                                   arguments[1].toIntVector(), /*last_stays=*/true));
+  return true;
+}
+
+// (self, dim, normalization, forward)
+bool fft_c2c(Arguments arguments, torch::jit::Stack& results) {
+  const auto dims = arguments[1].toIntVector();
+  if (!mkl_transforms() || dims.empty()) return true;
+  const at::Tensor& self = arguments[0].toTensor();
+  restride(results[0], fft_strides(self.sizes(), self.strides(), dims, /*last_stays=*/false));
+  return true;
+}
+
+// (self, dim, normalization, last_dim_size). Complex transforms of all but the last come first.
+bool fft_c2r(Arguments arguments, torch::jit::Stack& results) {
+  if (!mkl_transforms()) return true;
+  const auto dims = arguments[1].toIntVector();
+  const at::Tensor& self = arguments[0].toTensor();
+  std::vector<int64_t> strides = self.strides().vec();
+  if (dims.size() > 1) {
+    strides = fft_strides(self.sizes(), strides, c10::IntArrayRef(dims).slice(0, dims.size() - 1),
+                          /*last_stays=*/false);
+  }
+  restride(results[0], fft_strides(results[0].toTensor().sizes(), strides, {dims.back()},
+                                   /*last_stays=*/true));
+  return true;
+}
+
+// Without training the CPU kernel saves no statistics. `Training` is the flag's position.
+template <size_t Training>
+bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
+  if (!on_host() || arguments[Training].toBool()) return true;
+  for (size_t i = 1; i <= 2; ++i) {
+    results[i] = at::detail::empty_meta({0}, results[i].toTensor().scalar_type());
+  }
+  return true;
+}
+
+// (real, imag, out)
+bool complex(Arguments arguments, torch::jit::Stack&) {
+  const c10::ScalarType part = arguments[0].toTensor().scalar_type();
+  if (arguments[1].toTensor().scalar_type() != part) return false;
+  return arguments.size() < 3 || arguments[2].toTensor().scalar_type() == c10::toComplexType(part);
+}
+
+// (self, mask, source)
+bool masked_scatter(Arguments arguments, torch::jit::Stack&) {
+  const at::Tensor& self = arguments[0].toTensor();
+  const at::Tensor& mask = arguments[1].toTensor();
+  return mask.scalar_type() == c10::kBool &&
+         self.scalar_type() == arguments[2].toTensor().scalar_type() &&
+         at::is_expandable_to(mask.sizes(), self.sizes());
+}
+
+// (self, dim, keepdim, min, max)
+bool aminmax_out(Arguments arguments, torch::jit::Stack&) {
+  const c10::ScalarType type = arguments[0].toTensor().scalar_type();
+  return arguments[3].toTensor().scalar_type() == type &&
+         arguments[4].toTensor().scalar_type() == type;
+}
+
+// (self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+bool avg_pool3d(Arguments arguments, torch::jit::Stack&) {
+  return arguments[6].isNone() || arguments[6].toInt() != 0;
+}
+
+// (self, dim, index, source, alpha)
+bool index_add(Arguments arguments, torch::jit::Stack&) {
+  const at::Tensor& self = arguments[0].toTensor();
+  const at::Tensor& source = arguments[3].toTensor();
+  if (self.dim() != source.dim()) return self.dim() == 0 || source.dim() == 0;
+  const int64_t dim = arguments[1].toInt() + (arguments[1].toInt() < 0 ? self.dim() : 0);
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (d != dim && self.size(d) != source.size(d)) return false;
+  }
+  return true;
+}
+
+// (self, boundaries, out_int32, right)
+bool bucketize(Arguments arguments, torch::jit::Stack&) {
+  return arguments[1].toTensor().dim() == 1;
+}
+
+}  // namespace
+
+void register_meta_rules() {
+  using record::install_meta_rule;
+  install_meta_rule("aten::convolution", &convolution);
+  install_meta_rule("aten::convolution_backward", &convolution_backward);
+  install_meta_rule("aten::max_unpool2d", &max_unpool2d);
+  install_meta_rule("aten::_fft_r2c", &fft_r2c);
+  install_meta_rule("aten::_fft_c2c", &fft_c2c);
+  install_meta_rule("aten::_fft_c2r", &fft_c2r);
+  install_meta_rule("aten::native_batch_norm", &batch_norm<5>);
+  install_meta_rule("aten::_native_batch_norm_legit", &batch_norm<5>);
+  install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm<3>);
+  install_meta_rule("aten::complex", &complex);
+  install_meta_rule("aten::complex.out", &complex);
+  install_meta_rule("aten::masked_scatter", &masked_scatter);
+  install_meta_rule("aten::masked_scatter_", &masked_scatter);
+  install_meta_rule("aten::aminmax.out", &aminmax_out);
+  install_meta_rule("aten::avg_pool3d", &avg_pool3d);
+  install_meta_rule("aten::index_add", &index_add);
+  install_meta_rule("aten::index_add.out", &index_add);
+  install_meta_rule("aten::index_add_", &index_add);
+  install_meta_rule("aten::bucketize.Tensor", &bucketize);
+}
+
+}  // namespace acc::aten
