@@ -58,12 +58,11 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     ),
     "models": pytest("tests/models"),
     "seeds": pytest("tests/seeds"),
-    "opinfo-harness": pytest("tests/opinfo/test_harness.py"),
+    "opinfo": pytest("tests/opinfo"),
 }
 # Stages that `make test-full` adds.
 FULL_STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "threads": pytest("tests/threads"),
-    "opinfo": pytest("tests/opinfo/test_opinfo.py"),
 }
 
 

@@ -173,6 +173,10 @@ class DirectCall {
       if (pair.alias.is_same(result)) return pair.tensor;
     }
     if (result.device().type() != runtime::backend().alias_type()) return result;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        result.layout() == c10::kStrided, "acc has no tensors of layout ", result.layout(), " (",
+        schema_.name(),
+        "). For embeddings use nn.Embedding(sparse=False); otherwise compute on the CPU.");
     for (const Pair& pair : pairs_) {
       if (!pair.alias.is_alias_of(result)) continue;
       // A view of an argument stays one.
@@ -208,8 +212,6 @@ class DirectCall {
 }  // namespace
 
 at::Tensor wrap(const at::Tensor& result, c10::DeviceIndex device) {
-  TORCH_CHECK(result.layout() == c10::kStrided, "acc has no tensors of layout ", result.layout(),
-              ". For embeddings use nn.Embedding(sparse=False); otherwise compute on the CPU.");
   const at::Tensor plain =
       result.storage_offset() == 0 && !result.is_conj() && !result.is_neg()
           ? result

@@ -164,6 +164,11 @@ bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// Without training the CPU kernel empties the tensors for statistics that it is given.
+bool batch_norm_out(Arguments arguments, torch::jit::Stack&) {
+  return !on_host() || arguments[5].toBool();
+}
+
 // (real, imag, out)
 bool complex(Arguments arguments, torch::jit::Stack&) {
   const c10::ScalarType part = arguments[0].toTensor().scalar_type();
@@ -173,11 +178,12 @@ bool complex(Arguments arguments, torch::jit::Stack&) {
 
 // (self, mask, source)
 bool masked_scatter(Arguments arguments, torch::jit::Stack&) {
-  const at::Tensor& self = arguments[0].toTensor();
-  const at::Tensor& mask = arguments[1].toTensor();
-  return mask.scalar_type() == c10::kBool &&
-         self.scalar_type() == arguments[2].toTensor().scalar_type() &&
-         at::is_expandable_to(mask.sizes(), self.sizes());
+  return arguments[1].toTensor().scalar_type() == c10::kBool &&
+         arguments[0].toTensor().scalar_type() == arguments[2].toTensor().scalar_type();
+}
+bool masked_scatter_(Arguments arguments, torch::jit::Stack& results) {
+  return masked_scatter(arguments, results) &&
+         at::is_expandable_to(arguments[1].toTensor().sizes(), arguments[0].toTensor().sizes());
 }
 
 // (self, dim, keepdim, min, max)
@@ -222,10 +228,11 @@ void register_meta_rules() {
   install_meta_rule("aten::native_batch_norm", &batch_norm<5>);
   install_meta_rule("aten::_native_batch_norm_legit", &batch_norm<5>);
   install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm<3>);
+  install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
   install_meta_rule("aten::complex", &complex);
   install_meta_rule("aten::complex.out", &complex);
   install_meta_rule("aten::masked_scatter", &masked_scatter);
-  install_meta_rule("aten::masked_scatter_", &masked_scatter);
+  install_meta_rule("aten::masked_scatter_", &masked_scatter_);
   install_meta_rule("aten::aminmax.out", &aminmax_out);
   install_meta_rule("aten::avg_pool3d", &avg_pool3d);
   install_meta_rule("aten::index_add", &index_add);

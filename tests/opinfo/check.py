@@ -4,6 +4,7 @@ A check returns pairs of category and text, none when all is well. Categories:
 
 raises          the device raised where the CPU gave a result
 accepts         the CPU raised and the device gave a result
+late            the CPU raised in the call, the device when the result was waited for
 message         both raised, with different types of exception or (error inputs) another message
 type            another kind or number of results
 device          a result that is not on the device under test
@@ -150,9 +151,9 @@ class Checker:
         self.random_seen |= random
         if expected.error is not None and self.variant != FORWARD:
             # Not every sample has an in-place or out form; the CPU's refusal decides.
-            actual_args = arguments(sample, helpers.DEVICE, spread)
+            actual_args = self._arguments(sample, spread)
             return self._both_raise(expected, attempt(lambda: self._call(actual_args)))
-        made = attempt(lambda: arguments(sample, helpers.DEVICE, spread))
+        made = attempt(lambda: self._arguments(sample, spread))
         if made.error is not None:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
         actual_args: Arguments = made.value
@@ -174,6 +175,10 @@ class Checker:
         if done.error is not None:
             return [*found, ("raises", f"reading the result: {first_line(done.error)}")]
         return found + done.value
+
+    def _arguments(self, sample: SampleInput, spread: bool = False) -> Arguments:
+        input_only = self.name in exceptions.CPU_ARGUMENTS
+        return arguments(sample, helpers.DEVICE, spread, input_only)
 
     def _call(self, a: Arguments) -> Any:
         if self.variant in (INPLACE, INPLACE_VIEW):
@@ -282,7 +287,7 @@ class Checker:
         expected = attempt(lambda: self._gradients(sample, expected_args))
         random = not torch.equal(state, torch.get_rng_state())
         self.random_seen |= random
-        made = attempt(lambda: arguments(sample, helpers.DEVICE))
+        made = attempt(lambda: self._arguments(sample))
         if made.error is not None:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
         torch.manual_seed(1000 + index)
@@ -339,7 +344,7 @@ class Checker:
         expected = attempt(lambda: self._call(expected_args))
         if expected.error is None:
             return []  # the database expects an error that this version does not raise
-        made = attempt(lambda: arguments(sample, helpers.DEVICE))
+        made = attempt(lambda: self._arguments(sample))
         if made.error is not None:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
         # The error must come from the call itself, not from a later read.
@@ -352,12 +357,10 @@ class Checker:
         if actual.error is None:
             # What runs late may raise late.
             late = attempt(helpers.synchronize)
-            when = (
-                f", only at the next synchronisation: {first_line(late.error)}"
-                if late.error
-                else ""
-            )
-            return [("accepts", f"the CPU raises {first_line(expected.error)}{when}")]
+            raised = f"the CPU raises {first_line(expected.error)}"
+            if late.error is not None:
+                return [("late", f"{raised}, the device later {first_line(late.error)}")]
+            return [("accepts", raised)]
         theirs, mine = first_line(expected.error), first_line(actual.error)
         if type(actual.error) is not type(expected.error):
             return [("message", f"{mine} instead of {theirs}")]

@@ -29,8 +29,10 @@ class Arguments:
         return helpers.tensors(self.all())
 
 
-def arguments(sample: SampleInput, device: str, spread: bool = False) -> Arguments:
-    """A deep copy of the sample's arguments on `device`.
+def arguments(
+    sample: SampleInput, device: str, spread: bool = False, input_only: bool = False
+) -> Arguments:
+    """A deep copy of the sample's arguments on `device`, or with `input_only` of the first alone.
 
     With `spread` every strided tensor of at least one dimension becomes a non-contiguous view: of
     every second element of a last dimension, with an offset of one.
@@ -38,6 +40,9 @@ def arguments(sample: SampleInput, device: str, spread: bool = False) -> Argumen
     source = (sample.input, tuple(sample.args), dict(sample.kwargs))
     if spread:
         source = helpers.tree_map(_spread, source)
+    if input_only:
+        rest = helpers.copy_tree(source[1:], "cpu")
+        return Arguments(helpers.copy_tree(source[0], device), *rest)
     made = helpers.copy_tree(source, device)
     # Some samples name the device that they were made for.
     return Arguments(*helpers.tree_map(lambda leaf: device if _is_cpu(leaf) else leaf, made))
