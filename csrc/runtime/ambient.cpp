@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <immintrin.h>
 
@@ -10,7 +11,7 @@
 namespace acc::runtime {
 namespace {
 
-// Bit positions. The precision field is present only when kHasPrecision is set.
+// Bit positions. What comes after kForProducts is present only when that is set.
 constexpr int kDefaultDtype = 0;  // 8 bits
 constexpr int kDeterministic = 24;
 constexpr int kWarnOnly = 25;
@@ -24,7 +25,8 @@ constexpr int kFp16Reduction = 32;  // 2 bits
 constexpr int kBf16Reduction = 34;  // 2 bits
 constexpr int kFp16Accumulation = 36;
 constexpr int kFlushDenormal = 37;
-constexpr int kHasPrecision = 38;
+constexpr int kForProducts = 38;
+constexpr int kGradMode = 39;
 constexpr int kPrecision = 40;  // 2 bits each
 
 struct PrecisionSlot {
@@ -88,6 +90,7 @@ void apply(uint64_t from, uint64_t to) {
     context.setAllowFP16AccumulationCuBLAS(test(to, kFp16Accumulation));
   }
   if (test(changed, kFlushDenormal)) context.setFlushDenormal(test(to, kFlushDenormal));
+  if (test(changed, kGradMode)) c10::GradMode::set_enabled(test(to, kGradMode));
   for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
     const int position = kPrecision + 2 * static_cast<int>(i);
     if (field(changed, position, 2) == 0) continue;
@@ -98,7 +101,7 @@ void apply(uint64_t from, uint64_t to) {
 
 }  // namespace
 
-uint64_t ambient_word(bool precision) {
+uint64_t ambient_word(bool products) {
   const at::Context& context = at::globalContext();
   uint64_t word = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
                   bit(context.deterministicAlgorithms(), kDeterministic) |
@@ -113,8 +116,8 @@ uint64_t ambient_word(bool precision) {
                   static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()) << kBf16Reduction |
                   bit(context.allowFP16AccumulationCuBLAS(), kFp16Accumulation) |
                   bit((_mm_getcsr() & kFlushBits) == kFlushBits, kFlushDenormal);
-  if (precision) {
-    word |= bit(true, kHasPrecision);
+  if (products) {
+    word |= bit(true, kForProducts) | bit(c10::GradMode::is_enabled(), kGradMode);
     for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
       word |= static_cast<uint64_t>(
                   context.float32Precision(kPrecisionSlots[i].backend, kPrecisionSlots[i].op))
@@ -129,8 +132,8 @@ AmbientScope::AmbientScope() : initial_(ambient_word(true)), current_(initial_) 
 AmbientScope::~AmbientScope() { set(initial_); }
 
 void AmbientScope::set(uint64_t word) {
-  if (!test(word, kHasPrecision)) {
-    constexpr uint64_t kLow = (uint64_t{1} << kHasPrecision) - 1;
+  if (!test(word, kForProducts)) {
+    constexpr uint64_t kLow = (uint64_t{1} << kForProducts) - 1;
     word = (word & kLow) | (current_ & ~kLow);
   }
   if (word == current_) return;

@@ -4,16 +4,16 @@
 
 // Process-wide settings that change what an operator computes, as one word: default dtype,
 // deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
-// flush-denormal, and, for operators that multiply, the precision of float32
-// products.
+// flush-denormal, and, for operators that multiply, the precision of float32 products and grad
+// mode: oneDNN's recurrent layers keep what their backward needs only with it.
 //
 // An operator runs after the `with` block that set them may have ended, so each node carries the
-// word that was in force when it was recorded, and the executor restores it. Autocast, grad mode,
+// word that was in force when it was recorded, and the executor restores it. Autocast,
 // inference mode and the choice between attention kernels act above the recorder and are not in it.
 namespace acc::runtime {
 
-// `precision`: also read the float32 precision of products, which costs several hash look-ups.
-uint64_t ambient_word(bool precision);
+// `products`: also read what only operators that multiply depend on, which costs several look-ups.
+uint64_t ambient_word(bool products);
 
 // Restores the settings of a word while it lives. `set` does nothing when they are in force.
 class AmbientScope {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/accumulate.h>
 
 #include <map>
 #include <memory>
@@ -173,6 +174,12 @@ class Run {
       ACC_CHECK(plan_.graph.buffers[buffer].nbytes == 0 || !plan_.outputs[buffer]);
       return;
     }
+    const c10::IntArrayRef sizes(promised.sizes.data(), promised.sizes.size());
+    // A workspace is promised empty: only its kernel knows how large it is.
+    const bool workspace = c10::multiply_integers(sizes) == 0;
+    TORCH_INTERNAL_ASSERT(workspace || tensor.sizes() == sizes,
+                          "the kernel gave a result of shape ", tensor.sizes(),
+                          " where its Meta kernel had promised ", sizes);
     if (as_promised(tensor, promised) && !is_slot(tensor.storage())) {
       own(buffer, tensor.storage());
       return;

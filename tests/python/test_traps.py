@@ -607,3 +607,21 @@ def test_waiting_for_a_stream_by_query(acc_only):
     while not torch.acc.current_stream().query():
         assert time.monotonic() < limit, "the stream never becomes idle"
     assert y[0, 0].item() == 64.0
+
+
+@pytest.mark.parametrize("submit_in_no_grad", [False, True])
+def test_an_lstm_keeps_its_workspace_wherever_the_step_is_submitted(
+    submit_in_no_grad: bool,
+) -> None:
+    """oneDNN's layer keeps what its backward needs only in grad mode: that of the forward."""
+
+    def gradient(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.LSTM(8, 16).to(device)
+        loss = model(torch.ones(5, 3, 8, device=device))[0].square().sum()
+        with torch.set_grad_enabled(not submit_in_no_grad):
+            loss.item()
+        loss.backward()
+        return model.weight_ih_l0.grad.cpu()
+
+    assert torch.equal(gradient("acc"), gradient("cpu"))
