@@ -50,6 +50,7 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "cpp": ctest(""),
     "cpp-address": ctest("address"),
     "cpp-thread": ctest("thread"),
+    "threads": pytest("tests/threads"),
     "programs": pytest("tests/programs"),
     "python": pytest(
         "tests/python",
@@ -60,10 +61,6 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "seeds": pytest("tests/seeds"),
     "opinfo": pytest("tests/opinfo"),
 }
-# Stages that `make test-full` adds.
-FULL_STAGES: dict[str, Callable[[dict[str, str]], int]] = {
-    "threads": pytest("tests/threads"),
-}
 
 
 def main(argv: list[str]) -> int:
@@ -72,18 +69,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--full", action="store_true", help="all samples, dtypes and models")
     parser.add_argument("--keep-going", action="store_true", help="run the stages after a failure")
     arguments = parser.parse_args(argv)
-    every = STAGES | FULL_STAGES
-    unknown = [name for name in arguments.stages if name not in every]
+    unknown = [name for name in arguments.stages if name not in STAGES]
     if unknown:
-        parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(every)}")
+        parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
     environ = dict(os.environ)
     if arguments.full:
         environ["ACC_TEST_FULL"] = "1"
     failed: list[str] = []
     began = time.monotonic()
-    for name in arguments.stages or (every if arguments.full else STAGES):
+    for name in arguments.stages or STAGES:
         print(f"== {name} ({time.monotonic() - began:.0f} s)", flush=True)
-        if every[name](environ) != 0:
+        if STAGES[name](environ) != 0:
             failed.append(name)
             if not arguments.keep_going:
                 break

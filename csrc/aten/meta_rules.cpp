@@ -164,6 +164,12 @@ bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// Without a maximum the CPU kernel gives the indices of maxima the shape of the bags' sizes.
+bool embedding_bag_forward_only(Arguments, torch::jit::Stack& results) {
+  if (on_host() && results[3].toTensor().dim() == 1) results[3] = results[2];
+  return true;
+}
+
 // Without training the CPU kernel empties the tensors for statistics that it is given.
 bool batch_norm_out(Arguments arguments, torch::jit::Stack&) {
   return !on_host() || arguments[5].toBool();
@@ -228,6 +234,7 @@ void register_meta_rules() {
   install_meta_rule("aten::native_batch_norm", &batch_norm<5>);
   install_meta_rule("aten::_native_batch_norm_legit", &batch_norm<5>);
   install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm<3>);
+  install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
   install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
   install_meta_rule("aten::complex", &complex);
   install_meta_rule("aten::complex.out", &complex);

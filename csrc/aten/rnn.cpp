@@ -1,25 +1,26 @@
 #include <ATen/Context.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/gru_cell_native.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/lstm_cell_native.h>
+#include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
-#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/rnn_relu_native.h>
+#include <ATen/ops/rnn_tanh_native.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tanh.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <functional>
 #include <tuple>
 #include <vector>
 
+#include "csrc/aten/rnn_cells.h"
 #include "csrc/runtime/backend.h"
 
-// Recurrent layers as the CPU runs them: LSTM through oneDNN's fused layer, cells by parts. These
+// Recurrent layers as the CPU runs them: LSTM through oneDNN's fused layer where that can, the rest
+// step by step after one product of all inputs. ATen takes these ways for CPU tensors only. These
 // kernels stand above autograd and call differentiable operators only, so gradients come by
 // themselves. On CUDA ATen's own paths are left alone.
 namespace acc::aten {
@@ -28,136 +29,274 @@ namespace {
 bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
 
 // oneDNN's numbering of the kinds of recurrent layers.
-constexpr int64_t kLstm = 2;
+constexpr int64_t kOneDnnLstm = 2;
+
+// A stack of layers, as the arguments of the operators describe it.
+struct Stack {
+  at::TensorList params;
+  bool has_biases;
+  int64_t num_layers;
+  double dropout;
+  bool train;
+  bool bidirectional;
+
+  int64_t directions() const { return bidirectional ? 2 : 1; }
+
+  RnnWeights weights(size_t index) const {
+    const size_t each =
+        params.size() / (static_cast<size_t>(num_layers) * static_cast<size_t>(directions()));
+    const auto own = params.slice(index * each, each);
+    RnnWeights made{own[0], own[1], {}, {}, {}};
+    if (has_biases) {
+      made.b_ih = own[2];
+      made.b_hh = own[3];
+    }
+    // A projection is one weight more.
+    if (each % 2 == 1) made.w_hr = own.back();
+    return made;
+  }
+};
+
+// One layer in one direction: all outputs in the order of the inputs, and the last state.
+struct Run {
+  at::Tensor output;
+  RnnState last;
+};
+using RunDirection = std::function<Run(const at::Tensor& input, const RnnState& first,
+                                       const RnnWeights& weights, bool backwards)>;
+
+struct Outcome {
+  at::Tensor output;
+  at::Tensor h;
+  at::Tensor c;  // undefined unless the states have one
+};
+
+// Layer by layer, direction by direction; outputs of the directions side by side.
+// h, c: [num_layers * directions, batch, hidden]
+Outcome run_stack(const Stack& stack, at::Tensor x, const at::Tensor& h, const at::Tensor& c,
+                  const RunDirection& run) {
+  const auto first_h = h.unbind(0);
+  const auto first_c = c.defined() ? c.unbind(0) : std::vector<at::Tensor>(first_h.size());
+  std::vector<at::Tensor> last_h;
+  std::vector<at::Tensor> last_c;
+  size_t index = 0;
+  for (int64_t layer = 0; layer < stack.num_layers; ++layer) {
+    std::vector<at::Tensor> outputs;
+    for (int64_t direction = 0; direction < stack.directions(); ++direction, ++index) {
+      Run done = run(x, {first_h[index], first_c[index]}, stack.weights(index), direction > 0);
+      outputs.push_back(std::move(done.output));
+      last_h.push_back(std::move(done.last.h));
+      last_c.push_back(std::move(done.last.c));
+    }
+    x = outputs.size() == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (stack.dropout != 0 && stack.train && layer + 1 < stack.num_layers) {
+      x = at::dropout(x, stack.dropout, true);
+    }
+  }
+  return {x, at::stack(last_h), c.defined() ? at::stack(last_c) : at::Tensor()};
+}
+
+// ---- one direction, in three ways --------------------------------------------------------------
+
+// input: [steps, batch, features]
+RunDirection over_steps(RnnKind kind) {
+  return [kind](const at::Tensor& input, const RnnState& first, const RnnWeights& weights,
+                bool backwards) -> Run {
+    auto gates = rnn_input_gates(input, weights).unbind(0);
+    if (backwards) std::ranges::reverse(gates);
+    RnnState state = first;
+    std::vector<at::Tensor> outputs;
+    for (const at::Tensor& step : gates) {
+      state = rnn_step(kind, step, state, weights);
+      outputs.push_back(state.h);
+    }
+    if (backwards) std::ranges::reverse(outputs);
+    return {at::stack(outputs), state};
+  };
+}
+
+RnnState rows(const RnnState& state, int64_t begin, int64_t end) {
+  return {state.h.narrow(0, begin, end - begin),
+          state.c.defined() ? state.c.narrow(0, begin, end - begin) : at::Tensor()};
+}
+
+RnnState join(const std::vector<RnnState>& states) {
+  std::vector<at::Tensor> h;
+  std::vector<at::Tensor> c;
+  for (const RnnState& state : states) {
+    h.push_back(state.h);
+    c.push_back(state.c);
+  }
+  return {at::cat(h), states[0].c.defined() ? at::cat(c) : at::Tensor()};
+}
+
+// input: [sum of sizes, features], step after step; `sizes`, which never grow, are the sequences
+// that still run in each step. Forwards, states leave from the end as sequences do; backwards they
+// join.
+RunDirection over_packed(RnnKind kind, std::vector<int64_t> sizes) {
+  return [kind, sizes = std::move(sizes)](const at::Tensor& input, const RnnState& first,
+                                          const RnnWeights& weights, bool backwards) -> Run {
+    const at::Tensor gates = rnn_input_gates(input, weights);
+    std::vector<at::Tensor> outputs;
+    if (backwards) {
+      int64_t end = gates.size(0);
+      RnnState state = rows(first, 0, sizes.back());
+      int64_t running = sizes.back();
+      for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+        if (*size > running) state = join({state, rows(first, running, *size)});
+        running = *size;
+        state = rnn_step(kind, gates.narrow(0, end - *size, *size), state, weights);
+        end -= *size;
+        outputs.push_back(state.h);
+      }
+      std::ranges::reverse(outputs);
+      return {at::cat(outputs), state};
+    }
+    int64_t begin = 0;
+    RnnState state = first;
+    int64_t running = sizes.front();
+    std::vector<RnnState> ended;
+    for (const int64_t size : sizes) {
+      if (size < running) {
+        ended.push_back(rows(state, size, running));
+        state = rows(state, 0, size);
+      }
+      running = size;
+      state = rnn_step(kind, gates.narrow(0, begin, size), state, weights);
+      begin += size;
+      outputs.push_back(state.h);
+    }
+    ended.push_back(state);
+    std::ranges::reverse(ended);
+    return {at::cat(outputs), join(ended)};
+  };
+}
 
 bool fused_lstm(const at::Tensor& input, at::TensorList hx, at::TensorList params,
                 bool has_biases) {
   if (!at::globalContext().userEnabledMkldnn() || !at::globalContext().hasMKLDNN()) return false;
-  if (input.scalar_type() != c10::kFloat || input.numel() == 0 || hx.size() != 2) return false;
+  if (input.scalar_type() != c10::kFloat || input.numel() == 0) return false;
   // With projections a layer has one weight more, which oneDNN's layer does not take.
   if (hx[0].size(2) != hx[1].size(2)) return false;
-  const size_t per_layer = has_biases ? 4 : 2;
-  if (params.size() % per_layer != 0) return false;
-  for (const at::Tensor& tensor : params) {
-    if (tensor.scalar_type() != c10::kFloat) return false;
-  }
-  return true;
+  return params.size() % (has_biases ? 4 : 2) == 0 &&
+         std::ranges::all_of(
+             params, [](const at::Tensor& tensor) { return tensor.scalar_type() == c10::kFloat; });
 }
 
-// Layer by layer, direction by direction. (L: layers, D: directions, T: steps, B: batch)
-// input [T, B, I] or [B, T, I]; hx, cx [L*D, B, H]; output [T, B, D*H] or [B, T, D*H].
-std::tuple<at::Tensor, at::Tensor, at::Tensor> run_fused_lstm(
-    const at::Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases,
-    int64_t num_layers, double dropout, bool train, bool bidirectional, bool batch_first) {
-  const size_t per_layer = has_biases ? 4 : 2;
-  const int64_t directions = bidirectional ? 2 : 1;
-  const at::Tensor h0 = hx[0].contiguous();
-  const at::Tensor c0 = hx[1].contiguous();
-  const int64_t hidden_size = h0.size(2);
-  at::Tensor x = (batch_first ? input.transpose(0, 1) : input).contiguous();
-  std::vector<at::Tensor> last_h;
-  std::vector<at::Tensor> last_c;
-  for (int64_t layer = 0; layer < num_layers; ++layer) {
-    std::vector<at::Tensor> outputs;
-    for (int64_t direction = 0; direction < directions; ++direction) {
-      const int64_t index = layer * directions + direction;
-      const auto weights = params.slice(static_cast<size_t>(index) * per_layer, per_layer);
-      const auto bias = [&](size_t which) {
-        return has_biases ? weights[2 + which]
-                          : at::zeros(weights[which].sizes(), weights[which].options());
-      };
-      auto [y, h, c, workspace] = at::mkldnn_rnn_layer(
-          x, weights[0], weights[1], bias(0), bias(1), h0[index], c0[index], direction > 0,
-          /*batch_sizes=*/{}, kLstm, hidden_size, num_layers, has_biases, bidirectional,
-          batch_first, train);
-      outputs.push_back(y);
-      last_h.push_back(h);
-      last_c.push_back(c);
-    }
-    x = directions == 1 ? outputs[0] : at::cat(outputs, -1);
-    if (dropout != 0 && train && layer + 1 < num_layers) x = at::dropout(x, dropout, true);
-  }
-  return {batch_first ? x.transpose(0, 1) : x, at::stack(last_h), at::stack(last_c)};
+// input: [steps, batch, features]
+RunDirection over_fused_lstm(const Stack& stack, bool batch_first) {
+  return [&stack, batch_first](const at::Tensor& input, const RnnState& first,
+                               const RnnWeights& weights, bool backwards) -> Run {
+    const auto bias = [&](const at::Tensor& given, const at::Tensor& weight) {
+      return given.defined() ? given : at::zeros({weight.size(0)}, weight.options());
+    };
+    auto [y, h, c, workspace] =
+        at::mkldnn_rnn_layer(input, weights.w_ih, weights.w_hh, bias(weights.b_ih, weights.w_ih),
+                             bias(weights.b_hh, weights.w_hh), first.h, first.c, backwards,
+                             /*batch_sizes=*/{}, kOneDnnLstm, first.h.size(-1), stack.num_layers,
+                             stack.has_biases, stack.bidirectional, batch_first, stack.train);
+    return {y, {h, c}};
+  };
+}
+
+// ---- the operators -----------------------------------------------------------------------------
+
+at::Tensor steps_first(const at::Tensor& input, bool batch_first) {
+  const at::Tensor steps = batch_first ? input.transpose(0, 1) : input;
+  TORCH_CHECK(steps.size(0) > 0, "Expected sequence length to be larger than 0 in RNN");
+  return steps;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList hx,
                                                     at::TensorList params, bool has_biases,
                                                     int64_t num_layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first) {
-  if (on_host() && fused_lstm(input, hx, params, has_biases)) {
-    return run_fused_lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
-                          batch_first);
+  TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
+  if (!on_host()) {
+    return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train,
+                            bidirectional, batch_first);
   }
-  return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
-                          batch_first);
+  const Stack stack{params, has_biases, num_layers, dropout, train, bidirectional};
+  const bool fused = fused_lstm(input, hx, params, has_biases);
+  const at::Tensor steps = steps_first(input, batch_first);
+  const Outcome done = fused ? run_stack(stack, steps.contiguous(), hx[0].contiguous(),
+                                         hx[1].contiguous(), over_fused_lstm(stack, batch_first))
+                             : run_stack(stack, steps, hx[0], hx[1], over_steps(RnnKind::kLstm));
+  return {batch_first ? done.output.transpose(0, 1) : done.output, done.h, done.c};
 }
 
-at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& bias) {
-  return bias.has_value() && bias->defined() ? gates + *bias : gates;
+std::vector<int64_t> sizes_of(const at::Tensor& batch_sizes) {
+  TORCH_CHECK(batch_sizes.device().is_cpu() && batch_sizes.scalar_type() == c10::kLong &&
+                  batch_sizes.dim() == 1 && batch_sizes.numel() > 0,
+              "batch_sizes of a packed sequence must be a non-empty 1D CPU int64 tensor");
+  const at::Tensor plain = batch_sizes.contiguous();
+  const auto* sizes = plain.const_data_ptr<int64_t>();
+  return {sizes, sizes + plain.numel()};
 }
 
-// One LSTM step from the gates' products; order of gates i, f, g, o. The third result is what a
-// fused backward would need and is never read here.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(
-    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cx,
-    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
-  const at::Tensor gates =
-      with_bias(hidden_gates, hidden_bias) + with_bias(input_gates, input_bias);
-  const auto parts = gates.unsafe_chunk(4, 1);
-  const at::Tensor cy = at::sigmoid(parts[1]) * cx + at::sigmoid(parts[0]) * at::tanh(parts[2]);
-  return {at::sigmoid(parts[3]) * at::tanh(cy), cy, gates};
+std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
+    const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList hx, at::TensorList params,
+    bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
+  TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
+  if (!on_host()) {
+    return at::native::lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
+                            bidirectional);
+  }
+  const Outcome done =
+      run_stack({params, has_biases, num_layers, dropout, train, bidirectional}, data, hx[0], hx[1],
+                over_packed(RnnKind::kLstm, sizes_of(batch_sizes)));
+  return {done.output, done.h, done.c};
 }
 
-// One GRU step; order of gates r, z, n.
-std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates,
-                                                  const at::Tensor& hidden_gates,
-                                                  const at::Tensor& hx,
-                                                  const std::optional<at::Tensor>& input_bias,
-                                                  const std::optional<at::Tensor>& hidden_bias) {
-  const auto x = with_bias(input_gates, input_bias).unsafe_chunk(3, 1);
-  const auto h = with_bias(hidden_gates, hidden_bias).unsafe_chunk(3, 1);
-  const at::Tensor reset = at::sigmoid(h[0] + x[0]);
-  const at::Tensor update = at::sigmoid(h[1] + x[1]);
-  const at::Tensor fresh = at::tanh(x[2] + h[2] * reset);
-  return {(hx - fresh) * update + fresh, hidden_gates};
+// Layers with one state; `Kind` chooses the cell, the functions are ATen's for other devices.
+using Padded = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                  at::TensorList, bool, int64_t, double, bool, bool,
+                                                  bool);
+using Packed = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                  const at::Tensor&, at::TensorList, bool, int64_t,
+                                                  double, bool, bool);
+
+template <RnnKind Kind, Padded* Native>
+std::tuple<at::Tensor, at::Tensor> padded(const at::Tensor& input, const at::Tensor& hx,
+                                          at::TensorList params, bool has_biases,
+                                          int64_t num_layers, double dropout, bool train,
+                                          bool bidirectional, bool batch_first) {
+  if (!on_host()) {
+    return Native(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
+                  batch_first);
+  }
+  const Outcome done = run_stack({params, has_biases, num_layers, dropout, train, bidirectional},
+                                 steps_first(input, batch_first), hx, {}, over_steps(Kind));
+  return {batch_first ? done.output.transpose(0, 1) : done.output, done.h};
 }
 
-// nn.LSTMCell and nn.GRUCell, with the biases inside the products as on the CPU: the fused cells
-// above get products without them, which rounds differently.
-std::tuple<at::Tensor, at::Tensor> lstm_layer_cell(const at::Tensor& input, at::TensorList hx,
-                                                   const at::Tensor& w_ih, const at::Tensor& w_hh,
-                                                   const std::optional<at::Tensor>& b_ih,
-                                                   const std::optional<at::Tensor>& b_hh) {
-  if (!on_host()) return at::native::lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
-  const at::Tensor gates = at::linear(hx[0], w_hh, b_hh) + at::linear(input, w_ih, b_ih);
-  const auto parts = gates.unsafe_chunk(4, 1);
-  const at::Tensor cy = at::sigmoid(parts[1]) * hx[1] + at::sigmoid(parts[0]) * at::tanh(parts[2]);
-  return {at::sigmoid(parts[3]) * at::tanh(cy), cy};
+template <RnnKind Kind, Packed* Native>
+std::tuple<at::Tensor, at::Tensor> packed(const at::Tensor& data, const at::Tensor& batch_sizes,
+                                          const at::Tensor& hx, at::TensorList params,
+                                          bool has_biases, int64_t num_layers, double dropout,
+                                          bool train, bool bidirectional) {
+  if (!on_host()) {
+    return Native(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
+                  bidirectional);
+  }
+  const Outcome done = run_stack({params, has_biases, num_layers, dropout, train, bidirectional},
+                                 data, hx, {}, over_packed(Kind, sizes_of(batch_sizes)));
+  return {done.output, done.h};
 }
 
-at::Tensor gru_layer_cell(const at::Tensor& input, const at::Tensor& hx, const at::Tensor& w_ih,
-                          const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
-                          const std::optional<at::Tensor>& b_hh) {
-  if (!on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
-  return std::get<0>(
-      fused_gru_cell(at::linear(input, w_ih, b_ih), at::linear(hx, w_hh, b_hh), hx, {}, {}));
-}
-
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
-  m.impl("lstm_cell", &lstm_layer_cell);
-  m.impl("gru_cell", &gru_layer_cell);
+void register_layers(torch::Library& m) {
   m.impl("lstm.input", &lstm);
-  m.impl("_thnn_fused_lstm_cell", &fused_lstm_cell);
-  m.impl("_thnn_fused_gru_cell", &fused_gru_cell);
+  m.impl("lstm.data", &packed_lstm);
+  m.impl("gru.input", &padded<RnnKind::kGru, &at::native::gru>);
+  m.impl("gru.data", &packed<RnnKind::kGru, &at::native::gru>);
+  m.impl("rnn_tanh.input", &padded<RnnKind::kTanh, &at::native::rnn_tanh>);
+  m.impl("rnn_tanh.data", &packed<RnnKind::kTanh, &at::native::rnn_tanh>);
+  m.impl("rnn_relu.input", &padded<RnnKind::kRelu, &at::native::rnn_relu>);
+  m.impl("rnn_relu.data", &packed<RnnKind::kRelu, &at::native::rnn_relu>);
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("lstm_cell", &lstm_layer_cell);
-  m.impl("gru_cell", &gru_layer_cell);
-  m.impl("lstm.input", &lstm);
-  m.impl("_thnn_fused_lstm_cell", &fused_lstm_cell);
-  m.impl("_thnn_fused_gru_cell", &fused_gru_cell);
-}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { register_layers(m); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { register_layers(m); }
 
 }  // namespace
 }  // namespace acc::aten
