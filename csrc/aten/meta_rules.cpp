@@ -164,9 +164,17 @@ bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// Without a maximum the CPU kernel gives the indices of maxima the shape of the bags' sizes.
-bool embedding_bag_forward_only(Arguments, torch::jit::Stack& results) {
-  if (on_host() && results[3].toTensor().dim() == 1) results[3] = results[2];
+// (weight, indices, offsets, scale_grad_by_freq, mode, ...). Sums count the last offset as a bag in
+// all they give beside the output, the other modes in nothing.
+bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results) {
+  if (!on_host()) return true;
+  constexpr int64_t kSum = 0;
+  const at::Tensor& sizes = results[2].toTensor();
+  if (arguments[4].toInt() == kSum) {
+    results[3] = at::detail::empty_meta(sizes.sizes(), sizes.scalar_type());
+  } else {
+    results[2] = at::detail::empty_meta({results[0].toTensor().size(0)}, sizes.scalar_type());
+  }
   return true;
 }
 

@@ -39,8 +39,8 @@ RnnState lstm_step(const at::Tensor& input_gates, const RnnState& state,
   return {weights.w_hr.defined() ? at::matmul(h, weights.w_hr.t()) : h, c};
 }
 
-// Order of gates: r, z, n. The first two are computed in place, in rows of the product: on plain rows
-// the vectorised sigmoid would round other elements.
+// Order of gates: r, z, n. The first two are computed in place, in rows of the product: on plain
+// rows the vectorised sigmoid would round other elements.
 RnnState gru_step(const at::Tensor& input_gates, const RnnState& state, const RnnWeights& weights) {
   const auto x = input_gates.unsafe_chunk(3, 1);
   const auto h = state_gates(state, weights).unsafe_chunk(3, 1);
