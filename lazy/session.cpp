@@ -9,16 +9,19 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/event.h"
+#include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks_table.h"
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
+#include "lazy/passes/dce.h"
 #include "lazy/plan/cache.h"
 #include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
@@ -51,11 +54,24 @@ class Session {
   }
 
   void flush(Recorder& recorder, FlushReason reason);
+  void settle(Recorder& recorder);
+  bool waits_to_write(Recorder& recorder, const LazyStorage& storage);
   std::string last_plan(c10::DeviceIndex device);
   void drop_plans(c10::DeviceIndex device);
 
  private:
+  struct Work {
+    Cached plan;
+    Trace trace;
+  };
+  // Work that waits for memory.
+  struct Suspended {
+    Work work;
+    std::shared_ptr<exec::Stopped> run;
+    std::exception_ptr error;
+  };
   struct Device {
+    std::unique_ptr<Suspended> suspended;
     Cached expected;  // what the recorder compares with
     Cached last;
     plan::LruCache<Cached> plans{base::env::plan_cache_bytes(),
@@ -63,7 +79,9 @@ class Session {
   };
   Cached find_or_build(Device& device, Trace& trace, const std::vector<bool>& alive);
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
-  void finish(const plan::Plan& plan, Trace& trace, exec::Outcome& outcome);
+  void finish(Recorder& recorder, Work work, exec::Outcome outcome);
+  void resume(Recorder& recorder);
+  void give_up(Recorder& recorder);
 
   // Guarded by the mutex of the device's recorder.
   std::array<Device, base::env::kMaxHostDevices> devices_;
@@ -153,8 +171,10 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
 
 // Throws `message` with the type that the operator threw, so that user code catches what it would
 // catch in eager mode.
-[[noreturn]] void rethrow_as(const std::exception_ptr& error, const std::string& message) {
+[[noreturn]] void rethrow_as(const std::exception_ptr& error, bool no_memory,
+                             const std::string& message) {
   const c10::SourceLocation where{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (no_memory) throw c10::OutOfMemoryError(where, message);
   try {
     std::rethrow_exception(error);
   } catch (const c10::IndexError&) {
@@ -165,73 +185,189 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
     throw c10::TypeError(where, message);
   } catch (const c10::NotImplementedError&) {
     throw c10::NotImplementedError(where, message);
-  } catch (const c10::OutOfMemoryError&) {
-    throw c10::OutOfMemoryError(where, message);
   } catch (const std::exception&) {
     throw base::Error(message);
   }
 }
 
-// Gives the storages what was made; on a failure poisons what was not.
-void Session::finish(const plan::Plan& plan, Trace& trace, exec::Outcome& outcome) {
-  for (size_t i = 0; i < trace.entries.size(); ++i) {
-    if (!outcome.outputs[i]) continue;
-    if (const auto storage = trace.entries[i].storage.lock()) {
-      storage->set_memory(std::move(outcome.outputs[i]));
-      count(Counter::Materialisations);
-    }
-  }
-  if (outcome.error == nullptr) return;
-
-  count(Counter::Errors);
-  const graph::Node& failed = plan.graph.nodes[plan.steps[outcome.failed_step].node];
-  std::string what;
-  try {
-    std::rethrow_exception(outcome.error);
-  } catch (const c10::Error& error) {
-    what = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    what = error.what();
-  }
-  auto poison = std::make_shared<record::Poison>();
-  poison->message = base::concat("[", failed.op->name, "] failed",
-                                 record::source_text(failed.source), ": ", what);
-  // Everything that the steps which did not run were to write.
-  for (size_t step = outcome.failed_step; step < plan.steps.size(); ++step) {
+// Poisons what the steps from `step` on were to write: in place, or as a result.
+void poison_rest(const plan::Plan& plan, const Trace& trace, size_t step,
+                 const std::shared_ptr<const record::Poison>& poison) {
+  for (; step < plan.steps.size(); ++step) {
     for (const graph::Use& use : graph::uses(plan.graph, plan.graph.nodes[plan.steps[step].node])) {
       if (!use.writes) continue;
       const uint32_t first = plan.graph.buffers[use.buffer].group;
       if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
     }
   }
-  rethrow_as(outcome.error, poison->message);
+}
+
+// What the user has to know when memory ran out: how much the step takes, and what is held.
+std::string memory_situation(const plan::Plan& plan, c10::DeviceIndex device) {
+  uint64_t results = 0;
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    if (plan.outputs[i]) results += plan.graph.buffers[i].nbytes;
+  }
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  return base::concat(" Out of memory: these ", plan.steps.size(), " operators need ",
+                      plan.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
+                      " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
+                      " MiB on acc:", static_cast<int>(device), ".");
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    return known.what_without_backtrace();
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+// Gives the storages what was made.
+void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
+  for (size_t i = 0; i < trace.entries.size(); ++i) {
+    if (!outputs[i]) continue;
+    const auto storage = trace.entries[i].storage.lock();
+    if (!storage || storage->has_memory()) continue;
+    storage->set_memory(std::move(outputs[i]));
+    count(Counter::Materialisations);
+  }
+}
+
+// Ends a run. A failure poisons what was not, or suspends the work when it
+// may go on later, and is thrown.
+void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
+  const plan::Plan& plan = *work.plan;
+  Device& device = devices_[static_cast<size_t>(recorder.device())];
+  if (outcome.stopped == nullptr) {
+    runtime::events_submitted(recorder.device());
+    if (device.last != nullptr) device.last->next = work.plan;
+    device.last = work.plan;
+    device.expected = work.plan->next.lock();
+    recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
+    hand_out(work.trace, outcome.outputs);
+    if (outcome.error == nullptr) {
+      recorder.recycle(std::move(work.trace));
+      return;
+    }
+  }
+
+  count(Counter::Errors);
+  const graph::Node& failed = plan.graph.nodes[plan.steps[outcome.failed_step].node];
+  std::string message =
+      base::concat("[", failed.op->name, "] failed", record::source_text(failed.source), ": ",
+                   text_of(outcome.error));
+  const bool no_memory = runtime::is_out_of_memory(outcome.error);
+  if (no_memory) message += memory_situation(plan, recorder.device());
+  if (outcome.stopped != nullptr) {
+    std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
+    hand_out(work.trace, complete);
+    recorder.suspend(work.trace);
+    device.suspended = std::make_unique<Suspended>(
+        Suspended{std::move(work), std::move(outcome.stopped), outcome.error});
+    message +=
+        " Free tensors before the next operation (del, torch.acc.empty_cache()): the work then "
+        "goes "
+        "on at this operator, and nothing runs twice. If memory is still short then, what it was "
+        "to write has no valid contents and says so when it is used.";
+  } else {
+    auto poison = std::make_shared<record::Poison>();
+    poison->message = message;
+    poison_rest(plan, work.trace, outcome.failed_step, poison);
+  }
+  rethrow_as(outcome.error, no_memory, message);
+}
+
+void Session::resume(Recorder& recorder) {
+  Device& device = devices_[static_cast<size_t>(recorder.device())];
+  const std::unique_ptr<Suspended> suspended = std::move(device.suspended);
+  recorder.unsuspend();
+  Work& work = suspended->work;
+  // What the user gave up to free memory need not be made any more.
+  std::vector<bool> needed =
+      passes::eliminate_dead_code(work.plan->graph, alive_buffers(work.trace));
+  exec::Outcome outcome = exec::resume(*suspended->run, work.trace.values, std::move(needed));
+  finish(recorder, std::move(work), std::move(outcome));
+}
+
+void Session::give_up(Recorder& recorder) {
+  Device& device = devices_[static_cast<size_t>(recorder.device())];
+  const std::unique_ptr<Suspended> suspended = std::move(device.suspended);
+  recorder.unsuspend();
+  try {
+    finish(recorder, std::move(suspended->work), exec::give_up(*suspended->run, suspended->error));
+  } catch (const c10::OutOfMemoryError&) {
+    // The user was told when memory ran out; now the tensors in question tell.
+  }
+}
+
+void Session::settle(Recorder& recorder) {
+  runtime::LockWithoutGil lock(recorder.mutex());
+  if (!recorder.suspended()) return;
+  try {
+    resume(recorder);
+  } catch (const c10::OutOfMemoryError&) {
+    if (recorder.suspended()) give_up(recorder);
+  }
+}
+
+// Whether work that waits for memory is going to write the storage.
+bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
+  const auto& suspended = devices_[static_cast<size_t>(recorder.device())].suspended;
+  if (suspended == nullptr) return false;
+  const plan::Plan& plan = *suspended->work.plan;
+  for (size_t step = exec::next_step(*suspended->run); step < plan.steps.size(); ++step) {
+    for (const graph::Use& use : graph::uses(plan.graph, plan.graph.nodes[plan.steps[step].node])) {
+      const record::Entry& entry =
+          suspended->work.trace.entries[plan.graph.buffers[use.buffer].group];
+      if (use.writes && entry.storage._unsafe_get_target() == &storage) return true;
+    }
+  }
+  return false;
+}
+
+// Without a plan nothing of the trace can be made.
+void poison_all(const Trace& trace, const std::exception_ptr& error) {
+  auto poison = std::make_shared<record::Poison>();
+  poison->message = base::concat("no plan could be made: ", text_of(error));
+  for (const record::Entry& entry : trace.entries) {
+    if (const auto storage = entry.storage.lock()) storage->poison = poison;
+  }
 }
 
 void Session::flush(Recorder& recorder, FlushReason reason) {
   runtime::LockWithoutGil lock(recorder.mutex());
+  if (recorder.suspended()) resume(recorder);
   if (recorder.pending() == 0) return;
-  Trace trace = recorder.take();
+  Work work;
+  work.trace = recorder.take();
   count(Counter::Flushes);
   count(kReasonCounters[static_cast<size_t>(reason)]);
 
   Device& device = devices_[static_cast<size_t>(recorder.device())];
-  const std::vector<bool> alive = alive_buffers(trace);
-  Cached plan = find_or_build(device, trace, alive);
-  if (!covers(plan->outputs, alive)) plan = widen(device, plan, alive);
-
-  std::vector<exec::Given> given(trace.entries.size());
-  for (size_t i = 0; i < given.size(); ++i) {
-    given[i] = {std::move(trace.entries[i].memory), trace.entries[i].byte_offset};
+  try {
+    const std::vector<bool> alive = alive_buffers(work.trace);
+    work.plan = find_or_build(device, work.trace, alive);
+    if (!covers(work.plan->outputs, alive)) work.plan = widen(device, work.plan, alive);
+  } catch (...) {
+    poison_all(work.trace, std::current_exception());
+    throw;
   }
-  exec::Outcome outcome = exec::run(*plan, recorder.device(), std::move(given), trace.values);
-  runtime::events_submitted(recorder.device());
 
-  if (device.last != nullptr) device.last->next = plan;
-  device.last = plan;
-  device.expected = plan->next.lock();
-  recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
-  finish(*plan, trace, outcome);
-  recorder.recycle(std::move(trace));
+  std::vector<exec::Given> given(work.trace.entries.size());
+  for (size_t i = 0; i < given.size(); ++i) {
+    record::Entry& entry = work.trace.entries[i];
+    given[i] = {std::move(entry.memory), entry.byte_offset};
+  }
+  exec::Outcome outcome =
+      exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values);
+  finish(recorder, std::move(work), std::move(outcome));
 }
 
 std::string Session::last_plan(c10::DeviceIndex index) {
@@ -268,18 +404,23 @@ void flush(c10::DeviceIndex device, FlushReason reason) {
 void start() {
   runtime::FlushHooks hooks;
   hooks.flush = [](c10::DeviceIndex device, runtime::Cause cause) {
+    // Who ran out of memory wants to know who has it, not to hear it again.
+    if (cause == runtime::Cause::kRead && record::recorder(device).suspended()) return;
     constexpr std::array kReasons{FlushReason::kExplicit, FlushReason::kRead, FlushReason::kEvent};
     flush(device, kReasons[static_cast<size_t>(cause)]);
   };
   hooks.pending = [](c10::DeviceIndex device) noexcept {
-    return record::recorder(device).pending() > 0;
+    const Recorder& recorder = record::recorder(device);
+    return recorder.pending() > 0 || recorder.suspended();
   };
   hooks.resize_storage = [](c10::StorageImpl& storage, size_t nbytes) {
     resize_storage(static_cast<LazyStorage&>(storage), nbytes);
   };
   hooks.release_cached = [](c10::DeviceIndex device) {
-    runtime::LockWithoutGil lock(record::recorder(device).mutex());
-    exec::release_arena(device);
+    Recorder& recorder = record::recorder(device);
+    runtime::LockWithoutGil lock(recorder.mutex());
+    // Work that waits for memory has its intermediates there.
+    if (!recorder.suspended()) exec::release_arena(device);
   };
   runtime::install_flush_hooks(hooks);
 }
@@ -294,15 +435,15 @@ void stop() {
   stopped.store(true);
 }
 
+static c10::Storage allocate(size_t nbytes) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
+                      runtime::backend().allocator(), true);
+}
+
 void materialise(LazyStorage& storage) {
-  if (storage.poison != nullptr) {
-    ACC_FAIL("[acc] this tensor has no valid contents: ", storage.poison->message,
-             " Make the tensor again before using it.");
-  }
+  record::check_contents(storage);
   if (storage.has_memory()) return;
-  storage.set_memory(c10::Storage(c10::Storage::use_byte_size_t(),
-                                  c10::SymInt(static_cast<int64_t>(storage.nbytes())),
-                                  runtime::backend().allocator(), true));
+  storage.set_memory(allocate(storage.nbytes()));
 }
 
 at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
@@ -318,7 +459,16 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     }
   }
   if (!memory) {
-    flush(tensor.device().index(), reason);
+    try {
+      flush(tensor.device().index(), reason);
+    } catch (const c10::OutOfMemoryError&) {
+      // What is only read, and complete, can be read all the same.
+      runtime::LockWithoutGil lock(recorder.mutex());
+      if (reason != FlushReason::kRead || !recorder.suspended() || !storage.has_memory() ||
+          Session::get().waits_to_write(recorder, storage)) {
+        throw;
+      }
+    }
     runtime::LockWithoutGil lock(recorder.mutex());
     materialise(storage);
     memory = storage.memory();
@@ -342,11 +492,30 @@ void poison(const at::Tensor& tensor, const std::string& message) {
   record::storage_of(tensor)->poison = std::move(reason);
 }
 
+void settle(c10::DeviceIndex device) {
+  if (stopped.load(std::memory_order_relaxed)) return;
+  runtime::GilRelease release;
+  Session::get().settle(record::recorder(device));
+}
+
+std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor) {
+  LazyStorage& storage = *record::storage_of(tensor);
+  runtime::LockWithoutGil lock(record::recorder(tensor.device().index()).mutex());
+  const bool whole = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage.nbytes();
+  return whole ? std::exchange(storage.poison, nullptr) : nullptr;
+}
+
+void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison> poison) {
+  runtime::LockWithoutGil lock(record::recorder(tensor.device().index()).mutex());
+  record::storage_of(tensor)->poison = std::move(poison);
+}
+
 void resize_storage(LazyStorage& storage, size_t nbytes) {
   const size_t old_bytes = storage.nbytes();
   if (nbytes == old_bytes) return;
   const c10::DeviceIndex device = storage.device().index();
   Recorder& recorder = record::recorder(device);
+  if (recorder.suspended()) settle(device);
   {
     runtime::LockWithoutGil lock(recorder.mutex());
     const bool without_contents = !recorder.knows(storage) && !storage.has_memory();
@@ -359,8 +528,10 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   flush(device, FlushReason::kResize);
   runtime::LockWithoutGil lock(recorder.mutex());
   materialise(storage);
+  // First the new memory, which may not be had.
+  c10::Storage memory = allocate(nbytes);
   const c10::Storage old = storage.take_memory(nbytes);
-  materialise(storage);
+  storage.set_memory(std::move(memory));
   runtime::backend().copy(storage.memory().mutable_data(), old.data(), std::min(old_bytes, nbytes),
                           device);
 }

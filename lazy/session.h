@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "lazy/record/flush.h"
@@ -17,7 +18,20 @@ void start();
 // Submits what is pending on `device` (all devices if negative). On the host executor it is done
 // when this returns. Throws what a failing operator threw, with its name and the line that recorded
 // it; whatever then has no valid contents is poisoned and says so when it is used.
+//
+// Where memory ran out and the failed step has changed nothing, the work stays pending: c10's
+// OutOfMemoryError is thrown, and the next flush goes on at that step.
 void flush(c10::DeviceIndex device, record::FlushReason reason);
+
+// Ends the state in which work waits for memory, before something is recorded: goes on with it, and
+// gives it up where there still is none, which poisons what it was to write. Does not throw for
+// that, since the user was told; other failures of that work are thrown.
+void settle(c10::DeviceIndex device);
+
+// The poison of a tensor that is about to be written as a whole, which is taken off; null when
+// there is none or the tensor is only a part of its storage.
+std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor);
+void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison> poison);
 
 // The tensor of the backend's device that shares the memory of `tensor`, an acc tensor; pending
 // work is submitted first and memory that was never written is allocated.

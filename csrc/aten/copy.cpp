@@ -5,6 +5,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include <utility>
+
 #include "csrc/aten/fallback.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
@@ -55,12 +57,12 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
   record_copy(destination, staged);
 }
 
-at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+void copy(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
   if (on_acc(self) && on_acc(destination)) {
     if (self.device() == destination.device()) {
       record_copy(destination, self);
     } else {
-      session::alias(destination, FlushReason::kRead)
+      session::alias(destination, FlushReason::kFallback)
           .copy_(session::alias(self, FlushReason::kRead));
     }
   } else if (on_acc(destination)) {
@@ -69,6 +71,18 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool
     copy_from_host(self, destination);
   } else {
     destination.copy_(session::alias(self, FlushReason::kRead), non_blocking);
+  }
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+  // New contents for all of a tensor whose contents a failure took: it is usable again.
+  auto poison =
+      on_acc(destination) && !self.is_alias_of(destination) ? session::cure(destination) : nullptr;
+  try {
+    copy(self, destination, non_blocking);
+  } catch (...) {
+    if (poison != nullptr) session::poison_again(destination, std::move(poison));
+    throw;
   }
   return destination;
 }

@@ -47,14 +47,16 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   if (mode == base::env::Mode::Eager) return run_now(handle, stack);
   runtime::note_use();
   const c10::DeviceIndex device = record::device_of(*stack, op.arguments.size());
-  if (device < 0 || !record::recorder(device).record(op, handle, stack)) {
-    return run_now(handle, stack);
-  }
-  if (mode == base::env::Mode::NoFuse) {
-    session::flush(device, record::FlushReason::kEager);
-  } else if (record::recorder(device).pending() >= static_cast<size_t>(base::env::max_pending())) {
+  if (device < 0) return run_now(handle, stack);
+  record::Recorder& recorder = record::recorder(device);
+  if (recorder.suspended()) session::settle(device);
+  // Before the call is recorded: were it pending when this throws, a user who repeats it would have
+  // it twice.
+  if (recorder.pending() >= static_cast<size_t>(base::env::max_pending())) {
     session::flush(device, record::FlushReason::kCap);
   }
+  if (!recorder.record(op, handle, stack)) return run_now(handle, stack);
+  if (mode == base::env::Mode::NoFuse) session::flush(device, record::FlushReason::kEager);
 }
 
 void register_recorded_ops() {

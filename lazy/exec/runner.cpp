@@ -4,13 +4,16 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 
+#include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "csrc/base/check.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/exhaustion.h"
 #include "kernels/library/aten_call.h"
 #include "lazy/graph/words.h"
 
@@ -117,12 +120,14 @@ class Run {
     }
   }
 
-  void step(size_t index, std::span<const int64_t> values) {
+  // `called` is set when the operator is about to run.
+  void step(size_t index, std::span<const int64_t> values, bool* called) {
     const plan::Step& step = plan_.steps[index];
     const PreparedStep& prepared = prepared_.steps[index];
     for (const uint32_t buffer : step.allocate) {
       own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
     }
+    *called = true;
     torch::jit::Stack stack = prepared.call.run(values);
     for (const Result& result : prepared.results) {
       const c10::IValue& value = stack[result.stack];
@@ -131,6 +136,23 @@ class Run {
                         : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
     }
     for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
+  }
+
+  // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
+  void leave_out(size_t index, const std::vector<bool>& touched) {
+    const plan::Step& step = plan_.steps[index];
+    for (const uint32_t buffer : step.allocate) {
+      if (touched[buffer]) own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
+    }
+    for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
+  }
+
+  std::vector<c10::Storage> outputs() const {
+    std::vector<c10::Storage> outputs(memory_.size());
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      if (plan_.outputs[i]) outputs[i] = memory_[i];
+    }
+    return outputs;
   }
 
   std::vector<c10::Storage> take_outputs() {
@@ -203,37 +225,137 @@ class Run {
 
 }  // namespace
 
+// A run from its first step to its last, in as many goes as it takes.
+class Stopped {
+ public:
+  Stopped(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given)
+      : plan_(plan), device_(device), given_(std::move(given)) {}
+
+  Outcome go_on(std::span<const int64_t> values) {
+    // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
+    // whoever caused the flush.
+    c10::impl::ForceDispatchKeyGuard clean(
+        c10::default_included_set,
+        c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    runtime::AmbientScope ambient;
+    const size_t begin = step_;
+    size_t tried_again = kNever;  // the step that found no memory the last time
+    Outcome outcome;
+    for (bool once_more = true; once_more;) {
+      once_more = false;
+      try {
+        advance(values, ambient);
+        outcome.error = nullptr;
+      } catch (...) {
+        outcome.error = std::current_exception();
+        if (may_repeat() && runtime::is_out_of_memory(outcome.error)) {
+          once_more = tried_again != step_;
+          tried_again = step_;
+          if (once_more) runtime::backend().empty_cache();
+          if (!once_more) outcome.stopped = std::make_shared<Stopped>(std::move(*this));
+        }
+      }
+    }
+    outcome.failed_step = outcome.stopped == nullptr ? step_ : outcome.stopped->step_;
+    count(Counter::Steps, outcome.failed_step - begin);
+    if (outcome.stopped == nullptr) outcome.outputs = take_outputs();
+    return outcome;
+  }
+
+  Outcome give_up(std::exception_ptr error) {
+    return {take_outputs(), step_, std::move(error), nullptr};
+  }
+
+  void leave_out_unneeded(std::vector<bool> needed) {
+    needed_ = std::move(needed);
+    touched_.assign(plan_.graph.buffers.size(), false);
+    for (size_t step = step_; step < plan_.steps.size(); ++step) {
+      if (!is_needed(step)) continue;
+      for (const graph::Use& use : uses_of(step)) touched_[use.buffer] = true;
+    }
+  }
+
+  std::vector<c10::Storage> complete_outputs() const {
+    if (!run_.has_value()) return std::vector<c10::Storage>(plan_.graph.buffers.size());
+    std::vector<c10::Storage> outputs = run_->outputs();
+    for (size_t step = step_; step < plan_.steps.size(); ++step) {
+      for (const graph::Use& use : uses_of(step)) {
+        if (use.writes) outputs[use.buffer] = c10::Storage();
+      }
+    }
+    return outputs;
+  }
+
+  size_t next_step() const { return step_; }
+
+ private:
+  static constexpr size_t kNever = std::numeric_limits<size_t>::max();
+
+  void advance(std::span<const int64_t> values, runtime::AmbientScope& ambient) {
+    if (!run_.has_value()) {
+      const c10::Device alias_device(
+          runtime::backend().alias_type(),
+          runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : device_);
+      if (plan_.prepared == nullptr) plan_.prepared = prepare(plan_, alias_device);
+      run_.emplace(plan_, *static_cast<Prepared*>(plan_.prepared.get()), device_, given_);
+    }
+    for (; step_ < plan_.steps.size(); ++step_) {
+      called_ = false;
+      if (!is_needed(step_)) {
+        run_->leave_out(step_, touched_);
+        continue;
+      }
+      ambient.set(plan_.graph.nodes[plan_.steps[step_].node].ambient);
+      run_->step(step_, values, &called_);
+    }
+  }
+
+  bool is_needed(size_t step) const { return needed_.empty() || needed_[plan_.steps[step].node]; }
+
+  std::vector<graph::Use> uses_of(size_t step) const {
+    return graph::uses(plan_.graph, plan_.graph.nodes[plan_.steps[step].node]);
+  }
+
+  // Whether the step that failed can be run as if it never had been.
+  bool may_repeat() const {
+    if (!run_.has_value() || !called_) return true;
+    const graph::Op& op = *plan_.graph.nodes[plan_.steps[step_].node].op;
+    return !op.writes && op.removable;
+  }
+
+  std::vector<c10::Storage> take_outputs() {
+    return run_.has_value() ? run_->take_outputs()
+                            : std::vector<c10::Storage>(plan_.graph.buffers.size());
+  }
+
+  plan::Plan& plan_;
+  c10::DeviceIndex device_;
+  std::vector<Given> given_;
+  std::optional<Run> run_;
+  size_t step_ = 0;
+  std::vector<bool> needed_;   // per node; empty: all are
+  std::vector<bool> touched_;  // per buffer, by a needed step that did not run
+  bool called_ = false;        // the operator of the step was called
+};
+
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values) {
-  Outcome outcome;
-  // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
-  // whoever caused the flush.
-  c10::impl::ForceDispatchKeyGuard clean(
-      c10::default_included_set,
-      c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  runtime::AmbientScope ambient;
-  try {
-    const c10::Device alias_device(
-        runtime::backend().alias_type(),
-        runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : device);
-    if (plan.prepared == nullptr) plan.prepared = prepare(plan, alias_device);
-    Run run(plan, *static_cast<Prepared*>(plan.prepared.get()), device, given);
-    try {
-      for (; outcome.failed_step < plan.steps.size(); ++outcome.failed_step) {
-        const size_t step = outcome.failed_step;
-        ambient.set(plan.graph.nodes[plan.steps[step].node].ambient);
-        run.step(step, values);
-      }
-    } catch (...) {
-      outcome.error = std::current_exception();
-    }
-    outcome.outputs = run.take_outputs();
-  } catch (...) {
-    outcome.error = std::current_exception();
-    outcome.outputs.resize(plan.graph.buffers.size());
-  }
-  count(Counter::Steps, outcome.failed_step);
-  return outcome;
+  return Stopped(plan, device, std::move(given)).go_on(values);
+}
+
+Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed) {
+  stopped.leave_out_unneeded(std::move(needed));
+  return stopped.go_on(values);
+}
+
+std::vector<c10::Storage> complete_outputs(const Stopped& stopped) {
+  return stopped.complete_outputs();
+}
+
+size_t next_step(const Stopped& stopped) { return stopped.next_step(); }
+
+Outcome give_up(Stopped& stopped, std::exception_ptr error) {
+  return stopped.give_up(std::move(error));
 }
 
 void release_arena(c10::DeviceIndex device) { arena_of(device) = Arena(); }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -18,18 +19,39 @@ struct Given {
   int64_t byte_offset = 0;
 };
 
+// A run that stopped for want of memory before its next step had changed anything.
+class Stopped;
+
 // How a run ended. `failed_step` is the number of steps when all went well; steps before it are
-// complete, it and those after it did not run.
+// complete, those after it did not run, and what the failed one did is unknown unless `stopped` is
+// set: then there are no outputs yet, and `resume` goes on at that very step.
 struct Outcome {
   std::vector<c10::Storage> outputs;  // per buffer; null where the plan keeps none
   size_t failed_step = 0;
   std::exception_ptr error;
+  std::shared_ptr<Stopped> stopped;
 };
 
 // `given`: per buffer, empty for those the plan makes; taken apart while the run goes on, so that
-// the last reference to an input dies after its last use. One run at a time per device.
+// the last reference to an input dies after its last use. One run at a time per device, one that
+// has stopped included. `plan` outlives a run that stops.
+//
+// A step that finds no memory is tried once more after the backend's caches were emptied.
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values);
+
+// Goes on with a run; complete steps are not repeated. `values` as before. `needed`: per node of
+// the graph, whether anybody still wants what it makes.
+Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed);
+
+// Per buffer, the memory that is complete: no step that did not run writes it.
+std::vector<c10::Storage> complete_outputs(const Stopped& stopped);
+
+// The first step that did not run.
+size_t next_step(const Stopped& stopped);
+
+// Gives a run up: as if its next step had failed for good with `error`.
+Outcome give_up(Stopped& stopped, std::exception_ptr error);
 
 // Frees the arena of a device. Nothing may be running on it.
 void release_arena(c10::DeviceIndex device);

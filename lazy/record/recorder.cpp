@@ -234,6 +234,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   const size_t n_arguments = op.arguments.size();
   {
     runtime::LockWithoutGil lock(mutex_);
+    if (suspended()) return false;
     if (expected_ != nullptr && follow(op, ambient, stack)) return true;
   }
 
@@ -263,6 +264,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   const uint32_t source = locate != nullptr ? locate() : 0;
 
   runtime::LockWithoutGil lock(mutex_);
+  if (suspended()) return false;
   if (expected_ != nullptr) stop_following();
   graph::Node node;
   node.op = &op;
@@ -307,10 +309,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
 }
 
 uint32_t Recorder::add_entry(LazyStorage* storage, int64_t byte_offset) {
-  if (storage->poison != nullptr) {
-    ACC_FAIL("[acc] this tensor has no valid contents: ", storage->poison->message,
-             " Make the tensor again before using it.");
-  }
+  check_contents(*storage);
   const auto index = static_cast<uint32_t>(entries_.size());
   Entry& entry = entries_.emplace_back();
   c10::raw::weak_intrusive_ptr::incref(storage);
@@ -574,6 +573,7 @@ void Recorder::detach(LazyStorage& storage, size_t nbytes) {
 
 Trace Recorder::take() {
   Trace trace;
+  trace.number = number_;
   if (expected_ != nullptr && n_nodes_ == expected_->nodes.size() && n_nodes_ > 0) {
     trace.followed = expected_;
   } else if (expected_ != nullptr) {
@@ -600,6 +600,17 @@ Trace Recorder::take() {
   expected_ = nullptr;
   number_ = next_trace++;
   return trace;
+}
+
+void Recorder::suspend(const Trace& trace) {
+  ACC_CHECK(n_nodes_ == 0 && entries_.empty());
+  number_ = trace.number;
+  suspended_ = true;
+}
+
+void Recorder::unsuspend() {
+  number_ = next_trace++;
+  suspended_ = false;
 }
 
 void Recorder::recycle(Trace&& trace) {

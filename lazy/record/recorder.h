@@ -33,7 +33,8 @@ struct Entry {
 
 // What a flush takes away.
 struct Trace {
-  graph::Graph graph;  // empty when `followed` says which one it equals
+  uint64_t number = 0;  // the storages in it know it by this
+  graph::Graph graph;   // empty when `followed` says which one it equals
   const graph::Graph* followed = nullptr;
   std::vector<Entry> entries;
   std::vector<int64_t> values;
@@ -44,7 +45,8 @@ class Recorder {
   explicit Recorder(c10::DeviceIndex device);
 
   // Records one call and replaces the arguments on the stack by its results. Returns false, with
-  // the stack untouched, when the call has to run at once. Throws for wrong arguments.
+  // the stack untouched, when the call has to run at once; always while suspended. Throws for wrong
+  // arguments.
   bool record(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
 
   // Whether `storage` occurs in the trace. The caller holds the mutex.
@@ -66,6 +68,12 @@ class Recorder {
 
   // Ends the comparison with the expected step, whose graph is about to go. Holds the mutex.
   void stop_expecting() { stop_following(); }
+
+  // While a trace that was taken cannot be finished, for want of memory, nothing is recorded and
+  // `knows` speaks of that trace. The caller holds the mutex; nothing was recorded since `take`.
+  void suspend(const Trace& trace);
+  void unsuspend();
+  bool suspended() const { return suspended_.load(std::memory_order_relaxed); }
 
   // Read without the mutex, as a hint.
   size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }
@@ -93,6 +101,7 @@ class Recorder {
   std::vector<Entry> entries_;
   std::vector<int64_t> values_;
   std::atomic<size_t> n_nodes_{0};
+  std::atomic<bool> suspended_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
 };
 

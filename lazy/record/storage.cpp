@@ -71,6 +71,13 @@ c10::Storage LazyStorage::take_memory(size_t nbytes) {
   return taken;
 }
 
+void check_contents(const LazyStorage& storage) {
+  if (storage.poison == nullptr) return;
+  ACC_FAIL("[acc] this tensor has no valid contents: ", storage.poison->message,
+           " Give all of it new contents (copy_, load_state_dict) or make it again before using "
+           "it.");
+}
+
 c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device) {
   static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
   return c10::make_intrusive<LazyStorage>(

@@ -10,7 +10,8 @@
 // and `is_alias_of` need no special care.
 namespace acc::record {
 
-// Why a storage has no valid contents: the operator and line that failed.
+// Why a storage has no valid contents: the operator and line that failed. It stays until the whole
+// storage is written by a copy, or resized.
 struct Poison {
   std::string message;
 };
@@ -41,6 +42,9 @@ class LazyStorage final : public c10::StorageImpl {
   c10::Storage memory_;
   size_t counted_ = 0;
 };
+
+// Throws for a poisoned storage, and says what to do.
+void check_contents(const LazyStorage& storage);
 
 // The lazy storage behind an acc tensor. The caller knows that the tensor is one.
 inline LazyStorage* storage_of(const at::TensorBase& tensor) {

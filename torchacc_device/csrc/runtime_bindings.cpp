@@ -10,6 +10,7 @@
 #include "csrc/runtime/address_space.h"
 #include "csrc/runtime/allocator.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/generator.h"
 #include "csrc/runtime/nvidia.h"
@@ -78,6 +79,14 @@ void bind_devices(py::module_& m) {
           backend();
         }),
         "Chooses the executor and makes the device ready. Throws where it cannot be used.");
+  m.def("fail_allocations", guarded([](int64_t after, int64_t times, size_t at_least) {
+          runtime::fail_allocations(after, times, at_least);
+        }),
+        py::arg("after"), py::arg("times"), py::arg("at_least") = 0,
+        "For tests: `after` allocations of CPU memory succeed, then `times` fail; 0 ends it. Those "
+        "of less than `at_least` bytes do not count.");
+  m.def("allocations_counted", guarded([] { return runtime::allocations_counted(); }),
+        "For tests: allocations of CPU memory since the last call of fail_allocations.");
   m.def("is_initialized", guarded([] { return runtime::was_used() && !runtime::in_bad_fork(); }));
   m.def("is_in_bad_fork", guarded([] { return runtime::in_bad_fork(); }));
   m.def("device_count", unlocked([] { return static_cast<int>(backend().device_count()); }));
