@@ -52,7 +52,8 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   if (recorder.suspended()) session::settle(device);
   // Before the call is recorded: were it pending when this throws, a user who repeats it would have
   // it twice.
-  if (recorder.pending() >= static_cast<size_t>(base::env::max_pending())) {
+  if (recorder.pending() >= static_cast<size_t>(base::env::max_pending()) ||
+      record::left_behind(device) >= base::env::max_pending_bytes()) {
     session::flush(device, record::FlushReason::kCap);
   }
   if (!recorder.record(op, handle, stack)) return run_now(handle, stack);

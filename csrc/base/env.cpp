@@ -55,6 +55,7 @@ enum Id : size_t {
   kLogLevel,
   kPlanCacheMb,
   kMaxPending,
+  kMaxPendingMb,
   kMaxInflight,
   kDeterministic,
   kSourceLines,
@@ -77,6 +78,8 @@ constexpr Entry kEntries[] = {
             "Host memory for cached plans in MiB; the least recently used plans go first."),
     integer("ACC_MAX_PENDING", 20'000, 1, 10'000'000,
             "Recorded operators after which the pending work is submitted without being asked."),
+    integer("ACC_MAX_PENDING_MB", 2048, 1, 1 << 30,
+            "Memory in MiB that only pending work still holds, after which it is submitted."),
     integer("ACC_MAX_INFLIGHT", 1, 0, 64,
             "Steps that may run while the next is recorded; 0 waits for each step."),
     flag("ACC_DETERMINISTIC", false,
@@ -188,6 +191,7 @@ Executor executor() { return static_cast<Executor>(get(kExecutor)); }
 LogLevel log_level() { return static_cast<LogLevel>(get(kLogLevel)); }
 uint64_t plan_cache_bytes() { return static_cast<uint64_t>(get(kPlanCacheMb)) << 20; }
 int64_t max_pending() { return get(kMaxPending); }
+uint64_t max_pending_bytes() { return static_cast<uint64_t>(get(kMaxPendingMb)) << 20; }
 int max_inflight() { return static_cast<int>(get(kMaxInflight)); }
 bool deterministic() { return get(kDeterministic) != 0; }
 bool source_lines() { return get(kSourceLines) != 0; }

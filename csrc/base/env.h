@@ -30,6 +30,8 @@ LogLevel log_level();
 uint64_t plan_cache_bytes();
 // Pending nodes after which the recorder flushes on its own.
 int64_t max_pending();
+// The same for bytes that nothing but pending nodes holds.
+uint64_t max_pending_bytes();
 // Steps in flight beyond the one being recorded.
 int max_inflight();
 bool deterministic();

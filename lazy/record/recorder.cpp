@@ -574,6 +574,7 @@ void Recorder::detach(LazyStorage& storage, size_t nbytes) {
 Trace Recorder::take() {
   Trace trace;
   trace.number = number_;
+  forget_left_behind(device_);
   if (expected_ != nullptr && n_nodes_ == expected_->nodes.size() && n_nodes_ > 0) {
     trace.followed = expected_;
   } else if (expected_ != nullptr) {

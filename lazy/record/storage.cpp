@@ -4,9 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <array>
+#include <atomic>
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/base/env.h"
 #include "csrc/runtime/address_space.h"
 #include "csrc/runtime/memory.h"
 
@@ -33,7 +36,20 @@ c10::intrusive_ptr<c10::StorageImpl> create(c10::StorageImpl::use_byte_size_t, c
   return c10::make_intrusive<LazyStorage>(std::move(nbytes), std::move(data), allocator, resizable);
 }
 
+std::atomic<uint64_t>& left_of(c10::DeviceIndex device) {
+  static std::array<std::atomic<uint64_t>, base::env::kMaxHostDevices> bytes{};
+  return bytes.at(static_cast<size_t>(device));
+}
+
 }  // namespace
+
+uint64_t left_behind(c10::DeviceIndex device) {
+  return left_of(device).load(std::memory_order_relaxed);
+}
+
+void forget_left_behind(c10::DeviceIndex device) {
+  left_of(device).store(0, std::memory_order_relaxed);
+}
 
 LazyStorage::LazyStorage(c10::SymInt nbytes, c10::DataPtr address, c10::Allocator* allocator,
                          bool resizable)
@@ -44,6 +60,7 @@ LazyStorage::~LazyStorage() { forget_memory(); }
 
 // Runs when the last tensor is gone, although a pending trace may still know the object weakly.
 void LazyStorage::release_resources() {
+  if (memory_ && memory_.use_count() > 1) left_of(device().index()) += memory_.nbytes();
   forget_memory();
   c10::StorageImpl::release_resources();
 }

@@ -52,6 +52,11 @@ inline LazyStorage* storage_of(const at::TensorBase& tensor) {
       tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
+// Bytes of storages that died while pending work of the device still held their memory, since the
+// last `forget_left_behind`. Thread safe, no locks.
+uint64_t left_behind(c10::DeviceIndex device);
+void forget_left_behind(c10::DeviceIndex device);
+
 c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device);
 
 // A plain tensor of the acc device over `storage`.
