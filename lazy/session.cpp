@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -71,6 +72,8 @@ class Session {
     std::exception_ptr error;
   };
   struct Device {
+    // The ends of the steps that may still be running, oldest first.
+    std::deque<std::unique_ptr<runtime::Marker>> in_flight;
     std::unique_ptr<Suspended> suspended;
     Cached expected;  // what the recorder compares with
     Cached last;
@@ -80,6 +83,8 @@ class Session {
   Cached find_or_build(Device& device, Trace& trace, const std::vector<bool>& alive);
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
+  void submit(Recorder& recorder, FlushReason reason);
+  std::unique_ptr<runtime::Marker> end_step(Recorder& recorder);
   void resume(Recorder& recorder);
   void give_up(Recorder& recorder);
 
@@ -342,9 +347,34 @@ void poison_all(const Trace& trace, const std::exception_ptr& error) {
 }
 
 void Session::flush(Recorder& recorder, FlushReason reason) {
-  runtime::LockWithoutGil lock(recorder.mutex());
-  if (recorder.suspended()) resume(recorder);
-  if (recorder.pending() == 0) return;
+  std::unique_ptr<runtime::Marker> oldest;
+  {
+    runtime::LockWithoutGil lock(recorder.mutex());
+    if (recorder.suspended()) resume(recorder);
+    if (recorder.pending() == 0) return;
+    submit(recorder, reason);
+    if (reason == FlushReason::kStep || reason == FlushReason::kLoader) oldest = end_step(recorder);
+  }
+  if (oldest == nullptr) return;
+  count(Counter::StepWaits);
+  runtime::backend().wait(*oldest);
+}
+
+// Marks the end of a step. Returns the end of the one that has to be over before the next is
+// recorded: were more in flight, whoever looks at the clock after so many steps would see less than
+// their work.
+std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
+  runtime::Backend& backend = runtime::backend();
+  auto& in_flight = devices_[static_cast<size_t>(recorder.device())].in_flight;
+  in_flight.push_back(
+      backend.mark(backend.default_stream(recorder.device()), /*timing=*/false, nullptr));
+  if (in_flight.size() <= static_cast<size_t>(base::env::max_inflight())) return nullptr;
+  std::unique_ptr<runtime::Marker> oldest = std::move(in_flight.front());
+  in_flight.pop_front();
+  return oldest;
+}
+
+void Session::submit(Recorder& recorder, FlushReason reason) {
   Work work;
   work.trace = recorder.take();
   count(Counter::Flushes);

@@ -57,7 +57,6 @@ enum Id : size_t {
   kMaxPending,
   kMaxPendingMb,
   kMaxInflight,
-  kDeterministic,
   kSourceLines,
   kDump,
   kCount,
@@ -80,10 +79,10 @@ constexpr Entry kEntries[] = {
             "Recorded operators after which the pending work is submitted without being asked."),
     integer("ACC_MAX_PENDING_MB", 2048, 1, 1 << 30,
             "Memory in MiB that only pending work still holds, after which it is submitted."),
-    integer("ACC_MAX_INFLIGHT", 1, 0, 64,
-            "Steps that may run while the next is recorded; 0 waits for each step."),
-    flag("ACC_DETERMINISTIC", false,
-         "1: whatever changes bits happens at fixed points only, so two runs agree bit by bit."),
+    integer(
+        "ACC_MAX_INFLIGHT", 1, 0, 64,
+        "Steps that may run while the next is recorded; 0 waits for each step. On the host a step "
+        "is done when it was submitted."),
     flag("ACC_SOURCE_LINES", true,
          "1: every recorded operator remembers its Python line, for errors and reports."),
     choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan"},
@@ -193,7 +192,6 @@ uint64_t plan_cache_bytes() { return static_cast<uint64_t>(get(kPlanCacheMb)) <<
 int64_t max_pending() { return get(kMaxPending); }
 uint64_t max_pending_bytes() { return static_cast<uint64_t>(get(kMaxPendingMb)) << 20; }
 int max_inflight() { return static_cast<int>(get(kMaxInflight)); }
-bool deterministic() { return get(kDeterministic) != 0; }
 bool source_lines() { return get(kSourceLines) != 0; }
 Dump dump() { return static_cast<Dump>(get(kDump)); }
 

@@ -34,7 +34,6 @@ int64_t max_pending();
 uint64_t max_pending_bytes();
 // Steps in flight beyond the one being recorded.
 int max_inflight();
-bool deterministic();
 // Whether nodes remember the Python line that recorded them.
 bool source_lines();
 Dump dump();

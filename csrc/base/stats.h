@@ -43,6 +43,7 @@ namespace acc::base {
   X(StrideCopies, "stride_copies")              \
   X(RunNow, "run_now")                          \
   X(Materialisations, "materialisations")       \
+  X(StepWaits, "step_waits")                    \
   X(Errors, "errors")
 
 enum class Counter : uint32_t {

@@ -64,7 +64,6 @@ TEST_F(Env, UnsetVariablesHaveTheirDefaults) {
   EXPECT_EQ(env::max_pending(), 20'000);
   EXPECT_EQ(env::max_pending_bytes(), uint64_t{2048} << 20);
   EXPECT_EQ(env::max_inflight(), 1);
-  EXPECT_FALSE(env::deterministic());
   EXPECT_TRUE(env::source_lines());
   EXPECT_EQ(env::dump(), env::Dump::None);
 }
@@ -119,13 +118,11 @@ TEST_F(Env, NumbersAndFlagsAreRead) {
   set("ACC_MAX_PENDING", "77");
   set("ACC_MAX_PENDING_MB", "5");
   set("ACC_MAX_INFLIGHT", "0");
-  set("ACC_DETERMINISTIC", "1");
   set("ACC_SOURCE_LINES", "0");
   EXPECT_EQ(env::plan_cache_bytes(), uint64_t{3} << 20);
   EXPECT_EQ(env::max_pending(), 77);
   EXPECT_EQ(env::max_pending_bytes(), uint64_t{5} << 20);
   EXPECT_EQ(env::max_inflight(), 0);
-  EXPECT_TRUE(env::deterministic());
   EXPECT_FALSE(env::source_lines());
 }
 
@@ -153,9 +150,9 @@ TEST_F(Env, ABadNumberNamesTheVariableTheValueAndTheRange) {
               "[env] ACC_HOST_DEVICES=" + bad +
                   " is not allowed. Set it to a whole number in 1..64, or unset it (1).");
   }
-  set("ACC_DETERMINISTIC", "yes");
-  EXPECT_EQ(message([] { env::deterministic(); }),
-            "[env] ACC_DETERMINISTIC=yes is not allowed. Set it to one of: 0, 1, or unset it (0).");
+  set("ACC_SOURCE_LINES", "yes");
+  EXPECT_EQ(message([] { env::source_lines(); }),
+            "[env] ACC_SOURCE_LINES=yes is not allowed. Set it to one of: 0, 1, or unset it (1).");
 }
 
 TEST_F(Env, ABadVariableThrowsAgainAndDoesNotHarmOthers) {
@@ -197,10 +194,10 @@ TEST_F(Env, TheTableDescribesEveryVariableInOneLine) {
     EXPECT_TRUE(variable.type == "choice" || variable.type == "integer" || variable.type == "flag")
         << variable.type;
   }
-  EXPECT_EQ(names, (std::set<std::string>{"ACC_MODE", "ACC_EXECUTOR", "ACC_HOST_DEVICES",
-                                          "ACC_LOG_LEVEL", "ACC_PLAN_CACHE_MB", "ACC_MAX_PENDING",
-                                          "ACC_MAX_PENDING_MB", "ACC_MAX_INFLIGHT",
-                                          "ACC_DETERMINISTIC", "ACC_SOURCE_LINES", "ACC_DUMP"}));
+  EXPECT_EQ(names,
+            (std::set<std::string>{"ACC_MODE", "ACC_EXECUTOR", "ACC_HOST_DEVICES", "ACC_LOG_LEVEL",
+                                   "ACC_PLAN_CACHE_MB", "ACC_MAX_PENDING", "ACC_MAX_PENDING_MB",
+                                   "ACC_MAX_INFLIGHT", "ACC_SOURCE_LINES", "ACC_DUMP"}));
 }
 
 // The getters index the table by position: a wrong order would check a value against the allowed

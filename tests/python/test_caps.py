@@ -56,3 +56,21 @@ assert [out.item() for out in outs] == [2.0] * 50
 """,
         ACC_MAX_PENDING_MB="4",
     )
+
+
+@pytest.mark.parametrize(("inflight", "waits"), [("0", 10), ("1", 9), ("64", 0)])
+def test_a_step_waits_for_the_one_so_many_before_it(inflight: str, waits: int) -> None:
+    """Back-pressure counts steps, not reads, and a boundary with nothing pending is none."""
+    run_python(
+        f"""
+from torchacc_device import _C
+x = torch.zeros(3, device=DEVICE)
+for i in range(10):
+    x.add_(1)
+    _C.mark_step()
+    _C.mark_step()
+    assert x[0].item() == i + 1
+assert _C.stats()["step_waits"] == {waits}, _C.stats()
+""",
+        ACC_MAX_INFLIGHT=inflight,
+    )
