@@ -1,0 +1,33 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <vector>
+
+#include "lazy/graph/graph.h"
+
+// Which node has to wait for which. Program order satisfies every edge; a pass that leaves it keeps
+// the edges. They are derived from the words when asked for, so recording pays nothing for them.
+namespace acc::graph {
+
+enum class Hazard : uint8_t {
+  kReadAfterWrite,
+  kWriteAfterRead,
+  kWriteAfterWrite,
+};
+
+struct Edge {
+  uint32_t from = 0;  // nodes; from < to
+  uint32_t to = 0;
+  Hazard hazard = Hazard::kReadAfterWrite;
+
+  auto operator<=>(const Edge&) const = default;
+};
+
+// Every direct dependence between two nodes over a byte that both touch, once per kind, sorted. A
+// byte's dependences go back to its last write, and from a write also to the reads since that.
+// Views count from their first to their last byte, so two interleaved views (the columns of a
+// matrix) depend on each other. Buffers of one storage are compared by their place in it.
+std::vector<Edge> edges(const Graph& graph);
+
+}  // namespace acc::graph
