@@ -289,7 +289,23 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   rethrow_as(outcome.error, no_memory, message);
 }
 
+// Tells other threads that work is on its way while this one does it.
+class Running {
+ public:
+  explicit Running(Recorder& recorder) : recorder_(recorder), before_(recorder.running()) {
+    recorder_.set_running(true);
+  }
+  ~Running() { recorder_.set_running(before_); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Recorder& recorder_;
+  const bool before_;
+};
+
 void Session::resume(Recorder& recorder) {
+  const Running running(recorder);
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   const std::unique_ptr<Suspended> suspended = std::move(device.suspended);
   recorder.unsuspend();
@@ -375,6 +391,7 @@ std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
 }
 
 void Session::submit(Recorder& recorder, FlushReason reason) {
+  const Running running(recorder);
   Work work;
   work.trace = recorder.take();
   count(Counter::Flushes);
@@ -441,7 +458,8 @@ void start() {
   };
   hooks.pending = [](c10::DeviceIndex device) noexcept {
     const Recorder& recorder = record::recorder(device);
-    return recorder.pending() > 0 || recorder.suspended();
+    // In this order: a trace that is taken is running before it stops being pending.
+    return recorder.pending() > 0 || recorder.running() || recorder.suspended();
   };
   hooks.resize_storage = [](c10::StorageImpl& storage, size_t nbytes) {
     resize_storage(static_cast<LazyStorage&>(storage), nbytes);

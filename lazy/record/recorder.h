@@ -75,6 +75,10 @@ class Recorder {
   void unsuspend();
   bool suspended() const { return suspended_.load(std::memory_order_relaxed); }
 
+  // Set while a trace that was taken runs. Read without the mutex, as a hint.
+  void set_running(bool running) { running_.store(running, std::memory_order_release); }
+  bool running() const { return running_.load(std::memory_order_acquire); }
+
   // Read without the mutex, as a hint.
   size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }
   std::recursive_mutex& mutex() { return mutex_; }
@@ -102,6 +106,7 @@ class Recorder {
   std::vector<int64_t> values_;
   std::atomic<size_t> n_nodes_{0};
   std::atomic<bool> suspended_{false};
+  std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
 };
 

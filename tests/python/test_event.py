@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 
 import pytest
@@ -231,3 +232,23 @@ def test_a_loop_that_polls_ends() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert w.tolist() == [0.0] * 16
+
+
+def test_an_event_recorded_while_another_thread_submits_waits_for_it(one_thread) -> None:
+    """Work that one thread is doing is before an event that another one records meanwhile."""
+    x = torch.ones(600, 600, device="acc") / 600
+    extension().flush()
+    y = x
+    for _ in range(30):
+        y = y @ x
+    event = torch.acc.Event()
+    with counting() as counted:
+        submitting = threading.Thread(target=extension().flush)
+        submitting.start()
+        while pending() > 0:
+            pass
+        event.record()
+        event.synchronize()
+    assert counted["materialisations"] >= 1, "the event was done before the work before it"
+    submitting.join()
+    assert abs(y[0, 0].item() - 1 / 600) < 1e-5
