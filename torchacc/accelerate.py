@@ -12,6 +12,7 @@ from torchacc.boundary import install_hooks
 from torchacc.checkpoint import gradient_checkpoint
 from torchacc.config import Config
 from torchacc.device import is_lazy_device, lazy_device
+from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger
 
@@ -44,10 +45,10 @@ def accelerate(
     """Prepares a model, and the loader that feeds it, for training on the lazy device.
 
     The model is moved in place (its Parameters stay the same objects, so an optimizer that was
-    built before goes on working) and has an attribute `device` afterwards. The loader is wrapped in
-    an `AsyncLoader`: its batches arrive on the device. Nothing is done twice: a model or a loader
-    that comes from an earlier call, for example with a second loader for validation, is taken as it
-    is.
+    built before goes on working) and has an attribute `device` afterwards, which follows its
+    parameters. The loader is wrapped in an `AsyncLoader`: its batches arrive on the device. Nothing
+    is done twice: a model or a loader that comes from an earlier call, for example with a second
+    loader for validation, is taken as it is.
 
     Args:
         model: on the CPU, or on a lazy device already.
@@ -91,7 +92,7 @@ def accelerate(
         count = gradient_checkpoint(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)
     model.to(device)
-    _set_device(model, device)
+    follow_device(model)
     return model if wrapped is None else (model, wrapped)
 
 
@@ -146,13 +147,3 @@ def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncL
         num_buckets=options.num_buckets,
         pad_value_dict=options.pad_value_dict,
     )
-
-
-def _set_device(model: nn.Module, device: torch.device) -> None:
-    """Gives the model an attribute `device`, unless its class computes one."""
-    stale = model.__dict__.get("device")
-    if isinstance(stale, (torch.device, str)):
-        # The model's own note of where it is; left alone it would send its inputs to the CPU.
-        model.device = device if isinstance(stale, torch.device) else str(device)  # type: ignore
-    elif not hasattr(model, "device"):
-        model.device = device  # type: ignore[assignment]

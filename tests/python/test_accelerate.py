@@ -161,6 +161,59 @@ def test_a_device_that_the_model_noted_is_brought_up_to_date(device, kind):
     assert torch.device(model.device) == torchacc.lazy_device()
 
 
+def test_the_device_follows_the_parameters(device):
+    model = torchacc.accelerate(Net())
+    assert model.cpu().device == torch.device("cpu")
+    assert model.to(device).device.type == device
+    outer = nn.Sequential(model)
+    outer.cpu()
+    assert model.device == torch.device("cpu")
+    assert copy.deepcopy(model).device == torch.device("cpu")
+    empty = torchacc.accelerate(nn.Identity())
+    assert empty.device == torchacc.lazy_device()
+
+
+@pytest.mark.parametrize("noted", [None, "cpu", torch.device("cpu")])
+def test_a_saved_model_names_no_lazy_device(device, noted):
+    model = Net()
+    if noted is not None:
+        model.device = noted
+    torchacc.accelerate(model)
+    model(torch.ones(2, 4).to(model.device))
+    lazy = torchacc.lazy_device()
+    name = len(lazy.type).to_bytes(4, "little") + lazy.type.encode()  # as pickle writes it
+    file, sanity = io.BytesIO(), io.BytesIO()
+    torch.save(model.cpu(), file)
+    torch.save(lazy, sanity)
+    assert name in sanity.getvalue() and name not in file.getvalue()
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    assert torch.device(loaded.device) == torch.device("cpu")
+    assert type(loaded.device) is (str if isinstance(noted, str) else torch.device)
+    assert type(loaded) is Net and loaded.__dict__.get("device") == noted
+
+
+def test_other_models_of_the_class_have_no_device(device):
+    torchacc.accelerate(Net())
+    other = Net()
+    assert not hasattr(other, "device")
+    with pytest.raises(AttributeError, match="'Net' object has no attribute 'device'"):
+        other.device
+    other.device = "here"
+    assert other.device == "here" and other.__dict__["device"] == "here"
+    del other.device
+    assert not hasattr(other, "device")
+
+
+def test_a_device_that_is_noted_later_is_kept(device):
+    model = torchacc.accelerate(Net())
+    model.device = torch.device("meta")
+    assert model.device == torch.device("meta")
+    model.to(device)
+    assert model.device == torch.device("meta")
+    torchacc.accelerate(model)
+    assert model.device == torchacc.lazy_device()
+
+
 def test_a_second_call_changes_nothing(device):
     config = torchacc.Config()
     config.memory.gc = True
