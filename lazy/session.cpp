@@ -452,7 +452,9 @@ void start() {
   runtime::FlushHooks hooks;
   hooks.flush = [](c10::DeviceIndex device, runtime::Cause cause) {
     // Who ran out of memory wants to know who has it, not to hear it again.
-    if (cause == runtime::Cause::kRead && record::recorder(device).suspended()) return;
+    if (cause == runtime::Cause::kRead && device >= 0 && record::recorder(device).suspended()) {
+      return;
+    }
     constexpr std::array kReasons{FlushReason::kExplicit, FlushReason::kRead, FlushReason::kEvent};
     flush(device, kReasons[static_cast<size_t>(cause)]);
   };
