@@ -11,6 +11,11 @@ namespace {
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 
+// Intermediates from this size on get a block of their own while they live, as in eager mode. In
+// the arena their room could not serve the results that operators allocate themselves, and the two
+// peaks would add up. Smaller ones stay there: they cost no allocation, and together little memory.
+constexpr uint64_t kOwnBlockBytes = 64 << 10;
+
 struct Lifetimes {
   std::vector<uint32_t> first;  // step
   std::vector<uint32_t> last;
@@ -82,7 +87,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     }
     if (lifetimes.adopted[i]) {
       plan->places[i] = Place::kAdopted;
-    } else if (plan->outputs[i]) {
+    } else if (plan->outputs[i] || buffers[i].nbytes >= kOwnBlockBytes) {
       plan->places[i] = Place::kAllocated;
       plan->steps[lifetimes.first[i]].allocate.push_back(i);
     } else {
@@ -90,7 +95,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
       arena.push_back({buffers[i].nbytes, lifetimes.first[i], lifetimes.last[i], 0});
       in_arena.push_back(i);
     }
-    if (!plan->outputs[i] && plan->places[i] == Place::kAdopted) {
+    if (!plan->outputs[i] && plan->places[i] != Place::kArena) {
       plan->steps[lifetimes.last[i]].release.push_back(i);
     }
   }

@@ -12,8 +12,9 @@ namespace acc::plan {
 
 enum class Place : uint8_t {
   kGiven,      // an input or a snapshot: the caller's memory
-  kArena,      // an intermediate at a planned offset of the arena
-  kAllocated,  // a block of its own, made before the first step that touches it
+  kArena,      // a small intermediate at a planned offset of the arena
+  kAllocated,  // a block of its own, made before the first step that touches it: outputs, and
+               // intermediates too large for the arena
   kAdopted,    // whatever memory the operator returns
   kNowhere,    // no step that stays touches it
 };

@@ -109,6 +109,24 @@ TEST(Build, IntermediatesWithAnOutKernelLiveInTheArenaAndOutputsOnTheirOwn) {
   EXPECT_EQ(plan->arena_bytes, 256U);
 }
 
+TEST(Build, ALargeIntermediateHasABlockOfItsOwnUntilItsLastUse) {
+  static const int kKernel = 0;
+  constexpr int64_t kElements = 1 << 20;
+  GraphBuilder b;
+  const uint32_t x = b.input();
+  const uint32_t y = b.fresh(4 * kElements);
+  const uint32_t z = b.fresh();
+  b.call("expand", {{x}}, {{y, kElements}});
+  b.last_op().out_handle = &kKernel;
+  b.call("sum", {{y, kElements}}, {{z}});
+  b.last_op().out_handle = &kKernel;
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}));
+  EXPECT_EQ(plan->places[y], Place::kAllocated);
+  EXPECT_EQ(plan->steps[0].allocate, (std::vector<uint32_t>{y}));
+  EXPECT_EQ(plan->steps[1].release, (std::vector<uint32_t>{y}));
+  EXPECT_EQ(plan->arena_bytes, 0U);
+}
+
 TEST(Build, ABufferThatNoRemainingStepTouchesIsNowhere) {
   GraphBuilder b;
   const uint32_t x = b.input();
