@@ -124,12 +124,8 @@ bool overlaps_as_planned(const plan::Plan& plan, const Trace& trace) {
 // ACC_DUMP: what a new plan was made of, or what is left of it.
 void dump(const plan::Plan& plan) {
   if (base::env::dump() == base::env::Dump::None) return;
-  graph::Graph shown = plan.graph;
-  if (base::env::dump() == base::env::Dump::Plan) {
-    shown.nodes.clear();
-    for (const plan::Step& step : plan.steps) shown.nodes.push_back(plan.graph.nodes[step.node]);
-  }
-  std::fputs(graph::print(shown).c_str(), stderr);
+  const bool program = base::env::dump() == base::env::Dump::Plan;
+  std::fputs(graph::print(program ? plan.program : plan.graph).c_str(), stderr);
 }
 
 Cached Session::find_or_build(Device& device, Trace& trace, const std::vector<bool>& alive) {
@@ -199,7 +195,8 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
 void poison_rest(const plan::Plan& plan, const Trace& trace, size_t step,
                  const std::shared_ptr<const record::Poison>& poison) {
   for (; step < plan.steps.size(); ++step) {
-    for (const graph::Use& use : graph::uses(plan.graph, plan.graph.nodes[plan.steps[step].node])) {
+    for (const graph::Use& use :
+         graph::uses(plan.program, plan.program.nodes[plan.steps[step].node])) {
       if (!use.writes) continue;
       const uint32_t first = plan.graph.buffers[use.buffer].group;
       if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
@@ -264,7 +261,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   }
 
   count(Counter::Errors);
-  const graph::Node& failed = plan.graph.nodes[plan.steps[outcome.failed_step].node];
+  const graph::Node& failed = plan.program.nodes[plan.steps[outcome.failed_step].node];
   std::string message =
       base::concat("[", failed.op->name, "] failed", record::source_text(failed.source), ": ",
                    text_of(outcome.error));
@@ -312,7 +309,7 @@ void Session::resume(Recorder& recorder) {
   Work& work = suspended->work;
   // What the user gave up to free memory need not be made any more.
   std::vector<bool> needed =
-      passes::eliminate_dead_code(work.plan->graph, alive_buffers(work.trace));
+      passes::eliminate_dead_code(work.plan->program, alive_buffers(work.trace));
   exec::Outcome outcome = exec::resume(*suspended->run, work.trace.values, std::move(needed));
   finish(recorder, std::move(work), std::move(outcome));
 }
@@ -344,7 +341,8 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   if (suspended == nullptr) return false;
   const plan::Plan& plan = *suspended->work.plan;
   for (size_t step = exec::next_step(*suspended->run); step < plan.steps.size(); ++step) {
-    for (const graph::Use& use : graph::uses(plan.graph, plan.graph.nodes[plan.steps[step].node])) {
+    for (const graph::Use& use :
+         graph::uses(plan.program, plan.program.nodes[plan.steps[step].node])) {
       const record::Entry& entry =
           suspended->work.trace.entries[plan.graph.buffers[use.buffer].group];
       if (use.writes && entry.storage._unsafe_get_target() == &storage) return true;

@@ -6,10 +6,12 @@
 #include <deque>
 #include <mutex>
 #include <sstream>
+#include <unordered_map>
 
 #include "csrc/base/hash.h"
 #include "csrc/runtime/backend.h"
 #include "lazy/graph/op_table.h"
+#include "lazy/graph/words.h"
 
 namespace acc::aten {
 namespace {
@@ -107,6 +109,44 @@ const c10::OperatorHandle* find_out(const c10::OperatorHandle& handle) {
   return nullptr;
 }
 
+// The type that one item of a list of tensors or numbers has; other types are their own.
+const c10::Type& item_type(const c10::Type& type) {
+  const graph::ListOf list = list_of(type);
+  const bool items = list == graph::ListOf::kTensor || list == graph::ListOf::kScalar;
+  return items ? element(plain(type)) : type;
+}
+
+// The overload that does to one item what `handle` does to lists. It may have more arguments, whose
+// defaults (alpha = 1) go to `rest`.
+std::optional<c10::OperatorHandle> find_item(const c10::OperatorHandle& handle,
+                                             std::vector<int64_t>* rest) {
+  const c10::FunctionSchema& schema = handle.schema();
+  const std::string name = graph::table::item_operator(schema.name());
+  if (name.empty()) return std::nullopt;
+  for (const char* overload : {"", "Tensor", "Scalar"}) {
+    const auto item = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (!item.has_value()) continue;
+    const auto& arguments = item->schema().arguments();
+    bool same = arguments.size() >= schema.arguments().size();
+    rest->clear();
+    for (size_t i = 0; same && i < arguments.size(); ++i) {
+      if (i < schema.arguments().size()) {
+        same = *arguments[i].type() == item_type(*schema.arguments()[i].type());
+      } else if (arguments[i].default_value().has_value() &&
+                 arguments[i].default_value()->isInt()) {
+        rest->push_back(graph::make_tag(graph::Tag::kInt));
+        rest->push_back(arguments[i].default_value()->toInt());
+      } else {
+        same = false;
+      }
+    }
+    if (same) return item;
+  }
+  return std::nullopt;
+}
+
+const graph::Op* find_or_make_op(const c10::OperatorHandle& handle);
+
 }  // namespace
 
 bool is_recordable(const c10::OperatorHandle& handle) {
@@ -159,9 +199,17 @@ bool is_recordable(const c10::OperatorHandle& handle) {
 const graph::Op* make_op(const c10::OperatorHandle& handle) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
+  return find_or_make_op(handle);
+}
+
+namespace {
+
+const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
+  static std::unordered_map<std::string, const graph::Op*> made_ops;
   const c10::FunctionSchema& schema = handle.schema();
   graph::Op op;
   op.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  if (const auto found = made_ops.find(op.name); found != made_ops.end()) return found->second;
   base::Hasher hasher;
   hasher.add(std::string_view(op.name));
   op.id = hasher.finish().lo;
@@ -194,8 +242,11 @@ const graph::Op* make_op(const c10::OperatorHandle& handle) {
   op.precision_sensitive = graph::table::multiplies(schema.name());
   op.handle = &handles().emplace_back(handle);
   op.out_handle = find_out(handle);
-  return &ops().emplace_back(std::move(op));
+  if (const auto item = find_item(handle, &op.item_rest)) op.item = find_or_make_op(*item);
+  return made_ops[op.name] = &ops().emplace_back(op);
 }
+
+}  // namespace
 
 std::vector<std::string> describe_ops() {
   std::vector<std::string> lines;
@@ -208,7 +259,8 @@ std::vector<std::string> describe_ops() {
            << (argument.role == graph::Role::kValue ? "~" : "");
     }
     line << ')' << (op.out_handle != nullptr ? " into" : "") << (op.removable ? "" : " must-run")
-         << (op.mergeable ? "" : " random") << (op.precision_sensitive ? " product" : "");
+         << (op.mergeable ? "" : " random") << (op.item != nullptr ? " by-item" : "")
+         << (op.precision_sensitive ? " product" : "");
     lines.push_back(line.str());
   }
   std::ranges::sort(lines);

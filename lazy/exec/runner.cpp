@@ -60,7 +60,7 @@ c10::Storage allocate(uint64_t bytes, c10::Device) {
 
 std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) {
   std::vector<Result> results;
-  const int64_t* word = plan.graph.words.data() + node.outputs;
+  const int64_t* word = plan.program.words.data() + node.outputs;
   uint32_t position = 0;
   const auto add = [&](int32_t item) {
     if (graph::tag_of(*word) == graph::Tag::kTensor) results.push_back({position, item, word});
@@ -86,13 +86,13 @@ std::shared_ptr<Prepared> prepare(const plan::Plan& plan, c10::Device device) {
   }
   prepared->steps.reserve(plan.steps.size());
   for (const plan::Step& step : plan.steps) {
-    const graph::Node& node = plan.graph.nodes[step.node];
+    const graph::Node& node = plan.program.nodes[step.node];
     std::vector<Result> results = results_of(plan, node);
     const bool into = results.size() == 1 && node.op->out_handle != nullptr &&
                       plan.places[static_cast<size_t>(results[0].word[1])] != Place::kAdopted;
     if (into) results.clear();
     prepared->steps.push_back(
-        {library::AtenCall(plan.graph, node, prepared->slots, device, into), std::move(results)});
+        {library::AtenCall(plan.program, node, prepared->slots, device, into), std::move(results)});
   }
   return prepared;
 }
@@ -305,7 +305,7 @@ class Stopped {
         run_->leave_out(step_, touched_);
         continue;
       }
-      ambient.set(plan_.graph.nodes[plan_.steps[step_].node].ambient);
+      ambient.set(plan_.program.nodes[plan_.steps[step_].node].ambient);
       run_->step(step_, values, &called_);
     }
   }
@@ -313,13 +313,13 @@ class Stopped {
   bool is_needed(size_t step) const { return needed_.empty() || needed_[plan_.steps[step].node]; }
 
   std::vector<graph::Use> uses_of(size_t step) const {
-    return graph::uses(plan_.graph, plan_.graph.nodes[plan_.steps[step].node]);
+    return graph::uses(plan_.program, plan_.program.nodes[plan_.steps[step].node]);
   }
 
   // Whether the step that failed can be run as if it never had been.
   bool may_repeat() const {
     if (!run_.has_value() || !called_) return true;
-    const graph::Op& op = *plan_.graph.nodes[plan_.steps[step_].node].op;
+    const graph::Op& op = *plan_.program.nodes[plan_.steps[step_].node].op;
     return !op.writes && op.removable;
   }
 

@@ -56,6 +56,10 @@ struct Op {
   // overload that writes into given memory (null if the backend has no native one).
   const void* handle = nullptr;
   const void* out_handle = nullptr;
+  // Of an operator on lists of tensors: what it does to each item. Null: it is no such operator, or
+  // does something else.
+  const Op* item = nullptr;
+  std::vector<int64_t> item_rest;  // words of the arguments that only the item's operator has
 };
 
 }  // namespace acc::graph

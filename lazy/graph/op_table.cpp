@@ -222,6 +222,13 @@ constexpr std::array kProducts{
     Name("aten::_trilinear"),
 };
 
+// What optimizers do to lists of tensors.
+constexpr std::array kItemOperators{
+    Name("abs"),  Name("add"),  Name("addcdiv"), Name("addcmul"), Name("div"),
+    Name("exp"),  Name("lerp"), Name("mul"),     Name("neg"),     Name("reciprocal"),
+    Name("sign"), Name("sqrt"), Name("sub"),     Name("zero"),
+};
+
 // Their `.out` kernels do more work than the functional ones (they compute and then copy), or
 // choose another layout.
 constexpr std::array kAvoidOut{
@@ -258,6 +265,15 @@ bool multiplies(Name name) { return contains(kProducts, name); }
 
 bool returns_to_cpu(Name name, size_t result) {
   return name == "aten::_pack_padded_sequence" && result == 1;
+}
+
+std::string item_operator(Name name) {
+  constexpr Name kPrefix = "aten::_foreach_";
+  if (!name.starts_with(kPrefix)) return "";
+  const Name item = name.substr(kPrefix.size());
+  const bool in_place = item.ends_with('_');
+  if (!contains(kItemOperators, in_place ? item.substr(0, item.size() - 1) : item)) return "";
+  return "aten::" + std::string(item);
 }
 
 bool avoid_out(Name name) { return contains(kAvoidOut, name); }

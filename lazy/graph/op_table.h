@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 // The reviewed facts about operators that their schemas do not state. Everything else follows from
@@ -32,6 +33,10 @@ bool multiplies(std::string_view name);
 
 // A result that is a CPU tensor on every device (the batch sizes of packed sequences).
 bool returns_to_cpu(std::string_view name, size_t result);
+
+// An operator on lists that does to each item what the operator of that name does: "aten::add_" for
+// "aten::_foreach_add_". Empty for all others.
+std::string item_operator(std::string_view name);
 
 // An out overload that is another computation than its functional form, or copies.
 bool avoid_out(std::string_view name);

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <limits>
 
 #include "csrc/base/stats.h"
 #include "lazy/graph/words.h"
 #include "lazy/passes/dce.h"
+#include "lazy/passes/lists.h"
 #include "lazy/plan/memory.h"
 #include "lazy/plan/plan.h"
 
@@ -31,15 +33,15 @@ bool writes_in_place(const graph::Graph& graph, const graph::Node& node) {
 }
 
 Lifetimes find_lifetimes(const Plan& plan) {
-  const size_t n = plan.graph.buffers.size();
+  const size_t n = plan.program.buffers.size();
   Lifetimes lifetimes{std::vector<uint32_t>(n, kNever), std::vector<uint32_t>(n, 0),
                       std::vector<bool>(n)};
   for (uint32_t step = 0; step < plan.steps.size(); ++step) {
-    const graph::Node& node = plan.graph.nodes[plan.steps[step].node];
-    for (const graph::Use& use : graph::uses(plan.graph, node)) {
+    const graph::Node& node = plan.program.nodes[plan.steps[step].node];
+    for (const graph::Use& use : graph::uses(plan.program, node)) {
       if (lifetimes.first[use.buffer] == kNever) {
         lifetimes.first[use.buffer] = step;
-        lifetimes.adopted[use.buffer] = use.fresh && !writes_in_place(plan.graph, node);
+        lifetimes.adopted[use.buffer] = use.fresh && !writes_in_place(plan.program, node);
       }
       lifetimes.last[use.buffer] = step;
     }
@@ -52,7 +54,7 @@ Lifetimes find_lifetimes(const Plan& plan) {
 uint64_t Plan::bytes() const {
   // The executor's prepared calls hold about one tensor object per operand, which is the bulk.
   constexpr uint64_t kPreparedBytesPerWord = 40;
-  return sizeof(Plan) + graph.bytes() + steps.capacity() * sizeof(Step) +
+  return sizeof(Plan) + graph.bytes() + program.bytes() + steps.capacity() * sizeof(Step) +
          places.capacity() * (sizeof(Place) + sizeof(uint64_t)) +
          graph.words.size() * kPreparedBytesPerWord;
 }
@@ -65,10 +67,9 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   const auto& buffers = plan->graph.buffers;
 
   const auto stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
-  for (uint32_t i = 0; i < stays.size(); ++i) {
-    if (stays[i]) plan->steps.push_back({i, {}, {}});
-  }
-  base::count(base::Counter::NodesRemoved, stays.size() - plan->steps.size());
+  base::count(base::Counter::NodesRemoved, static_cast<uint64_t>(std::ranges::count(stays, false)));
+  plan->program = passes::run_lists_by_item(plan->graph, stays);
+  for (uint32_t i = 0; i < plan->program.nodes.size(); ++i) plan->steps.push_back({i, {}, {}});
 
   const Lifetimes lifetimes = find_lifetimes(*plan);
   plan->places.assign(buffers.size(), Place::kNowhere);

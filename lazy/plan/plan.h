@@ -20,13 +20,15 @@ enum class Place : uint8_t {
 };
 
 struct Step {
-  uint32_t node = 0;
+  uint32_t node = 0;               // of the program
   std::vector<uint32_t> allocate;  // buffers to allocate before the step
   std::vector<uint32_t> release;   // buffers that nobody needs after it
 };
 
 struct Plan {
   graph::Graph graph;  // as recorded, before any pass
+  graph::Graph
+      program;  // what is run: the graph after the passes, over the same buffers and values
   base::Hash128 key;
   std::vector<bool> outputs;  // per buffer: kept for the user at the end
   std::vector<Step> steps;

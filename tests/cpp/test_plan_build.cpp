@@ -165,7 +165,7 @@ TEST(Build, NoStepOverwritesWhatALaterStepReads) {
     const auto plan = plan::build(b.graph, {}, live);
     std::vector<int64_t> owner(plan->arena_bytes, -1);
     for (const plan::Step& step : plan->steps) {
-      const auto uses = graph::uses(plan->graph, plan->graph.nodes[step.node]);
+      const auto uses = graph::uses(plan->program, plan->program.nodes[step.node]);
       for (const bool write : {false, true}) {
         for (const graph::Use& use : uses) {
           if (plan->places[use.buffer] != Place::kArena || use.fresh != write) continue;

@@ -1,0 +1,184 @@
+#include "lazy/passes/lists.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <unordered_map>
+
+#include "lazy/graph/words.h"
+
+namespace acc::passes {
+namespace {
+
+using graph::Graph;
+using graph::Node;
+using graph::Tag;
+
+// Shorter lists stay whole: they fit in the cache, and a call per item costs more than it saves.
+constexpr uint64_t kLongListBytes = 1 << 20;
+
+uint64_t tensor_bytes(const int64_t* word) {
+  uint64_t bytes = graph::element_bytes(graph::dtype_of(*word));
+  for (const int64_t size : graph::read_tensor(word).sizes) bytes *= static_cast<uint64_t>(size);
+  return bytes;
+}
+
+// The words of each item of a call's lists; everything that is not a list is in all of them.
+struct Split {
+  uint32_t items = 0;
+  std::vector<Node> nodes;  // one per item, with words in `words`
+  std::vector<int64_t> words;
+};
+
+class Splitter {
+ public:
+  Splitter(const Graph& graph, const Node& node) : graph_(graph), node_(node) {}
+
+  // Nothing when the call has no form for single items or is too small.
+  std::optional<Split> run() {
+    if (node_.op->item == nullptr || !measure()) return std::nullopt;
+    Split split;
+    split.items = items_;
+    for (uint32_t i = 0; i < items_; ++i) {
+      Node part = node_;
+      part.op = node_.op->item;
+      part.words = static_cast<uint32_t>(split.words.size());
+      part.n_values = 0;
+      const auto append_all = [&](std::span<const int64_t> words) {
+        for (; !words.empty(); words = words.subspan(graph::item_words(words.data()))) {
+          append(words.data(), i, part, split.words);
+        }
+      };
+      append_all(graph_.arguments(node_));
+      split.words.insert(split.words.end(), node_.op->item_rest.begin(), node_.op->item_rest.end());
+      part.outputs = static_cast<uint32_t>(split.words.size());
+      append_all(graph_.results(node_));
+      part.end = static_cast<uint32_t>(split.words.size());
+      split.nodes.push_back(part);
+    }
+    return split;
+  }
+
+ private:
+  const int64_t* begin() const { return graph_.words.data() + node_.words; }
+  const int64_t* end() const { return graph_.words.data() + node_.end; }
+
+  // Counts the items; false where the lists do not match or are short.
+  bool measure() {
+    uint64_t bytes = 0;
+    int with_values = 0;
+    for (const int64_t* word = begin(); word != end(); word += graph::item_words(word)) {
+      with_values += graph::item_values(word) > 0 ? 1 : 0;
+      if (graph::tag_of(*word) != Tag::kList) continue;
+      const uint32_t items = graph::count_of(*word);
+      if (items_ != 0 && items != items_) return false;
+      items_ = items;
+      const int64_t* item = word + 1;
+      for (uint32_t i = 0; i < items; ++i, item += graph::item_words(item)) {
+        if (word == begin() && graph::tag_of(*item) == Tag::kTensor) bytes += tensor_bytes(item);
+      }
+    }
+    // The values of an item must be neighbours in the value block.
+    return items_ > 1 && with_values <= 1 && bytes >= kLongListBytes;
+  }
+
+  void append(const int64_t* word, uint32_t index, Node& part, std::vector<int64_t>& words) const {
+    const int64_t* item = word;
+    uint32_t skipped_values = 0;
+    if (graph::tag_of(*word) == Tag::kList) {
+      item = word + 1;
+      for (uint32_t i = 0; i < index; ++i, item += graph::item_words(item)) {
+        skipped_values += graph::item_values(item);
+      }
+    }
+    if (const uint32_t values = graph::item_values(item); values > 0) {
+      part.values = node_.values + skipped_values;
+      part.n_values = values;
+    }
+    words.insert(words.end(), item, item + graph::item_words(item));
+  }
+
+  const Graph& graph_;
+  const Node& node_;
+  uint32_t items_ = 0;
+};
+
+// Neighbouring calls whose items are independent of each other.
+class Run {
+ public:
+  explicit Run(const Graph& graph) : graph_(graph) {}
+
+  bool empty() const { return splits_.empty(); }
+
+  // False, with the run unchanged, when items of the call touch what other items touch.
+  bool add(Split split, const Graph& lowered) {
+    if (!empty() && split.items != splits_.front().items) return false;
+    auto touched = touched_;
+    for (uint32_t i = 0; i < split.items; ++i) {
+      for (const graph::Use& use : graph::uses(lowered, split.nodes[i])) {
+        const uint32_t group = graph_.buffers[use.buffer].group;
+        const auto [found, fresh] = touched.try_emplace(group, Touch{i, false, use.writes});
+        Touch& touch = found->second;
+        if (fresh) continue;
+        touch.shared |= touch.item != i;
+        touch.written |= use.writes;
+        if (touch.shared && touch.written) return false;
+      }
+    }
+    touched_ = std::move(touched);
+    splits_.push_back(std::move(split));
+    return true;
+  }
+
+  // Puts the calls into `out`, item by item.
+  void flush(Graph* out) {
+    for (uint32_t i = 0; !empty() && i < splits_.front().items; ++i) {
+      for (const Split& split : splits_) append(split.nodes[i], split.words, out);
+    }
+    splits_.clear();
+    touched_.clear();
+  }
+
+  static void append(Node node, const std::vector<int64_t>& words, Graph* out) {
+    const auto begin = static_cast<uint32_t>(out->words.size());
+    out->words.insert(out->words.end(), words.begin() + node.words, words.begin() + node.end);
+    node.outputs = begin + (node.outputs - node.words);
+    node.end = begin + (node.end - node.words);
+    node.words = begin;
+    out->nodes.push_back(node);
+  }
+
+ private:
+  struct Touch {
+    uint32_t item;
+    bool shared;  // by several items
+    bool written;
+  };
+  const Graph& graph_;
+  std::vector<Split> splits_;
+  std::unordered_map<uint32_t, Touch> touched_;  // by storage
+};
+
+}  // namespace
+
+Graph run_lists_by_item(const Graph& graph, const std::vector<bool>& stays) {
+  Graph out;
+  out.buffers = graph.buffers;
+  Run run(graph);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!stays[i]) continue;
+    if (std::optional<Split> split = Splitter(graph, graph.nodes[i]).run()) {
+      Graph lowered;  // for `uses`, which wants words and nodes together
+      lowered.words = split->words;
+      if (run.add(*split, lowered)) continue;
+      run.flush(&out);
+      if (run.add(std::move(*split), lowered)) continue;
+    }
+    run.flush(&out);
+    Run::append(graph.nodes[i], graph.words, &out);
+  }
+  run.flush(&out);
+  return out;
+}
+
+}  // namespace acc::passes
