@@ -1,4 +1,3 @@
-#include <c10/core/CPUAllocator.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/host_heap.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/pinned.h"
 
@@ -121,7 +121,7 @@ class HostBackend final : public Backend {
   }
   DeviceIndex device_of(void*) override { return current; }
 
-  c10::Allocator* allocator() override { return c10::GetCPUAllocator(); }
+  c10::Allocator* allocator() override { return &host_heap(); }
   void copy(void* to, const void* from, size_t nbytes, DeviceIndex) override {
     if (nbytes > 0) std::memcpy(to, from, nbytes);
   }
@@ -137,7 +137,7 @@ class HostBackend final : public Backend {
     const size_t total = total_memory();
     return {std::min(free_memory(), total), total};
   }
-  void empty_cache() override {}
+  void empty_cache() override { trim_host_heap(); }
   void record_stream(const c10::DataPtr&, Stream) override {}
 
   at::HostAllocator& host_allocator() override { return page_allocator(); }

@@ -14,6 +14,7 @@
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/exhaustion.h"
+#include "csrc/runtime/host_heap.h"
 #include "kernels/library/aten_call.h"
 #include "lazy/graph/words.h"
 
@@ -238,6 +239,8 @@ class Stopped {
         c10::default_included_set,
         c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     runtime::AmbientScope ambient;
+    // What operators allocate here lives as long as what the plan allocates: both from one place.
+    runtime::HostHeapScope heap(runtime::backend().alias_type() == c10::kCPU);
     const size_t begin = step_;
     size_t tried_again = kNever;  // the step that found no memory the last time
     Outcome outcome;

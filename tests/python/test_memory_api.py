@@ -305,3 +305,66 @@ def test_storages_are_read_and_written_by_element() -> None:
     assert storage.tolist() == [3, 7, 3, 3]
     storage.fill_(1)
     assert storage.tolist() == [1] * 4
+
+
+HEAP = """
+import torch, torchacc_device
+from torchacc_device import _C
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def step():
+    x = torch.ones(16 << 20, device="acc")
+    return (torch.exp(x) + torch.sin(x)).sum().item()
+
+step()
+kept = resident()
+torch.acc.empty_cache()
+assert kept - resident() >= 64 << 20, "freed blocks stay until empty_cache"
+before = resident()
+step()
+again = resident()
+step()
+assert resident() - again < 16 << 20, "the next step uses them again"
+# Tensors of the CPU are not ours: their memory goes back at once.
+x = torch.ones(32 << 20)
+assert resident() - again >= 128 << 20
+del x
+assert resident() - again < 16 << 20
+# A thread that is not executing never gets blocks of the heap, and may free those of a thread
+# that is.
+import threading
+y = torch.ones(1 << 20, device="acc") + 1
+_C.flush()
+box = [y]
+del y
+worker = threading.Thread(target=box.clear)
+worker.start()
+worker.join()
+assert step() == step()
+"""
+
+
+@pytest.mark.skipif(not on_host(), reason="the heap belongs to the host executor")
+def test_memory_of_the_host_executor_is_kept_between_steps() -> None:
+    run_python(HEAP)
+
+
+FORKED = """
+import os, torch, torchacc_device
+x = torch.ones(1 << 20, device="acc") + 1
+x.sum().item()
+child = os.fork()
+if child == 0:
+    y = torch.empty(1 << 20)
+    del x, y
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert x[5].item() == 2.0
+"""
+
+
+@pytest.mark.skipif(not on_host(), reason="the heap belongs to the host executor")
+def test_a_forked_child_may_drop_tensors_of_the_heap() -> None:
+    run_python(FORKED)

@@ -1,0 +1,185 @@
+#include "csrc/runtime/host_heap.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+
+#include "csrc/base/blocks.h"
+#include "csrc/runtime/fork.h"
+
+namespace acc::runtime {
+namespace {
+
+// Smaller blocks come from the C library, which is faster with them and does not give them back
+// one by one.
+constexpr size_t kSmallestBlock = 64 << 10;
+// Pages become usable in pieces of this size, so that the kernel is asked rarely.
+constexpr uint64_t kCommitStep = 64 << 20;
+
+thread_local bool in_scope = false;
+
+// Under a limit the range would take from others what they need.
+bool address_space_is_limited() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+}
+
+uint64_t range_size() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return 0;
+  // Twice the memory: gaps take addresses too.
+  const uint64_t bytes = 2 * static_cast<uint64_t>(pages) * static_cast<uint64_t>(page);
+  return (bytes + kCommitStep - 1) / kCommitStep * kCommitStep;
+}
+
+class Heap {
+ public:
+  static Heap& get() {
+    // Never destroyed: tensors may outlive static destructors.
+    static Heap& instance = *new Heap;
+    return instance;
+  }
+
+  // Null when the memory has to come from elsewhere.
+  void* take(size_t nbytes) {
+    if (begin_ == nullptr || in_bad_fork()) return nullptr;
+    const std::lock_guard lock(mutex_);
+    const auto offset = blocks_.take(nbytes);
+    if (!offset.has_value()) return nullptr;
+    if (!commit(*offset + nbytes)) {
+      blocks_.give(*offset);
+      return nullptr;
+    }
+    return begin_ + *offset;
+  }
+
+  void give(void* memory) {
+    // Another thread of the parent may have held the lock when it forked.
+    if (in_bad_fork()) return;
+    const std::lock_guard lock(mutex_);
+    blocks_.give(static_cast<uint64_t>(static_cast<char*>(memory) - begin_));
+  }
+
+  bool owns(const void* memory) const {
+    const auto* at = static_cast<const char*>(memory);
+    return begin_ != nullptr && at >= begin_ && at < begin_ + capacity_;
+  }
+
+  void trim() {
+    if (begin_ == nullptr || in_bad_fork()) return;
+    const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    const std::lock_guard lock(mutex_);
+    blocks_.for_each_gap([&](uint64_t offset, uint64_t bytes) {
+      const uint64_t first = (offset + page - 1) / page * page;
+      const uint64_t last = std::min(offset + bytes, committed_) / page * page;
+      if (first < last) madvise(begin_ + first, last - first, MADV_DONTNEED);
+    });
+  }
+
+ private:
+  Heap() : capacity_(address_space_is_limited() ? 0 : range_size()), blocks_(capacity_) {
+    if (capacity_ == 0) return;
+    void* range =
+        mmap(nullptr, capacity_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range != MAP_FAILED) begin_ = static_cast<char*>(range);
+  }
+
+  bool commit(uint64_t end) {
+    if (end <= committed_) return true;
+    if (address_space_is_limited()) return false;
+    const uint64_t wanted =
+        std::min(capacity_, (end + kCommitStep - 1) / kCommitStep * kCommitStep);
+    if (mprotect(begin_ + committed_, wanted - committed_, PROT_READ | PROT_WRITE) != 0) {
+      return false;
+    }
+    committed_ = wanted;
+    return true;
+  }
+
+  const uint64_t capacity_;
+  char* begin_ = nullptr;
+  std::mutex mutex_;
+  base::Blocks blocks_;
+  uint64_t committed_ = 0;  // from the beginning, usable
+};
+
+c10::Allocator& plain_allocator() {
+  static c10::Allocator& allocator = *c10::GetDefaultCPUAllocator();
+  return allocator;
+}
+
+void release(void* memory) {
+  if (memory == nullptr) return;
+  c10::profiledCPUMemoryReporter().Delete(memory);
+  Heap::get().give(memory);
+}
+
+c10::DataPtr allocate_large(size_t nbytes) {
+  void* const memory = nbytes < kSmallestBlock ? nullptr : Heap::get().take(nbytes);
+  if (memory == nullptr) return plain_allocator().allocate(nbytes);
+  c10::profiledCPUMemoryReporter().New(memory, nbytes);
+  return {memory, memory, &release, c10::Device(c10::kCPU)};
+}
+
+class HostHeapAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t nbytes) override { return allocate_large(nbytes); }
+  void copy_data(void* to, const void* from, size_t nbytes) const override {
+    default_copy_data(to, from, nbytes);
+  }
+};
+
+// What stands in for the allocator of the CPU.
+class CpuAllocator final : public c10::Allocator {
+ public:
+  static void install() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      original = c10::GetCPUAllocator();
+      c10::SetCPUAllocator(new CpuAllocator, UINT8_MAX);
+    });
+  }
+
+  c10::DataPtr allocate(size_t nbytes) override {
+    return in_scope ? allocate_large(nbytes) : original->allocate(nbytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_any; }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
+    return original->is_simple_data_ptr(data);
+  }
+  void copy_data(void* to, const void* from, size_t nbytes) const override {
+    default_copy_data(to, from, nbytes);
+  }
+
+ private:
+  static void release_any(void* memory) {
+    if (Heap::get().owns(memory)) return release(memory);
+    original->raw_deallocate(memory);
+  }
+  static inline c10::Allocator* original = nullptr;
+};
+
+}  // namespace
+
+c10::Allocator& host_heap() {
+  static HostHeapAllocator& instance = *new HostHeapAllocator;
+  return instance;
+}
+
+HostHeapScope::HostHeapScope(bool active) : previous_(in_scope) {
+  if (!active) return;
+  CpuAllocator::install();
+  in_scope = true;
+}
+
+HostHeapScope::~HostHeapScope() { in_scope = previous_; }
+
+void trim_host_heap() { Heap::get().trim(); }
+
+}  // namespace acc::runtime

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+
+// Memory of the host executor: large blocks from one range that is kept between steps.
+//
+// The C library gives memory back to the system as soon as the upper end of its heap is free, and
+// takes it again in the next step, page by page: measured at a fifth of some steps and half of
+// others. It also places blocks worse, so that a step needs up to twice what is alive. Here freed
+// blocks are used again and stay until `trim_host_heap`.
+//
+// Operators allocate their results themselves, through PyTorch's allocator of the CPU. While a
+// HostHeapScope is alive, such allocations of its thread come from here too; for everyone else that
+// allocator does what it always did.
+namespace acc::runtime {
+
+// CPU memory: from the heap, or from PyTorch's own allocator when the block is small, the heap is
+// exhausted or the process runs under a limit on virtual memory.
+c10::Allocator& host_heap();
+
+// Makes allocations of CPU memory in this thread come from `host_heap`. May be nested.
+class HostHeapScope {
+ public:
+  explicit HostHeapScope(bool active);
+  ~HostHeapScope();
+  HostHeapScope(const HostHeapScope&) = delete;
+  HostHeapScope& operator=(const HostHeapScope&) = delete;
+
+ private:
+  const bool previous_;
+};
+
+// Gives the memory of freed blocks back to the system.
+void trim_host_heap();
+
+}  // namespace acc::runtime
