@@ -15,7 +15,7 @@ using graph::Node;
 using graph::Tag;
 
 // Shorter lists stay whole: they fit in the cache, and a call per item costs more than it saves.
-constexpr uint64_t kLongListBytes = 1 << 20;
+constexpr uint64_t kLongListBytes = 1;
 
 uint64_t tensor_bytes(const int64_t* word) {
   uint64_t bytes = graph::element_bytes(graph::dtype_of(*word));

@@ -52,6 +52,20 @@ std::unordered_map<std::string, MetaRule>& meta_rules() {
 
 thread_local bool inside_meta = false;
 
+std::unordered_map<std::string, MetaKernel>& meta_kernels() {
+  static std::unordered_map<std::string, MetaKernel> kernels;
+  return kernels;
+}
+
+void call_meta(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack& stack) {
+  const auto own = meta_kernels().find(op.name);
+  if (own != meta_kernels().end() && own->second.applies(stack)) {
+    own->second.kernel.callBoxed(handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  } else {
+    handle.callBoxed(stack);
+  }
+}
+
 bool on_acc(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
@@ -140,7 +154,7 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
       Inside() { inside_meta = true; }
       ~Inside() { inside_meta = false; }
     } inside;
-    handle.callBoxed(stack);
+    call_meta(op, handle, stack);
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {
     const int alias = op.returns[i].alias;
@@ -215,6 +229,10 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
 void install_meta_rule(const std::string& op_name, MetaRule rule) { meta_rules()[op_name] = rule; }
 
 bool inferring() { return inside_meta; }
+
+void install_meta_kernel(const std::string& op_name, MetaKernel kernel) {
+  meta_kernels()[op_name] = std::move(kernel);
+}
 
 void resize_result(const at::Tensor& out, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   at::native::resize_output(out, sizes);

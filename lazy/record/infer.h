@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
@@ -44,6 +45,14 @@ void install_meta_rule(const std::string& op_name, MetaRule rule);
 
 // Whether this thread is inside a Meta kernel called by `infer`.
 bool inferring();
+
+// A Meta kernel to use in place of the dispatcher's, for calls that it `applies` to (given their
+// arguments on Meta).
+struct MetaKernel {
+  c10::KernelFunction kernel;
+  bool (*applies)(c10::ArrayRef<c10::IValue> arguments);
+};
+void install_meta_kernel(const std::string& op_name, MetaKernel kernel);
 
 // Gives an out= argument the geometry of its result, as PyTorch does: with a warning when it holds
 // elements already.

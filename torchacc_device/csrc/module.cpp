@@ -8,6 +8,7 @@
 #include <chrono>
 #include <string>
 
+#include "csrc/aten/meta_kernels.h"
 #include "csrc/aten/meta_rules.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
@@ -143,6 +144,7 @@ PYBIND11_MODULE(_C, m) {
   acc::runtime::register_runtime();
   acc::record::register_storage();
   acc::aten::register_recorded_ops();
+  acc::aten::register_meta_kernels();
   acc::aten::register_meta_rules();
   acc::session::start();
   acc::install_python();
