@@ -240,9 +240,17 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   op.mergeable = !handle.hasTag(at::Tag::nondeterministic_seeded);
   op.pointwise = handle.hasTag(at::Tag::pointwise);
   op.precision_sensitive = graph::table::multiplies(schema.name());
+  op.casts_numbers =
+      graph::table::casts_numbers(schema.name()) && schema.overload_name() == "Tensor";
   op.handle = &handles().emplace_back(handle);
   op.out_handle = find_out(handle);
-  if (const auto item = find_item(handle, &op.item_rest)) op.item = find_or_make_op(*item);
+  if (auto item = find_item(handle, &op.item_rest)) {
+    // With a number, such an operator makes a tensor of it and calls the overload for tensors.
+    const c10::OperatorName& name = item->operator_name();
+    op.item_numbers = graph::table::casts_numbers(name.name) && name.overload_name == "Scalar";
+    if (op.item_numbers) item = c10::Dispatcher::singleton().findSchema({name.name, "Tensor"});
+    op.item = find_or_make_op(*item);
+  }
   return made_ops[op.name] = &ops().emplace_back(op);
 }
 

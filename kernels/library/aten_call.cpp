@@ -20,12 +20,19 @@ void keep(void*) {}
 double from_bits(int64_t bits) { return std::bit_cast<double>(bits); }
 
 // A CPU tensor of no dimension: what a Python number or a 0-d CPU operand was when it was recorded.
-at::Tensor make_number(int64_t tag, const int64_t* words) {
-  const auto dtype = static_cast<c10::ScalarType>(graph::dtype_of(tag));
-  at::Tensor tensor = at::detail::empty_cpu({}, dtype);
+at::Tensor make_number(int64_t tag) {
+  at::Tensor tensor = at::detail::empty_cpu({}, static_cast<c10::ScalarType>(graph::dtype_of(tag)));
+  if (graph::flags_of(tag) & graph::kWrappedFlag) {
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return tensor;
+}
+
+// Writes the payload `words` of a number.
+void set_number(const at::Tensor& tensor, const int64_t* words) {
   void* data = tensor.mutable_data_ptr();
   const auto put = [&](auto value) { *static_cast<decltype(value)*>(data) = value; };
-  switch (dtype) {
+  switch (tensor.scalar_type()) {
     case c10::kDouble:
       put(from_bits(words[0]));
       break;
@@ -79,17 +86,33 @@ at::Tensor make_number(int64_t tag, const int64_t* words) {
     default:
       ACC_FAIL();
   }
-  if (graph::flags_of(tag) & graph::kWrappedFlag) {
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+}
+
+// The tag of a wrapped double as that of a wrapped float32; others are unchanged.
+int64_t as_float(int64_t tag) {
+  const bool wrapped = (graph::flags_of(tag) & graph::kWrappedFlag) != 0;
+  if (!wrapped || graph::dtype_of(tag) != static_cast<uint8_t>(c10::kDouble)) return tag;
+  return graph::make_tag(Tag::kNumber, static_cast<uint8_t>(c10::kFloat), graph::flags_of(tag));
+}
+
+// Whether the numbers of a call may be float32 at once, which spares the kernel a cast per call.
+bool float32_throughout(const graph::Graph& graph, const graph::Node& node) {
+  bool tensors = false;
+  for (auto rest = graph.arguments(node); !rest.empty();
+       rest = rest.subspan(graph::item_words(rest.data()))) {
+    if (graph::tag_of(rest[0]) != Tag::kTensor) continue;
+    if (graph::dtype_of(rest[0]) != static_cast<uint8_t>(c10::kFloat)) return false;
+    tensors = true;
   }
-  return tensor;
+  return tensors;
 }
 
 // Turns items into IValues. `values` runs through the value block.
 class Decoder {
  public:
-  Decoder(const std::vector<Slot>* slots, c10::Device device, const int64_t* values)
-      : slots_(slots), device_(device), values_(values) {}
+  Decoder(const std::vector<Slot>* slots, c10::Device device, const int64_t* values,
+          bool cast_numbers = false)
+      : slots_(slots), device_(device), values_(values), cast_numbers_(cast_numbers) {}
 
   const int64_t* values() const { return values_; }
 
@@ -107,8 +130,11 @@ class Decoder {
         return device_;
       case Tag::kTensor:
         return alias(word, (*slots_)[static_cast<size_t>(word[1])]);
-      case Tag::kNumber:
-        return make_number(*word, payload);
+      case Tag::kNumber: {
+        at::Tensor number = make_number(cast_numbers_ ? as_float(*word) : *word);
+        set_number(number, payload);
+        return number;
+      }
       case Tag::kInt:
         return payload[0];
       case Tag::kFloat:
@@ -174,6 +200,7 @@ class Decoder {
   const std::vector<Slot>* slots_;
   c10::Device device_;
   const int64_t* values_;
+  const bool cast_numbers_;
 };
 
 const c10::OperatorHandle& handle_of(const void* handle) {
@@ -211,7 +238,8 @@ AtenCall::AtenCall(const graph::Graph& graph, const graph::Node& node,
                    const std::vector<Slot>& slots, c10::Device device, bool into)
     : handle_(handle_of(into ? node.op->out_handle : node.op->handle)) {
   const std::vector<int64_t> zeros(node.n_values, 0);
-  Decoder decoder(&slots, device, zeros.data());
+  Decoder decoder(&slots, device, zeros.data(),
+                  node.op->casts_numbers && float32_throughout(graph, node));
   const int64_t* word = graph.words.data() + node.words;
   for (uint32_t i = 0; i < node.op->arguments.size(); ++i) {
     if (graph::item_values(word) > 0) {
@@ -231,7 +259,9 @@ torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
   for (const Patch& patch : patches_) {
     Decoder decoder(nullptr, c10::kCPU, values.data() + patch.value);
     const Tag tag = graph::tag_of(*patch.word);
-    if (tag == Tag::kList) {
+    if (tag == Tag::kNumber) {
+      set_number(stack[patch.argument].toTensor(), values.data() + patch.value);
+    } else if (tag == Tag::kList) {
       // Only lists of numbers have values; tell their element type from the prepared argument.
       const bool floats = stack[patch.argument].isDoubleList();
       stack[patch.argument] =

@@ -47,10 +47,11 @@ struct Op {
   uint64_t id = 0;   // stable hash of the name
   std::vector<Argument> arguments;
   std::vector<Return> returns;
-  bool writes = false;     // any argument is written
-  bool removable = true;   // may vanish when nothing reads what it makes
-  bool mergeable = true;   // two equal nodes have equal results (not random, not uninitialised)
-  bool pointwise = false;  // each result element depends on the operands' elements at its place
+  bool writes = false;         // any argument is written
+  bool removable = true;       // may vanish when nothing reads what it makes
+  bool mergeable = true;       // two equal nodes have equal results (not random, not uninitialised)
+  bool pointwise = false;      // each result element depends on the operands' elements at its place
+  bool casts_numbers = false;  // see op_table.h
   bool precision_sensitive = false;  // multiplies: the precision of float32 products matters
   // Owned by the dispatcher edge and opaque here: how the executor calls the operator, and its
   // overload that writes into given memory (null if the backend has no native one).
@@ -59,6 +60,7 @@ struct Op {
   // Of an operator on lists of tensors: what it does to each item. Null: it is no such operator, or
   // does something else.
   const Op* item = nullptr;
+  bool item_numbers = false;       // numbers become tensors of no dimension for the item's operator
   std::vector<int64_t> item_rest;  // words of the arguments that only the item's operator has
 };
 

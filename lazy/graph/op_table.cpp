@@ -229,6 +229,11 @@ constexpr std::array kItemOperators{
     Name("sign"), Name("sqrt"), Name("sub"),     Name("zero"),
 };
 
+constexpr std::array kCastsNumbers{
+    Name("aten::add"), Name("aten::add_"), Name("aten::sub"), Name("aten::sub_"),
+    Name("aten::mul"), Name("aten::mul_"), Name("aten::div"), Name("aten::div_"),
+};
+
 // Their `.out` kernels do more work than the functional ones (they compute and then copy), or
 // choose another layout.
 constexpr std::array kAvoidOut{
@@ -275,6 +280,8 @@ std::string item_operator(Name name) {
   if (!contains(kItemOperators, in_place ? item.substr(0, item.size() - 1) : item)) return "";
   return "aten::" + std::string(item);
 }
+
+bool casts_numbers(Name name) { return contains(kCastsNumbers, name); }
 
 bool avoid_out(Name name) { return contains(kAvoidOut, name); }
 

@@ -96,6 +96,28 @@ uint32_t item_values(const int64_t* word) {
   }
 }
 
+int64_t as_number(int64_t word) {
+  constexpr uint8_t kLong = 4;
+  constexpr uint8_t kDouble = 7;
+  constexpr uint8_t kComplexDouble = 10;
+  constexpr uint8_t kBool = 11;
+  const auto number = [word](uint8_t dtype) {
+    return make_tag(Tag::kNumber, dtype, flags_of(word) | kWrappedFlag);
+  };
+  switch (tag_of(word)) {
+    case Tag::kInt:
+      return number(kLong);
+    case Tag::kFloat:
+      return number(kDouble);
+    case Tag::kComplex:
+      return number(kComplexDouble);
+    case Tag::kBool:
+      return number(kBool);
+    default:
+      return word;
+  }
+}
+
 uint32_t element_bytes(uint8_t number) { return dtype(number).bytes; }
 
 const char* dtype_name(uint8_t number) { return dtype(number).name; }

@@ -72,6 +72,9 @@ uint32_t item_words(const int64_t* word);
 // Number of entries that the item at `word` takes in the value block.
 uint32_t item_values(const int64_t* word);
 
+// The tag of the kNumber that a scalar of tag `word` is among tensors; other tags are unchanged.
+int64_t as_number(int64_t word);
+
 // Bytes per element of the dtype number that the words hold (c10's numbering).
 uint32_t element_bytes(uint8_t dtype);
 

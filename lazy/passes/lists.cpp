@@ -14,15 +14,6 @@ using graph::Graph;
 using graph::Node;
 using graph::Tag;
 
-// Shorter lists stay whole: they fit in the cache, and a call per item costs more than it saves.
-constexpr uint64_t kLongListBytes = 1;
-
-uint64_t tensor_bytes(const int64_t* word) {
-  uint64_t bytes = graph::element_bytes(graph::dtype_of(*word));
-  for (const int64_t size : graph::read_tensor(word).sizes) bytes *= static_cast<uint64_t>(size);
-  return bytes;
-}
-
 // The words of each item of a call's lists; everything that is not a list is in all of them.
 struct Split {
   uint32_t items = 0;
@@ -34,7 +25,7 @@ class Splitter {
  public:
   Splitter(const Graph& graph, const Node& node) : graph_(graph), node_(node) {}
 
-  // Nothing when the call has no form for single items or is too small.
+  // Nothing when the call has no form for single items.
   std::optional<Split> run() {
     if (node_.op->item == nullptr || !measure()) return std::nullopt;
     Split split;
@@ -63,9 +54,8 @@ class Splitter {
   const int64_t* begin() const { return graph_.words.data() + node_.words; }
   const int64_t* end() const { return graph_.words.data() + node_.end; }
 
-  // Counts the items; false where the lists do not match or are short.
+  // Counts the items; false where the lists do not match.
   bool measure() {
-    uint64_t bytes = 0;
     int with_values = 0;
     for (const int64_t* word = begin(); word != end(); word += graph::item_words(word)) {
       with_values += graph::item_values(word) > 0 ? 1 : 0;
@@ -73,13 +63,9 @@ class Splitter {
       const uint32_t items = graph::count_of(*word);
       if (items_ != 0 && items != items_) return false;
       items_ = items;
-      const int64_t* item = word + 1;
-      for (uint32_t i = 0; i < items; ++i, item += graph::item_words(item)) {
-        if (word == begin() && graph::tag_of(*item) == Tag::kTensor) bytes += tensor_bytes(item);
-      }
     }
     // The values of an item must be neighbours in the value block.
-    return items_ > 1 && with_values <= 1 && bytes >= kLongListBytes;
+    return items_ > 0 && with_values <= 1;
   }
 
   void append(const int64_t* word, uint32_t index, Node& part, std::vector<int64_t>& words) const {
@@ -95,7 +81,9 @@ class Splitter {
       part.values = node_.values + skipped_values;
       part.n_values = values;
     }
+    const size_t at = words.size();
     words.insert(words.end(), item, item + graph::item_words(item));
+    if (node_.op->item_numbers) words[at] = graph::as_number(words[at]);
   }
 
   const Graph& graph_;

@@ -6,7 +6,7 @@
 
 namespace acc::passes {
 
-// Takes calls on long lists of tensors (`_foreach_*`) apart and runs neighbouring ones item by
+// Takes calls on lists of tensors (`_foreach_*`) apart and runs neighbouring ones item by
 // item: all of an optimizer's arithmetic for one parameter, then all for the next. The temporaries
 // of one parameter are then alive at a time instead of those of all, and its numbers stay in the
 // cache.
