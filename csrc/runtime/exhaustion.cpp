@@ -1,11 +1,9 @@
 #include "csrc/runtime/exhaustion.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <limits>
-#include <mutex>
 #include <new>
 #include <string_view>
 
@@ -15,38 +13,8 @@ namespace {
 std::atomic<int64_t> counted{0};
 std::atomic<int64_t> first_to_fail{std::numeric_limits<int64_t>::max()};
 std::atomic<int64_t> first_to_succeed{std::numeric_limits<int64_t>::max()};
-std::atomic<size_t> smallest{0};
-
-// Memory comes from, and goes back to, the allocator behind it.
-class FailingAllocator final : public c10::Allocator {
- public:
-  explicit FailingAllocator(c10::Allocator* real) : real_(*real) {}
-
-  c10::DataPtr allocate(size_t nbytes) override {
-    if (nbytes < smallest.load()) return real_.allocate(nbytes);
-    const int64_t number = counted.fetch_add(1);
-    if (number >= first_to_fail.load() && number < first_to_succeed.load()) {
-      TORCH_CHECK(false, "injected: can't allocate memory: you tried to allocate ", nbytes,
-                  " bytes.");
-    }
-    return real_.allocate(nbytes);
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return real_.raw_deleter(); }
-  void copy_data(void* to, const void* from, size_t nbytes) const override {
-    real_.copy_data(to, from, nbytes);
-  }
-
- private:
-  c10::Allocator& real_;
-};
-
-void install() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    constexpr uint8_t kHighest = std::numeric_limits<uint8_t>::max();
-    c10::SetCPUAllocator(new FailingAllocator(c10::GetCPUAllocator()), kHighest);
-  });
-}
+// Until a test asks for failures nothing is counted.
+std::atomic<size_t> smallest{std::numeric_limits<size_t>::max()};
 
 }  // namespace
 
@@ -65,8 +33,14 @@ bool is_out_of_memory(const std::exception_ptr& error) {
   }
 }
 
+void about_to_allocate(size_t nbytes) {
+  if (nbytes < smallest.load(std::memory_order_relaxed)) return;
+  const int64_t number = counted.fetch_add(1, std::memory_order_relaxed);
+  if (number < first_to_fail.load() || number >= first_to_succeed.load()) return;
+  TORCH_CHECK(false, "injected: can't allocate memory: you tried to allocate ", nbytes, " bytes.");
+}
+
 void fail_allocations(int64_t after, int64_t times, size_t at_least) {
-  install();
   first_to_fail.store(std::numeric_limits<int64_t>::max());
   smallest.store(at_least);
   counted.store(0);

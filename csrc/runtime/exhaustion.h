@@ -11,13 +11,15 @@ namespace acc::runtime {
 // type of its own for that.
 bool is_out_of_memory(const std::exception_ptr& error);
 
-// For tests: from now on `after` allocations of CPU memory succeed and the next `times` fail as the
-// real ones do; `times` = 0 ends it. Those of less than `at_least` bytes succeed and do not count.
-// The first call puts an allocator that counts in front of PyTorch's for the rest of the process;
-// without one nothing is changed. Thread safe.
+// For tests: from now on `after` allocations of the host executor succeed and the next `times` fail
+// as the real ones do; `times` = 0 ends it. Those of less than `at_least` bytes succeed and do not
+// count. Thread safe.
 void fail_allocations(int64_t after, int64_t times, size_t at_least);
 
-// Allocations of CPU memory since the last call of `fail_allocations`.
+// Called before each allocation of the host executor: of a plan's memory and by its operators.
+void about_to_allocate(size_t nbytes);
+
+// Allocations since the last call of `fail_allocations`.
 int64_t allocations_counted();
 
 }  // namespace acc::runtime

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "csrc/base/blocks.h"
+#include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 
 namespace acc::runtime {
@@ -120,7 +121,8 @@ void release(void* memory) {
   Heap::get().give(memory);
 }
 
-c10::DataPtr allocate_large(size_t nbytes) {
+c10::DataPtr allocate_here(size_t nbytes) {
+  about_to_allocate(nbytes);
   void* const memory = nbytes < kSmallestBlock ? nullptr : Heap::get().take(nbytes);
   if (memory == nullptr) return plain_allocator().allocate(nbytes);
   c10::profiledCPUMemoryReporter().New(memory, nbytes);
@@ -129,7 +131,7 @@ c10::DataPtr allocate_large(size_t nbytes) {
 
 class HostHeapAllocator final : public c10::Allocator {
  public:
-  c10::DataPtr allocate(size_t nbytes) override { return allocate_large(nbytes); }
+  c10::DataPtr allocate(size_t nbytes) override { return allocate_here(nbytes); }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     default_copy_data(to, from, nbytes);
   }
@@ -147,7 +149,7 @@ class CpuAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t nbytes) override {
-    return in_scope ? allocate_large(nbytes) : original->allocate(nbytes);
+    return in_scope ? allocate_here(nbytes) : original->allocate(nbytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_any; }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {

@@ -41,7 +41,7 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values);
 
 // Goes on with a run; complete steps are not repeated. `values` as before. `needed`: per node of
-// the graph, whether anybody still wants what it makes.
+// the plan's program, whether anybody still wants what it makes.
 Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed);
 
 // Per buffer, the memory that is complete: no step that did not run writes it.
