@@ -20,6 +20,7 @@
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks_table.h"
+#include "csrc/runtime/on_device.h"
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
@@ -64,6 +65,7 @@ class Session {
   struct Work {
     Cached plan;
     Trace trace;
+    bool first = false;  // the plan was made of this very trace
   };
   // Work that waits for memory.
   struct Suspended {
@@ -262,9 +264,9 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
 
   count(Counter::Errors);
   const graph::Node& failed = plan.program.nodes[plan.steps[outcome.failed_step].node];
-  std::string message =
-      base::concat("[", failed.op->name, "] failed", record::source_text(failed.source), ": ",
-                   text_of(outcome.error));
+  std::string message = base::concat(
+      "[", failed.op->name, "] failed", work.first || failed.source == 0 ? "" : ", first recorded",
+      record::source_text(failed.source), ": ", text_of(outcome.error));
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
   if (no_memory) message += memory_situation(plan, recorder.device());
   if (outcome.stopped != nullptr) {
@@ -398,7 +400,9 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   try {
     const std::vector<bool> alive = alive_buffers(work.trace);
+    const uint64_t built = base::value(Counter::PlansBuilt);
     work.plan = find_or_build(device, work.trace, alive);
+    work.first = base::value(Counter::PlansBuilt) != built;
     if (!covers(work.plan->outputs, alive)) work.plan = widen(device, work.plan, alive);
   } catch (...) {
     poison_all(work.trace, std::current_exception());
@@ -439,6 +443,7 @@ std::atomic<bool> stopped{false};
 
 void flush(c10::DeviceIndex device, FlushReason reason) {
   if (stopped.load(std::memory_order_relaxed)) return;
+  if (runtime::in_bad_fork()) runtime::note_use();
   runtime::GilRelease release;
   if (device >= 0) return Session::get().flush(record::recorder(device), reason);
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
@@ -474,7 +479,8 @@ void start() {
 }
 
 void stop() {
-  if (stopped.load()) return;
+  // A forked child has its parent's pending work and none of its threads.
+  if (stopped.load() || runtime::in_bad_fork()) return;
   try {
     flush(-1, FlushReason::kExit);
   } catch (const std::exception&) {
@@ -491,7 +497,15 @@ static c10::Storage allocate(size_t nbytes) {
 void materialise(LazyStorage& storage) {
   record::check_contents(storage);
   if (storage.has_memory()) return;
+  const runtime::OnDevice on_device(storage.device().index());
   storage.set_memory(allocate(storage.nbytes()));
+}
+
+at::Tensor share(const at::Tensor& tensor) {
+  at::Tensor result = alias(tensor, FlushReason::kPointer);
+  runtime::LockWithoutGil lock(record::recorder(tensor.device().index()).mutex());
+  record::storage_of(tensor)->observed = true;
+  return result;
 }
 
 at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
@@ -532,14 +546,6 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   return result;
 }
 
-void poison(const at::Tensor& tensor, const std::string& message) {
-  auto reason = std::make_shared<record::Poison>();
-  reason->message = message;
-  Recorder& recorder = record::recorder(tensor.device().index());
-  runtime::LockWithoutGil lock(recorder.mutex());
-  record::storage_of(tensor)->poison = std::move(reason);
-}
-
 void settle(c10::DeviceIndex device) {
   if (stopped.load(std::memory_order_relaxed)) return;
   runtime::GilRelease release;
@@ -576,6 +582,7 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   flush(device, FlushReason::kResize);
   runtime::LockWithoutGil lock(recorder.mutex());
   materialise(storage);
+  const runtime::OnDevice on_device(device);
   // First the new memory, which may not be had.
   c10::Storage memory = allocate(nbytes);
   const c10::Storage old = storage.take_memory(nbytes);

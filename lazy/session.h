@@ -37,12 +37,13 @@ void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison
 // work is submitted first and memory that was never written is allocated.
 at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);
 
+// The same for a library that keeps it: from now on operators on this storage run at once, so that
+// both sides see each other's writes.
+at::Tensor share(const at::Tensor& tensor);
+
 // Makes the storage's memory, which has no pending writes, available: allocates it if there is
 // none.
 void materialise(record::LazyStorage& storage);
-
-// Marks everything that a failed direct call was to write as having no valid contents.
-void poison(const at::Tensor& tensor, const std::string& message);
 
 // Resizes a storage in program order: what was recorded keeps the old contents.
 void resize_storage(record::LazyStorage& storage, size_t nbytes);

@@ -83,6 +83,9 @@ def _register() -> None:
         torch.utils.generate_methods_for_privateuse1_backend(
             for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
         )
+    here = os.path.dirname(os.path.abspath(__file__))
+    packages = (os.path.dirname(torch.__file__), here, f"{os.path.dirname(here)}/torchacc")
+    _C.set_library_folders([f"{package}/" for package in packages])
     _patches.apply()
     _boundary.install()
     atexit.register(_C.stop)

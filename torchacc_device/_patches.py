@@ -59,7 +59,7 @@ def _dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, **options)
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        return original(_C.alias(self), **options)
+        return original(_C.share(self), **options)
 
     return __dlpack__
 

@@ -3,6 +3,7 @@
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 
 #include "csrc/aten/geometry.h"
 #include "csrc/runtime/backend.h"
@@ -31,6 +32,14 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
     return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
   }
   return choice;
+}
+
+// nn.TransformerEncoder makes a nested tensor of a padded batch when this holds. There are none on
+// acc, and without one it computes the padding too.
+bool mask_is_left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_nested_tensor_from_mask_left_aligned", &mask_is_left_aligned);
 }
 
 }  // namespace

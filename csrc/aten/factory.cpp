@@ -1,6 +1,6 @@
 #include <ATen/Context.h>
-#include <ATen/Dispatch.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <c10/core/DefaultDtype.h>
 #include <torch/library.h>
 
@@ -41,15 +41,7 @@ at::Tensor uninitialized(at::Tensor tensor) {
       !at::globalContext().deterministicFillUninitializedMemory() || tensor.numel() == 0) {
     return tensor;
   }
-  if (tensor.is_floating_point() || tensor.is_complex()) {
-    tensor.fill_(std::numeric_limits<double>::quiet_NaN());
-  } else if (tensor.scalar_type() == c10::kBool) {
-    tensor.fill_(true);
-  } else {
-    AT_DISPATCH_INTEGRAL_TYPES(tensor.scalar_type(), "empty", [&] {
-      tensor.fill_(static_cast<int64_t>(std::numeric_limits<scalar_t>::max()));
-    });
-  }
+  at::native::fill_empty_deterministic_(tensor);
   return tensor;
 }
 

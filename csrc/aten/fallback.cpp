@@ -14,6 +14,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/generator.h"
+#include "csrc/runtime/on_device.h"
 #include "lazy/graph/op_table.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session.h"
@@ -50,6 +51,7 @@ class DirectCall {
       call.push_back(lower((*stack_)[base_ + i], *schema_.arguments()[i].type()));
     }
     {
+      const runtime::OnDevice on_device(device_);
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                                c10::autocast_dispatch_keyset);
       handle_.callBoxed(call);

@@ -127,8 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tens
           make(wanted[2], bias.value_or(Tensor()))};
 }
 
-// ---- which cases they are good for
-// ----------------------------------------------------------------
+// ---- which cases they are good for -------------------------------------------------------------
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 

@@ -229,9 +229,168 @@ bool bucketize(Arguments arguments, torch::jit::Stack&) {
   return arguments[1].toTensor().dim() == 1;
 }
 
+// ---- only refusals: what Meta accepts and eager raises for -------------------------------------
+
+const at::Tensor& tensor(const c10::IValue& value) { return value.toTensor(); }
+
+bool is_dim(const c10::IValue& dim, const at::Tensor& self) {
+  const int64_t dims = std::max<int64_t>(self.dim(), 1);
+  return dim.isNone() || (dim.toInt() >= -dims && dim.toInt() < dims);
+}
+
+bool is_index(const at::Tensor& index) {
+  return index.dim() <= 1 &&
+         (index.scalar_type() == c10::kLong || index.scalar_type() == c10::kInt);
+}
+
+bool same_types(Arguments arguments, torch::jit::Stack&) {
+  return tensor(arguments[0]).scalar_type() == tensor(arguments[1]).scalar_type();
+}
+
+// (self, dim, ...) and (self, *, stable, dim, descending)
+template <size_t Dim>
+bool has_dim(Arguments arguments, torch::jit::Stack&) {
+  return is_dim(arguments[Dim], tensor(arguments[0]));
+}
+
+// (self, dim, ...), taking one element of each row
+bool picks_in_rows(Arguments arguments, torch::jit::Stack&) {
+  const at::Tensor& self = tensor(arguments[0]);
+  if (!is_dim(arguments[1], self)) return false;
+  const int64_t dim = arguments[1].toInt() + (arguments[1].toInt() < 0 ? self.dim() : 0);
+  return self.dim() == 0 || self.size(dim) > 0;
+}
+
+// (self)
+bool has_elements(Arguments arguments, torch::jit::Stack&) {
+  return tensor(arguments[0]).numel() > 0;
+}
+
+// (self, ...)
+bool is_real_or_complex(Arguments arguments, torch::jit::Stack&) {
+  return tensor(arguments[0]).is_floating_point() || tensor(arguments[0]).is_complex();
+}
+
+// (self, dim, index, ...)
+bool has_index(Arguments arguments, torch::jit::Stack&) {
+  return is_dim(arguments[1], tensor(arguments[0])) && is_index(tensor(arguments[2]));
+}
+
+// (self, dim, index, source)
+bool index_copy(Arguments arguments, torch::jit::Stack& results) {
+  const at::Tensor& self = tensor(arguments[0]);
+  const at::Tensor& index = tensor(arguments[2]);
+  const at::Tensor& source = tensor(arguments[3]);
+  if (!has_index(arguments, results) || index.scalar_type() != c10::kLong ||
+      self.scalar_type() != source.scalar_type() || self.dim() != source.dim()) {
+    return false;
+  }
+  const int64_t dim = arguments[1].toInt() + (arguments[1].toInt() < 0 ? self.dim() : 0);
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (source.size(d) != (d == dim ? index.numel() : self.size(d))) return false;
+  }
+  return true;
+}
+
+// (self, index, source, accumulate)
+bool put(Arguments arguments, torch::jit::Stack&) {
+  return tensor(arguments[1]).scalar_type() == c10::kLong &&
+         tensor(arguments[1]).numel() == tensor(arguments[2]).numel() &&
+         tensor(arguments[0]).scalar_type() == tensor(arguments[2]).scalar_type();
+}
+
+// (self, mask, value)
+bool masked_fill(Arguments arguments, torch::jit::Stack&) {
+  return tensor(arguments[1]).scalar_type() == c10::kBool;
+}
+
+// (self, other, alpha)
+bool add_or_subtract(Arguments arguments, torch::jit::Stack&) {
+  const auto integral = [](const c10::IValue& value) {
+    return value.isTensor() ? c10::isIntegralType(tensor(value).scalar_type(), true)
+                            : !value.isDouble() && !value.isComplexDouble();
+  };
+  const c10::IValue& alpha = arguments[2];
+  if (alpha.isBool()) return false;
+  return !(integral(arguments[0]) && integral(arguments[1])) || integral(alpha);
+}
+bool subtract(Arguments arguments, torch::jit::Stack& results) {
+  const auto is_bool = [](const c10::IValue& value) {
+    return value.isTensor() ? tensor(value).scalar_type() == c10::kBool : value.isBool();
+  };
+  return !is_bool(arguments[0]) && !is_bool(arguments[1]) && add_or_subtract(arguments, results);
+}
+
+// (self, exponent)
+bool power(Arguments arguments, torch::jit::Stack&) {
+  if (!c10::isIntegralType(tensor(arguments[0]).scalar_type(), /*includeBool=*/true)) return true;
+  return arguments[1].isInt() && arguments[1].toInt() >= 0;
+}
+
+// (self)
+bool not_bool(Arguments arguments, torch::jit::Stack&) {
+  return tensor(arguments[0]).scalar_type() != c10::kBool;
+}
+bool not_complex(Arguments arguments, torch::jit::Stack&) {
+  return !tensor(arguments[0]).is_complex();
+}
+
+void register_refusals() {
+  using record::install_meta_rule;
+  for (const char* name : {"aten::sort", "aten::argsort", "aten::cummax", "aten::cummin"}) {
+    install_meta_rule(name, &has_dim<1>);
+  }
+  install_meta_rule("aten::sort.stable", &has_dim<2>);
+  install_meta_rule("aten::argsort.stable", &has_dim<2>);
+  for (const char* name : {"aten::max.dim", "aten::min.dim", "aten::mode", "aten::median.dim",
+                           "aten::nanmedian.dim", "aten::kthvalue"}) {
+    install_meta_rule(name,
+                      name == std::string_view("aten::kthvalue") ? &has_dim<2> : &picks_in_rows);
+  }
+  for (const char* name : {"aten::max", "aten::min", "aten::aminmax"}) {
+    install_meta_rule(name, &has_elements);
+  }
+  for (const char* name :
+       {"aten::index_select", "aten::index_fill_.int_Scalar", "aten::index_fill_.int_Tensor",
+        "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor"}) {
+    install_meta_rule(name, &has_index);
+  }
+  for (const char* name : {"aten::index_copy", "aten::index_copy_"}) {
+    install_meta_rule(name, &index_copy);
+  }
+  for (const char* name : {"aten::put", "aten::put_"}) install_meta_rule(name, &put);
+  for (const char* name : {"aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
+                           "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"}) {
+    install_meta_rule(name, &masked_fill);
+  }
+  for (const char* name :
+       {"aten::std", "aten::std.dim", "aten::std.correction", "aten::var", "aten::var.dim",
+        "aten::var.correction", "aten::std_mean.correction", "aten::var_mean.correction"}) {
+    install_meta_rule(name, &is_real_or_complex);
+  }
+  for (const char* name : {"aten::heaviside", "aten::heaviside_", "aten::polar"}) {
+    install_meta_rule(name, &same_types);
+  }
+  for (const char* name : {"aten::add.Tensor", "aten::add_.Tensor"}) {
+    install_meta_rule(name, &add_or_subtract);
+  }
+  for (const char* name : {"aten::sub.Tensor", "aten::sub_.Tensor", "aten::rsub.Tensor"}) {
+    install_meta_rule(name, &subtract);
+  }
+  for (const char* name : {"aten::pow.Tensor_Scalar", "aten::pow_.Scalar"}) {
+    install_meta_rule(name, &power);
+  }
+  for (const char* name : {"aten::relu", "aten::relu_"}) install_meta_rule(name, &not_bool);
+  for (const char* name : {"aten::floor", "aten::floor_", "aten::ceil", "aten::ceil_",
+                           "aten::trunc", "aten::trunc_"}) {
+    install_meta_rule(name, &not_complex);
+  }
+}
+
 }  // namespace
 
 void register_meta_rules() {
+  register_refusals();
   using record::install_meta_rule;
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);

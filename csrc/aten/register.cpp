@@ -9,6 +9,7 @@
 #include "csrc/aten/schema.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/backward.h"
 #include "csrc/runtime/fork.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session.h"
@@ -43,6 +44,7 @@ void register_recorded(torch::Library& library, const c10::OperatorHandle& handl
 
 void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack) {
+  runtime::keep_backward_in_this_thread();
   const base::env::Mode mode = base::env::mode();
   if (mode == base::env::Mode::Eager) return run_now(handle, stack);
   runtime::note_use();

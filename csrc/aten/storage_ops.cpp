@@ -1,4 +1,6 @@
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/InferSize.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -14,20 +16,14 @@ namespace {
 using record::FlushReason;
 using record::LazyStorage;
 
-LazyStorage& lazy(const c10::Storage& storage) {
-  TORCH_CHECK(storage.device().type() == c10::DeviceType::PrivateUse1, "set_: the storage is on ",
-              storage.device(),
-              ", the tensor on acc. Give it a storage "
-              "of the same device.");
-  return *static_cast<LazyStorage*>(storage.unsafeGetStorageImpl());
-}
-
 at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt storage_offset,
                         c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   auto strides = C10_AS_INTARRAYREF_SLOW(stride).vec();
   const int64_t offset = storage_offset.expect_int();
-  LazyStorage& storage = lazy(source);
+  TORCH_CHECK(source.device() == self.device(), "set_: the storage is on ", source.device(),
+              ", the tensor on ", self.device(), ". Give it a storage of the same device.");
+  LazyStorage& storage = *static_cast<LazyStorage*>(source.unsafeGetStorageImpl());
   TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
   if (strides.empty() && !sizes.empty()) {
     strides.assign(sizes.size(), 1);
@@ -75,15 +71,18 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size,
   const size_t needed = at::detail::computeStorageNbytesContiguous(
       sizes, self.dtype().itemsize(), static_cast<size_t>(self.storage_offset()));
   LazyStorage& storage = *record::storage_of(self);
-  if (self.sizes() != sizes && needed > storage.nbytes()) {
-    session::resize_storage(storage, needed);
-  }
+  const size_t before = storage.nbytes();
+  if (self.sizes() != sizes && needed > before) session::resize_storage(storage, needed);
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != sizes) impl->set_sizes_contiguous(sizes);
   if (memory_format.has_value()) {
     TORCH_CHECK(*memory_format != c10::MemoryFormat::Preserve, "Unsupported memory format",
                 *memory_format);
     impl->empty_tensor_restride(*memory_format);
+  }
+  if (at::globalContext().deterministicAlgorithms() &&
+      at::globalContext().deterministicFillUninitializedMemory()) {
+    at::native::fill_resize_deterministic_(self, static_cast<int64_t>(before));
   }
   return self;
 }

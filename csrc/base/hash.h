@@ -125,7 +125,7 @@ class Hasher {
   // Integers (signed ones are sign-extended, so that an int32_t hashes as the equal int64_t),
   // bools, enums.
   template <class T>
-  requires std::is_integral_v<T> || std::is_enum_v<T>
+    requires std::is_integral_v<T> || std::is_enum_v<T>
   constexpr void add(T value) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
     state_.round(static_cast<uint64_t>(value), detail::kRoot7);
@@ -160,8 +160,8 @@ class Hasher {
 
   // A pointer to anything else with a count is a mistake: is it a count of bytes or of elements?
   template <class T>
-  requires(!std::is_void_v<T> && !std::same_as<T, uint64_t> &&
-           !std::same_as<T, int64_t>) void add(const T* data, size_t n) = delete;
+    requires(!std::is_void_v<T> && !std::same_as<T, uint64_t> && !std::same_as<T, int64_t>)
+  void add(const T* data, size_t n) = delete;
 
   constexpr void add(const Hash128& hash) {
     state_.round(hash.lo, detail::kRoot11);

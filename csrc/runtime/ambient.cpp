@@ -1,18 +1,21 @@
 #include "csrc/runtime/ambient.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <immintrin.h>
 
 #include <array>
+#include <mutex>
 
 namespace acc::runtime {
 namespace {
 
 // Bit positions. What comes after kForProducts is present only when that is set.
 constexpr int kDefaultDtype = 0;  // 8 bits
+constexpr int kThreads = 8;       // 16 bits
 constexpr int kDeterministic = 24;
 constexpr int kWarnOnly = 25;
 constexpr int kFillUninitialized = 26;
@@ -65,6 +68,9 @@ void apply(uint64_t from, uint64_t to) {
     c10::set_default_dtype(
         c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(field(to, kDefaultDtype, 8))));
   }
+  if (field(changed, kThreads, 16) != 0) {
+    at::set_num_threads(static_cast<int>(field(to, kThreads, 16)));
+  }
   if (test(changed, kDeterministic) || test(changed, kWarnOnly)) {
     context.setDeterministicAlgorithms(test(to, kDeterministic), test(to, kWarnOnly));
   }
@@ -104,6 +110,7 @@ void apply(uint64_t from, uint64_t to) {
 uint64_t ambient_word(bool products) {
   const at::Context& context = at::globalContext();
   uint64_t word = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
+                  field(static_cast<uint64_t>(at::get_num_threads()), 0, 16) << kThreads |
                   bit(context.deterministicAlgorithms(), kDeterministic) |
                   bit(context.deterministicAlgorithmsWarnOnly(), kWarnOnly) |
                   bit(context.deterministicFillUninitializedMemory(), kFillUninitialized) |
@@ -129,7 +136,12 @@ uint64_t ambient_word(bool products) {
 
 AmbientScope::AmbientScope() : initial_(ambient_word(true)), current_(initial_) {}
 
-AmbientScope::~AmbientScope() { set(initial_); }
+AmbientScope::~AmbientScope() {
+  if (current_ == initial_) return;
+  // What another thread has set meanwhile stays.
+  const uint64_t now = ambient_word(true);
+  apply(now, (now & (now ^ current_)) | (initial_ & ~(now ^ current_)));
+}
 
 void AmbientScope::set(uint64_t word) {
   if (!test(word, kForProducts)) {
@@ -137,6 +149,9 @@ void AmbientScope::set(uint64_t word) {
     word = (word & kLow) | (current_ & ~kLow);
   }
   if (word == current_) return;
+  // The settings belong to the process: one executor changes them at a time.
+  static std::mutex mutex;
+  if (!changing_.owns_lock()) changing_ = std::unique_lock(mutex);
   apply(current_, word);
   current_ = word;
 }

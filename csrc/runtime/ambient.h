@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
-// Process-wide settings that change what an operator computes, as one word: default dtype,
+// Settings that change what an operator computes, as one word: default dtype, number of threads,
 // deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
 // flush-denormal, and, for operators that multiply, the precision of float32 products and grad
 // mode: oneDNN's recurrent layers keep what their backward needs only with it.
@@ -15,7 +16,9 @@ namespace acc::runtime {
 // `products`: also read what only operators that multiply depend on, which costs several look-ups.
 uint64_t ambient_word(bool products);
 
-// Restores the settings of a word while it lives. `set` does nothing when they are in force.
+// Brings the settings of a word into force while it lives. `set` does nothing when they are. Most
+// belong to the process, so that another thread which looks at them while a plan runs that was
+// recorded under others sees those; what it sets stays.
 class AmbientScope {
  public:
   AmbientScope();
@@ -27,6 +30,7 @@ class AmbientScope {
  private:
   uint64_t initial_;
   uint64_t current_;
+  std::unique_lock<std::mutex> changing_;
 };
 
 }  // namespace acc::runtime

@@ -4,17 +4,19 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 
+#include <array>
 #include <limits>
-#include <map>
 #include <memory>
 #include <optional>
 
 #include "csrc/base/check.h"
+#include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/host_heap.h"
+#include "csrc/runtime/on_device.h"
 #include "kernels/library/aten_call.h"
 #include "lazy/graph/words.h"
 
@@ -49,12 +51,13 @@ struct Arena {
   c10::DataPtr memory;
   uint64_t bytes = 0;
 };
+// Each is guarded by the mutex of its device.
 Arena& arena_of(c10::DeviceIndex device) {
-  static std::map<c10::DeviceIndex, Arena> arenas;
-  return arenas[device];
+  static auto& arenas = *new std::array<Arena, base::env::kMaxHostDevices>;
+  return arenas.at(static_cast<size_t>(device));
 }
 
-c10::Storage allocate(uint64_t bytes, c10::Device) {
+c10::Storage allocate(uint64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
                       runtime::backend().allocator(), false);
 }
@@ -126,7 +129,7 @@ class Run {
     const plan::Step& step = plan_.steps[index];
     const PreparedStep& prepared = prepared_.steps[index];
     for (const uint32_t buffer : step.allocate) {
-      own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
+      own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
     }
     *called = true;
     torch::jit::Stack stack = prepared.call.run(values);
@@ -143,7 +146,7 @@ class Run {
   void leave_out(size_t index, const std::vector<bool>& touched) {
     const plan::Step& step = plan_.steps[index];
     for (const uint32_t buffer : step.allocate) {
-      if (touched[buffer]) own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
+      if (touched[buffer]) own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
     }
     for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
   }
@@ -208,7 +211,7 @@ class Run {
       return;
     }
     count(Counter::StrideCopies);
-    own(buffer, allocate(plan_.graph.buffers[buffer].nbytes, device_));
+    own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
     library::alias(result.word, prepared_.slots[buffer]).copy_(tensor);
   }
 
@@ -239,6 +242,7 @@ class Stopped {
         c10::default_included_set,
         c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     runtime::AmbientScope ambient;
+    const runtime::OnDevice on_device(device_);
     // What operators allocate here lives as long as what the plan allocates: both from one place.
     runtime::HostHeapScope heap(runtime::backend().alias_type() == c10::kCPU);
     const size_t begin = step_;

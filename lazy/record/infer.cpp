@@ -131,6 +131,35 @@ bool wrong_types(const graph::Op& op, c10::ArrayRef<c10::IValue> arguments) {
   return false;
 }
 
+// Whether an in-place call computes in a type that its tensor cannot hold, such as a quotient of
+// integers. The operator's functional form tells the type.
+bool loses_type(const graph::Op& op, const c10::OperatorHandle& handle,
+                c10::ArrayRef<c10::IValue> arguments, const torch::jit::Stack& metas) {
+  const c10::FunctionSchema& schema = handle.schema();
+  if (!op.writes || !schema.name().ends_with('_') || !arguments[0].isTensor()) return false;
+  const c10::ScalarType own = arguments[0].toTensor().scalar_type();
+  const bool plain =
+      c10::isFloatingType(own) && std::ranges::all_of(arguments, [&](const c10::IValue& argument) {
+        return !argument.isTensor() || !argument.toTensor().defined() ||
+               argument.toTensor().scalar_type() == own;
+      });
+  if (plain) return false;
+  const auto functional = c10::Dispatcher::singleton().findSchema(
+      {schema.name().substr(0, schema.name().size() - 1), schema.overload_name()});
+  if (!functional.has_value() || functional->schema().arguments().size() != arguments.size()) {
+    return false;
+  }
+  torch::jit::Stack stack = metas;
+  try {
+    functional->callBoxed(stack);
+  } catch (const std::exception& error) {
+    if (runtime::is_interrupt(error)) throw;
+    return false;  // the call itself is next and tells
+  }
+  return stack.size() == 1 && stack[0].isTensor() &&
+         !c10::canCast(stack[0].toTensor().scalar_type(), own);
+}
+
 std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::OperatorHandle& handle,
                                           c10::ArrayRef<c10::IValue> arguments) {
   auto inference = std::make_shared<Inference>();
@@ -154,6 +183,10 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
       Inside() { inside_meta = true; }
       ~Inside() { inside_meta = false; }
     } inside;
+    if (loses_type(op, handle, arguments, metas)) {
+      inference->recordable = false;
+      return inference;
+    }
     call_meta(op, handle, stack);
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {

@@ -5,8 +5,12 @@
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -74,15 +78,66 @@ Recorder& recorder(c10::DeviceIndex device) {
   return *recorders->at(static_cast<size_t>(device));
 }
 
-// One call in words, made outside the lock: its buffers are still unnumbered. Kept per thread so
-// that recording allocates nothing once the vectors have grown.
-struct Recorder::Call {
-  struct Operand {
-    const at::Tensor* tensor;
-    uint32_t word;  // position of its tag
-    bool writes;
-    bool host;
+namespace {
+
+struct Operand {
+  const at::Tensor* tensor;
+  uint32_t word;  // position of its tag
+  bool writes;
+  bool host;
+};
+
+// ATen refuses in-place calls whose operands overlap in part or with themselves, and for all but
+// pointwise operators those that write what they read. Its check needs real operands, so such a
+// call runs at once; ATen then decides.
+bool overlap(const graph::Op& op, std::span<const Operand> operands) {
+  for (const Operand& written : operands) {
+    if (!written.writes) continue;
+    if (at::has_internal_overlap(written.tensor->unsafeGetTensorImpl()) == at::MemOverlap::Yes) {
+      return true;
+    }
+    for (const Operand& other : operands) {
+      if (&other == &written || !written.tensor->is_alias_of(*other.tensor)) continue;
+      const auto status = at::get_overlap_status(written.tensor->unsafeGetTensorImpl(),
+                                                 other.tensor->unsafeGetTensorImpl());
+      if (status == at::MemOverlapStatus::Full && op.pointwise) continue;
+      if (status != at::MemOverlapStatus::No) return true;
+    }
+  }
+  return false;
+}
+
+bool overlap(const graph::Op& op, const torch::jit::Stack& stack) {
+  c10::SmallVector<Operand, 8> operands;
+  const size_t base = stack.size() - op.arguments.size();
+  const auto add = [&](const c10::IValue& value, bool writes) {
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    if (!on_acc(value.toTensor().unsafeGetTensorImpl())) return;
+    operands.push_back({&value.toTensor(), 0, writes, false});
   };
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    const c10::IValue& value = stack[base + i];
+    const bool writes = op.arguments[i].writes;
+    if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) add(item, writes);
+    } else {
+      add(value, writes);
+    }
+  }
+  return overlap(op, operands);
+}
+
+// Whether a tensor that is about to take another geometry shares its memory with another operand.
+bool is_also_read(const at::Tensor& resized, std::span<const Operand> operands) {
+  return std::ranges::any_of(operands, [&](const Operand& other) {
+    return !other.writes && other.tensor->is_alias_of(resized);
+  });
+}
+
+}  // namespace
+
+// One call in words, made outside the lock: its buffers are still unnumbered.
+struct Recorder::Call {
   const graph::Op* op = nullptr;
   uint64_t ambient = 0;
   std::vector<int64_t> words;  // operator id and ambient word first: the memo's signature
@@ -141,6 +196,8 @@ struct Recorder::Call {
                   "! (when checking argument '", argument.name, "' of ", op->name,
                   "). Move it with .to(\"acc:", static_cast<int>(device), "\") first.");
     }
+    // Somebody else reads and writes its memory, at any time.
+    if (acc && storage_of(tensor)->observed) return false;
     const auto dims = static_cast<size_t>(impl->dim());
     operands.push_back({&tensor, static_cast<uint32_t>(words.size()), argument.writes, !acc});
     words.push_back(graph::make_tag(Tag::kTensor,
@@ -204,26 +261,25 @@ struct Recorder::Call {
     }
     return true;
   }
+};
 
-  // ATen refuses in-place calls whose operands overlap in part or with themselves, and for all but
-  // pointwise operators those that write what they read. Its check needs real operands, so such a
-  // call runs at once; ATen then decides.
-  bool overlaps() const {
-    for (const Operand& written : operands) {
-      if (!written.writes) continue;
-      if (at::has_internal_overlap(written.tensor->unsafeGetTensorImpl()) == at::MemOverlap::Yes) {
-        return true;
-      }
-      for (const Operand& other : operands) {
-        if (&other == &written || !written.tensor->is_alias_of(*other.tensor)) continue;
-        const auto status = at::get_overlap_status(written.tensor->unsafeGetTensorImpl(),
-                                                   other.tensor->unsafeGetTensorImpl());
-        if (status == at::MemOverlapStatus::Full && op->pointwise) continue;
-        if (status != at::MemOverlapStatus::No) return true;
-      }
-    }
-    return false;
+// The calls that a thread is recording. Kept, so that recording allocates nothing once the vectors
+// have grown. There is more than one when a Meta kernel runs Python, and Python an operator: a
+// finalizer, a signal handler.
+class Recorder::CallLease {
+ public:
+  CallLease() : own_(depth_++) {
+    if (own_ == calls_.size()) calls_.push_back(std::make_unique<Call>());
   }
+  ~CallLease() { --depth_; }
+  CallLease(const CallLease&) = delete;
+  CallLease& operator=(const CallLease&) = delete;
+  Call& operator*() const { return *calls_[own_]; }
+
+ private:
+  static inline thread_local std::vector<std::unique_ptr<Call>> calls_;
+  static inline thread_local size_t depth_ = 0;
+  const size_t own_;
 };
 
 Recorder::Recorder(c10::DeviceIndex device) : device_(device), number_(next_trace++) {}
@@ -238,26 +294,30 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
     if (expected_ != nullptr && follow(op, ambient, stack)) return true;
   }
 
-  thread_local Call call;
+  const CallLease lease;
+  Call& call = *lease;
   call.begin(op, ambient);
   const size_t base = stack->size() - n_arguments;
   for (size_t i = 0; i < n_arguments; ++i) {
     if (!call.add((*stack)[base + i], op.arguments[i])) return false;
   }
   if (call.device < 0) return false;
-  if (op.writes && call.overlaps()) return false;
+  if (op.writes && overlap(op, call.operands)) return false;
 
   const auto inference =
       infer(call.words, op, handle, c10::ArrayRef<c10::IValue>(stack->data() + base, n_arguments));
   if (!inference->recordable) return false;
   if (!inference->resizes.empty()) {
     for (const Inference::Resize& resize : inference->resizes) {
+      if (is_also_read((*stack)[base + resize.argument].toTensor(), call.operands)) return false;
+    }
+    for (const Inference::Resize& resize : inference->resizes) {
       resize_result((*stack)[base + resize.argument].toTensor(), resize.sizes, resize.strides);
     }
     // With its final geometry the call may be the one that the plan expects.
     return record(op, handle, stack);
   }
-  for (Call::Operand& operand : call.operands) {
+  for (const Operand& operand : call.operands) {
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
   }
@@ -276,7 +336,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   const size_t known_entries = entries_.size();
   try {
     size_t snapshot = 0;
-    for (const Call::Operand& operand : call.operands) {
+    for (const Operand& operand : call.operands) {
       int64_t* word = call.words.data() + operand.word;
       word[1] = operand.host ? add_host_entry(call.snapshots[snapshot++])
                              : entry_of(*operand.tensor, operand.writes, word + 2);
@@ -454,6 +514,7 @@ bool Recorder::follow_tensor(const at::Tensor& tensor, const int64_t* word) {
     return false;
   }
   LazyStorage* storage = storage_of(tensor);
+  if (storage->observed) return false;
   const auto expected = static_cast<uint32_t>(word[1]);
   if (storage->trace == number_ && entries_[storage->entry].kind != graph::BufferKind::kInput) {
     return storage->entry == expected && word[2] == impl->storage_offset();
@@ -463,6 +524,7 @@ bool Recorder::follow_tensor(const at::Tensor& tensor, const int64_t* word) {
   // Whether it is written is known from the expected graph once the whole step was followed.
   const uint32_t entry = entry_of(tensor, false, &offset);
   if (entry != expected || offset != word[2]) return false;
+  views_differ_ |= entries_[entry].group != entry || entries_[entry].next != 0;
   if (entries_.size() == known) return true;
   const graph::Buffer& buffer = expected_->buffers[expected];
   return buffer.kind == entries_[entry].kind && buffer.nbytes == entries_[entry].nbytes &&
@@ -519,10 +581,13 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
   const size_t base = stack->size() - op.arguments.size();
   const int64_t* word = expected_->words.data() + node.words;
   bool equal = true;
+  views_differ_ = false;
   try {
     for (size_t i = 0; equal && i < op.arguments.size(); ++i) {
       equal = follow_value((*stack)[base + i], op.arguments[i], word);
     }
+    // Where views of one input begin is an address; whether they overlap is asked at each call.
+    if (equal && op.writes && views_differ_) equal = !overlap(op, *stack);
   } catch (...) {
     drop_entries(known_entries);
     values_.resize(known_values);

@@ -86,6 +86,7 @@ class Recorder {
 
  private:
   struct Call;
+  class CallLease;
   bool follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* stack);
   bool follow_tensor(const at::Tensor& tensor, const int64_t* word);
   bool follow_value(const c10::IValue& value, const graph::Argument& argument,
@@ -108,6 +109,7 @@ class Recorder {
   std::atomic<bool> suspended_{false};
   std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
+  bool views_differ_ = false;               // while following a call: it has views of one input
 };
 
 // The recorder of a device. Throws for an index that is not there.

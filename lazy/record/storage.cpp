@@ -11,6 +11,7 @@
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/runtime/address_space.h"
+#include "csrc/runtime/backend.h"
 #include "csrc/runtime/memory.h"
 
 namespace acc::record {
@@ -95,7 +96,28 @@ void check_contents(const LazyStorage& storage) {
            "it.");
 }
 
+namespace {
+
+// What a device can never have: allocating it later would fail far from the line that asked.
+void refuse_absurd(size_t nbytes, c10::DeviceIndex device) {
+  static auto& totals = *new std::array<std::atomic<size_t>, base::env::kMaxHostDevices>{};
+  std::atomic<size_t>& total = totals.at(static_cast<size_t>(device));
+  if (nbytes <= total.load(std::memory_order_relaxed)) return;
+  runtime::Backend& backend = runtime::backend();
+  const size_t memory = backend.properties(device).total_memory;
+  // The host may promise more than it has, as long as not all of it is touched.
+  const size_t limit = backend.alias_type() == c10::kCPU ? 2 * memory : memory;
+  total.store(limit, std::memory_order_relaxed);
+  constexpr size_t kMiB = size_t{1} << 20;
+  TORCH_CHECK_WITH(OutOfMemoryError, nbytes <= limit, "[acc] out of memory: tried to allocate ",
+                   nbytes / kMiB, " MiB, and acc:", static_cast<int>(device), " has ",
+                   memory / kMiB, " MiB in all. Use a smaller size or batch.");
+}
+
+}  // namespace
+
 c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device) {
+  refuse_absurd(nbytes, device);
   static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
   return c10::make_intrusive<LazyStorage>(
       c10::SymInt(static_cast<int64_t>(nbytes)),

@@ -36,6 +36,8 @@ class LazyStorage final : public c10::StorageImpl {
   uint64_t trace = 0;
   uint32_t entry = 0;
   std::shared_ptr<const Poison> poison;
+  // Another library shares the memory (DLPack): operators on it run at once, for good.
+  bool observed = false;
 
  private:
   void forget_memory();

@@ -5,8 +5,11 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "lazy/record/source.h"
 
@@ -15,11 +18,16 @@ namespace {
 
 namespace py = pybind11;
 
-// Frames of these packages say nothing about the user's program.
+// Read and written with the interpreter lock held.
+std::vector<std::string>& library_folders() {
+  static std::vector<std::string> folders;
+  return folders;
+}
+
 bool is_library(std::string_view file) {
-  return file.find("/torch/") != std::string_view::npos ||
-         file.find("/torchacc/") != std::string_view::npos ||
-         file.find("/torchacc_device/") != std::string_view::npos || file.starts_with("<frozen");
+  return file.starts_with("<frozen") ||
+         std::ranges::any_of(library_folders(),
+                             [&](const std::string& folder) { return file.starts_with(folder); });
 }
 
 std::string_view text(PyObject* object) {
@@ -51,6 +59,10 @@ uint32_t python_frame() {
 }
 
 }  // namespace
+
+void set_library_folders(std::vector<std::string> folders) {
+  library_folders() = std::move(folders);
+}
 
 uint32_t locate() {
   if (const auto node = torch::autograd::get_current_node()) {

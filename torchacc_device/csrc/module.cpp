@@ -12,6 +12,7 @@
 #include "csrc/aten/meta_rules.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
+#include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/gil.h"
@@ -83,6 +84,12 @@ py::dict stats() {
   return result;
 }
 
+void check_acc(const char* function, const at::Tensor& tensor) {
+  if (tensor.device().type() == c10::DeviceType::PrivateUse1) return;
+  throw py::type_error(
+      base::concat(function, ": expected an acc tensor, got one on ", tensor.device().str()));
+}
+
 void bind_session(py::module_& m) {
   m.def(
       "flush",
@@ -94,14 +101,20 @@ void bind_session(py::module_& m) {
   m.def(
       "alias",
       [](const at::Tensor& tensor) {
-        if (tensor.device().type() != c10::DeviceType::PrivateUse1) {
-          throw py::type_error("alias: expected an acc tensor, got one on " +
-                               tensor.device().str());
-        }
+        check_acc("alias", tensor);
         py::gil_scoped_release release;
         return session::alias(tensor, FlushReason::kPointer);
       },
       py::arg("tensor"), "The CPU or CUDA tensor that shares the memory of an acc tensor.");
+  m.def(
+      "share",
+      [](const at::Tensor& tensor) {
+        check_acc("share", tensor);
+        py::gil_scoped_release release;
+        return session::share(tensor);
+      },
+      py::arg("tensor"),
+      "The same, to keep: from now on operators on the acc tensor's storage run at once.");
   m.def(
       "mark_step", [] { session::flush(-1, FlushReason::kStep); },
       "Ends the step being recorded on every device.");
@@ -118,6 +131,8 @@ void bind_session(py::module_& m) {
     session::release_memory(static_cast<c10::DeviceIndex>(device));
   });
   m.def("forget_inferences", &record::forget_inferences);
+  m.def("set_library_folders", &bindings::set_library_folders, py::arg("folders"),
+        "Frames of code below these folders are not named as the place of an error.");
   m.def("inferring", &record::inferring);
   m.def("bench_record", &bench_record, py::arg("n"), py::arg("step") = 1000);
   m.def("stop", [] {
