@@ -23,6 +23,7 @@
 #include <ATen/ops/ge_meta_dispatch.h>
 #include <ATen/ops/gelu_backward_meta_dispatch.h>
 #include <ATen/ops/gelu_meta_dispatch.h>
+#include <ATen/ops/lerp_meta_dispatch.h>
 #include <ATen/ops/log1p_meta_dispatch.h>
 #include <ATen/ops/log_meta_dispatch.h>
 #include <ATen/ops/maximum_meta_dispatch.h>
@@ -31,6 +32,8 @@
 #include <ATen/ops/mm_meta_dispatch.h>
 #include <ATen/ops/mul_meta_dispatch.h>
 #include <ATen/ops/neg_meta_dispatch.h>
+#include <ATen/ops/nll_loss_backward_meta_dispatch.h>
+#include <ATen/ops/nll_loss_forward_meta_dispatch.h>
 #include <ATen/ops/pow_meta_dispatch.h>
 #include <ATen/ops/rsqrt_meta_dispatch.h>
 #include <ATen/ops/sgn_meta_dispatch.h>
@@ -80,6 +83,14 @@ Tensor sub_number(const Tensor& self, const at::Scalar& other, const at::Scalar&
 }
 
 Tensor div(const Tensor& self, const Tensor& other) { return at::meta::div(self, other); }
+Tensor& div_(Tensor& self, const Tensor& other) { return at::meta::div_(self, other); }
+Tensor lerp(const Tensor& self, const Tensor& end, const at::Scalar& weight) {
+  return at::meta::lerp(self, end, weight);
+}
+Tensor& lerp_(Tensor& self, const Tensor& end, const at::Scalar& weight) {
+  return at::meta::lerp_(self, end, weight);
+}
+Tensor& fill(Tensor& self, const at::Scalar&) { return self; }
 Tensor pow_number(const Tensor& self, const at::Scalar& exponent) {
   return at::meta::pow(self, exponent);
 }
@@ -145,6 +156,14 @@ bool one_floating_type(Arguments arguments) {
   return true;
 }
 
+// (self, target, ...) or (grad_output, self, target, ...): classes are numbers of 64 bits, which
+// the kernels check and Meta does not.
+template <size_t kTarget>
+bool classes_are_long(Arguments arguments) {
+  return arguments[kTarget].toTensor().scalar_type() == at::kLong &&
+         one_floating_type(arguments.slice(0, kTarget));
+}
+
 template <class Function>
 void install(const char* name, Function function, bool (*applies)(Arguments arguments) = &any) {
   record::install_meta_kernel(name,
@@ -203,6 +222,10 @@ void register_meta_kernels() {
   install("aten::add.Scalar", TORCH_FN(add_number));
   install("aten::sub.Scalar", TORCH_FN(sub_number));
   install("aten::div.Tensor", TORCH_FN(div));
+  install("aten::div_.Tensor", TORCH_FN(div_));
+  install("aten::lerp.Scalar", TORCH_FN(lerp));
+  install("aten::lerp_.Scalar", TORCH_FN(lerp_));
+  install("aten::fill_.Scalar", TORCH_FN(fill));
   install("aten::pow.Tensor_Scalar", TORCH_FN(pow_number));
   install("aten::clamp", TORCH_FN(clamp));
   install("aten::relu", TORCH_FN(relu), &one_floating_type);
@@ -215,6 +238,8 @@ void register_meta_kernels() {
                            "aten::lt.Tensor", "aten::eq.Tensor", "aten::ne.Tensor"}) {
     install(name, TORCH_FN(compare), &one_floating_type);
   }
+  install("aten::nll_loss_forward", TORCH_FN(at::meta::nll_loss_forward), &classes_are_long<1>);
+  install("aten::nll_loss_backward", TORCH_FN(at::meta::nll_loss_backward), &classes_are_long<2>);
   install("aten::mean", TORCH_FN(mean_of_all));
   install("aten::native_layer_norm", TORCH_FN(layer_norm), &one_floating_type);
   install("aten::native_layer_norm_backward", TORCH_FN(layer_norm_backward), &one_floating_type);

@@ -244,12 +244,13 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
       graph::table::casts_numbers(schema.name()) && schema.overload_name() == "Tensor";
   op.handle = &handles().emplace_back(handle);
   op.out_handle = find_out(handle);
-  if (auto item = find_item(handle, &op.item_rest)) {
-    // With a number, such an operator makes a tensor of it and calls the overload for tensors.
-    const c10::OperatorName& name = item->operator_name();
-    op.item_numbers = graph::table::casts_numbers(name.name) && name.overload_name == "Scalar";
-    if (op.item_numbers) item = c10::Dispatcher::singleton().findSchema({name.name, "Tensor"});
+  if (const auto item = find_item(handle, &op.item_rest)) {
     op.item = find_or_make_op(*item);
+    const c10::OperatorName& name = item->operator_name();
+    if (graph::table::casts_numbers(name.name) && name.overload_name == "Scalar") {
+      op.item_with_number =
+          find_or_make_op(*c10::Dispatcher::singleton().findSchema({name.name, "Tensor"}));
+    }
   }
   return made_ops[op.name] = &ops().emplace_back(op);
 }

@@ -60,7 +60,8 @@ struct Op {
   // Of an operator on lists of tensors: what it does to each item. Null: it is no such operator, or
   // does something else.
   const Op* item = nullptr;
-  bool item_numbers = false;       // numbers become tensors of no dimension for the item's operator
+  // The same with the number as a tensor of no dimension; equal bits for float32 only.
+  const Op* item_with_number = nullptr;
   std::vector<int64_t> item_rest;  // words of the arguments that only the item's operator has
 };
 

@@ -14,6 +14,8 @@ using graph::Graph;
 using graph::Node;
 using graph::Tag;
 
+constexpr uint8_t kFloat32 = 6;  // c10's numbering
+
 // The words of each item of a call's lists; everything that is not a list is in all of them.
 struct Split {
   uint32_t items = 0;
@@ -32,7 +34,7 @@ class Splitter {
     split.items = items_;
     for (uint32_t i = 0; i < items_; ++i) {
       Node part = node_;
-      part.op = node_.op->item;
+      part.op = with_number_ ? node_.op->item_with_number : node_.op->item;
       part.words = static_cast<uint32_t>(split.words.size());
       part.n_values = 0;
       const auto append_all = [&](std::span<const int64_t> words) {
@@ -57,12 +59,18 @@ class Splitter {
   // Counts the items; false where the lists do not match.
   bool measure() {
     int with_values = 0;
+    with_number_ = node_.op->item_with_number != nullptr;
     for (const int64_t* word = begin(); word != end(); word += graph::item_words(word)) {
       with_values += graph::item_values(word) > 0 ? 1 : 0;
       if (graph::tag_of(*word) != Tag::kList) continue;
       const uint32_t items = graph::count_of(*word);
       if (items_ != 0 && items != items_) return false;
       items_ = items;
+      const int64_t* item = word + 1;
+      for (uint32_t i = 0; i < items; ++i, item += graph::item_words(item)) {
+        const bool tensor = graph::tag_of(*item) == Tag::kTensor;
+        with_number_ &= !tensor || graph::dtype_of(*item) == kFloat32;
+      }
     }
     // The values of an item must be neighbours in the value block.
     return items_ > 0 && with_values <= 1;
@@ -83,12 +91,13 @@ class Splitter {
     }
     const size_t at = words.size();
     words.insert(words.end(), item, item + graph::item_words(item));
-    if (node_.op->item_numbers) words[at] = graph::as_number(words[at]);
+    if (with_number_) words[at] = graph::as_number(words[at]);
   }
 
   const Graph& graph_;
   const Node& node_;
   uint32_t items_ = 0;
+  bool with_number_ = false;
 };
 
 // Neighbouring calls whose items are independent of each other.

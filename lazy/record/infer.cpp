@@ -1,12 +1,14 @@
 #include "lazy/record/infer.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "csrc/base/hash.h"
@@ -57,7 +59,44 @@ std::unordered_map<std::string, MetaKernel>& meta_kernels() {
   return kernels;
 }
 
+void call_meta(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack& stack);
+
+// A call on lists is known when that on each item is. False: it has to be asked as a whole.
+bool call_meta_by_item(const graph::Op& op, torch::jit::Stack& stack) {
+  if (op.item == nullptr) return false;
+  std::optional<size_t> items;
+  for (const c10::IValue& argument : stack) {
+    if (!argument.isList()) continue;
+    const size_t n = argument.toListRef().size();
+    if (items.value_or(n) != n) return false;
+    items = n;
+  }
+  const bool number = op.item_with_number != nullptr;
+  const graph::Op& item_op = number ? *op.item_with_number : *op.item;
+  const auto& handle = *static_cast<const c10::OperatorHandle*>(item_op.handle);
+  c10::List<at::Tensor> results;
+  for (size_t i = 0; i < items.value_or(0); ++i) {
+    torch::jit::Stack call;
+    for (const c10::IValue& argument : stack) {
+      c10::IValue item = argument.isList() ? argument.toListRef()[i] : argument;
+      if (number && item.isScalar()) {
+        at::Tensor tensor = c10::scalar_to_tensor(item.toScalar());
+        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+        item = std::move(tensor);
+      }
+      call.push_back(std::move(item));
+    }
+    for (size_t at = 1; at < op.item_rest.size(); at += 2) call.emplace_back(op.item_rest[at]);
+    call_meta(item_op, handle, call);
+    if (!op.returns.empty()) results.push_back(call.front().toTensor());
+  }
+  stack.clear();
+  if (!op.returns.empty()) stack.emplace_back(std::move(results));
+  return true;
+}
+
 void call_meta(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack& stack) {
+  if (call_meta_by_item(op, stack)) return;
   const auto own = meta_kernels().find(op.name);
   if (own != meta_kernels().end() && own->second.applies(stack)) {
     own->second.kernel.callBoxed(handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);

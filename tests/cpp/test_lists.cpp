@@ -173,7 +173,7 @@ TEST(Lists, EachItemTakesItsOwnNumber) {
   b.graph.nodes.back().values = 7;
   b.results();
   b.end();
-  scale_list.item_numbers = true;
+  scale_list.item_with_number = &scale;
   const graph::Graph out = passes::run_lists_by_item(b.graph, {true});
   ASSERT_EQ(out.nodes.size(), 3U);
   for (uint32_t i = 0; i < 3; ++i) {

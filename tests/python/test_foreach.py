@@ -1,0 +1,61 @@
+"""Operators on lists run item by item; values, types and refusals are those of eager CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import DEVICE
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+CALLS: list[tuple[str, tuple[Any, ...]]] = [
+    ("add_", (2,)),
+    ("add_", ([1.5, 2.5, 3.5],)),
+    ("add", ("list",)),
+    ("mul_", (0.1,)),
+    ("mul", ("list",)),
+    ("div_", ([1.1, 2.2, 3.3],)),
+    ("div_", (1e300,)),
+    ("sub_", (1.0 / 3,)),
+    ("sub_", (1,)),
+    ("lerp_", ("list", 0.3)),
+    ("addcmul_", ("list", "list", 0.7)),
+    ("addcdiv_", ("list", "list", [0.1, 0.2, 0.3])),
+    ("sqrt", ()),
+    ("neg", ()),
+    ("zero_", ()),
+]
+
+
+def make(dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    shapes: list[tuple[int, ...]] = [(3, 4), (5,), ()]
+    return [(torch.rand(shape) * 5 + 1).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("name, arguments", CALLS, ids=lambda v: str(v))
+def test_lists_give_what_eager_gives(
+    name: str, arguments: tuple[Any, ...], dtype: torch.dtype
+) -> None:
+    function = getattr(torch, "_foreach_" + name)
+
+    def call(device: str) -> list[torch.Tensor]:
+        lists = [[t.to(device) for t in make(dtype, seed)] for seed in range(3)]
+        given = [lists[i + 1] if a == "list" else a for i, a in enumerate(arguments)]
+        made = function(lists[0], *given)
+        return [t.cpu() for t in (lists[0] if name.endswith("_") else made)]
+
+    try:
+        expected = call("cpu")
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError) as refusal:
+            call(DEVICE)
+        assert str(error).splitlines()[0] in str(refusal.value)
+        return
+    for a, b in zip(call(DEVICE), expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
