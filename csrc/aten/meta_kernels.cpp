@@ -94,6 +94,9 @@ Tensor& fill(Tensor& self, const at::Scalar&) { return self; }
 Tensor pow_number(const Tensor& self, const at::Scalar& exponent) {
   return at::meta::pow(self, exponent);
 }
+Tensor number_pow(const at::Scalar& base, const Tensor& exponent) {
+  return at::meta::pow(base, exponent);
+}
 // One geometry for all comparisons with a number.
 Tensor compare_number(const Tensor& self, const at::Scalar& other) {
   return at::meta::ge(self, other);
@@ -227,6 +230,7 @@ void register_meta_kernels() {
   install("aten::lerp_.Scalar", TORCH_FN(lerp_));
   install("aten::fill_.Scalar", TORCH_FN(fill));
   install("aten::pow.Tensor_Scalar", TORCH_FN(pow_number));
+  install("aten::pow.Scalar", TORCH_FN(number_pow));
   install("aten::clamp", TORCH_FN(clamp));
   install("aten::relu", TORCH_FN(relu), &one_floating_type);
   install("aten::abs", TORCH_FN(abs), &one_floating_type);

@@ -33,6 +33,11 @@ void restride(c10::IValue& result, c10::MemoryFormat format) {
                                   fits ? format : c10::MemoryFormat::Contiguous);
 }
 
+void restride(c10::IValue& result, c10::IntArrayRef strides) {
+  const at::Tensor& tensor = result.toTensor();
+  result = at::detail::empty_strided_meta(tensor.sizes(), strides, tensor.scalar_type());
+}
+
 c10::SymIntArrayRef ints(const std::vector<c10::SymInt>& values) { return values; }
 
 // The layout that ATen's choice of convolution kernel works in.
@@ -117,11 +122,6 @@ std::vector<int64_t> fft_strides(c10::IntArrayRef sizes, c10::IntArrayRef input_
 // Without MKL, Meta promises the right layout.
 bool mkl_transforms() { return on_host() && at::globalContext().hasMKL(); }
 
-void restride(c10::IValue& result, c10::IntArrayRef strides) {
-  const at::Tensor& tensor = result.toTensor();
-  result = at::detail::empty_strided_meta(tensor.sizes(), strides, tensor.scalar_type());
-}
-
 // (self, dim, normalization, onesided)
 bool fft_r2c(Arguments arguments, torch::jit::Stack& results) {
   if (!mkl_transforms()) return true;
@@ -154,10 +154,44 @@ bool fft_c2r(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// (input, weight, bias, N, C, HxW, group, eps)
+bool group_norm(Arguments arguments, torch::jit::Stack& results) {
+  if (on_host()) restride(results[0], arguments[0].toTensor().suggest_memory_format());
+  return true;
+}
+
+// (self). A result and what its backward needs.
+bool log_sigmoid(Arguments, torch::jit::Stack& results) {
+  if (!on_host()) return true;
+  restride(results[0], c10::MemoryFormat::Contiguous);
+  restride(results[1], c10::MemoryFormat::Contiguous);
+  return true;
+}
+
+// (self, shifts, dims). One dimension is rolled by joining two slices.
+bool roll(Arguments arguments, torch::jit::Stack& results) {
+  const at::Tensor& self = arguments[0].toTensor();
+  const auto shifts = arguments[1].toIntVector();
+  const auto dims = arguments[2].toIntVector();
+  if (!on_host() || dims.size() != 1 || shifts.size() != 1 || self.numel() == 0) return true;
+  const int64_t length = self.size(dims[0]);
+  restride(results[0],
+           shifts[0] % length == 0 ? c10::MemoryFormat::Contiguous : self.suggest_memory_format());
+  return true;
+}
+
+// Pointwise operators whose Meta kernel is Python's and lays its result out otherwise.
+bool pointwise(Arguments arguments, torch::jit::Stack& results) {
+  restride(results[0], record::pointwise_strides(arguments));
+  return true;
+}
+
 // Without training the CPU kernel saves no statistics. `Training` is the flag's position.
 template <size_t Training>
 bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
-  if (!on_host() || arguments[Training].toBool()) return true;
+  if (!on_host()) return true;
+  restride(results[0], arguments[0].toTensor().suggest_memory_format());
+  if (arguments[Training].toBool()) return true;
   for (size_t i = 1; i <= 2; ++i) {
     results[i] = at::detail::empty_meta({0}, results[i].toTensor().scalar_type());
   }
@@ -181,6 +215,12 @@ bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results)
 // Without training the CPU kernel empties the tensors for statistics that it is given.
 bool batch_norm_out(Arguments arguments, torch::jit::Stack&) {
   return !on_host() || arguments[5].toBool();
+}
+
+// (self, approximate)
+bool gelu(Arguments arguments, torch::jit::Stack&) {
+  const std::string_view kind = arguments[1].toStringView();
+  return kind == "none" || kind == "tanh";
 }
 
 // (real, imag, out)
@@ -403,6 +443,15 @@ void register_meta_rules() {
   install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm<3>);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
   install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
+  install_meta_rule("aten::native_group_norm", &group_norm);
+  install_meta_rule("aten::log_sigmoid_forward", &log_sigmoid);
+  install_meta_rule("aten::roll", &roll);
+  for (const char* name :
+       {"aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::copysign.Tensor",
+        "aten::floor_divide", "aten::remainder.Tensor", "aten::fmod.Tensor", "aten::nan_to_num"}) {
+    install_meta_rule(name, &pointwise);
+  }
+  install_meta_rule("aten::gelu", &gelu);
   install_meta_rule("aten::complex", &complex);
   install_meta_rule("aten::complex.out", &complex);
   install_meta_rule("aten::masked_scatter", &masked_scatter);

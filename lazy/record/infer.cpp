@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -241,8 +242,11 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
         inference->recordable = false;
         return inference;
       }
-      inference->resizes.push_back(
-          {static_cast<uint32_t>(argument), meta.sizes().vec(), meta.strides().vec()});
+      // The out= arguments come last.
+      const auto strides = op.pointwise
+                               ? pointwise_strides(arguments.slice(0, arguments.size() - 1))
+                               : meta.strides().vec();
+      inference->resizes.push_back({static_cast<uint32_t>(argument), meta.sizes().vec(), strides});
     }
   }
   if (const auto rule = meta_rules().find(op.name); rule != meta_rules().end()) {
@@ -301,6 +305,20 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
 void install_meta_rule(const std::string& op_name, MetaRule rule) { meta_rules()[op_name] = rule; }
 
 bool inferring() { return inside_meta; }
+
+std::vector<int64_t> pointwise_strides(c10::ArrayRef<c10::IValue> arguments) {
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false).check_all_same_dtype(false);
+  config.declare_static_dtype_and_device(c10::kFloat, c10::Device(c10::DeviceType::Meta));
+  config.add_owned_output(at::Tensor());
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    const at::Tensor& tensor = argument.toTensor();
+    config.add_owned_input(
+        at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+  }
+  return config.build().output(0).strides().vec();
+}
 
 void install_meta_kernel(const std::string& op_name, MetaKernel kernel) {
   meta_kernels()[op_name] = std::move(kernel);

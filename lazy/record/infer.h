@@ -54,6 +54,10 @@ struct MetaKernel {
 };
 void install_meta_kernel(const std::string& op_name, MetaKernel kernel);
 
+// The strides of a new result of a pointwise operator on these tensors: those that ATen's iterator
+// gives, which Python's Meta kernels miss in some cases.
+std::vector<int64_t> pointwise_strides(c10::ArrayRef<c10::IValue> arguments);
+
 // Gives an out= argument the geometry of its result, as PyTorch does: with a warning when it holds
 // elements already.
 void resize_result(const at::Tensor& out, c10::IntArrayRef sizes, c10::IntArrayRef strides);
