@@ -48,6 +48,28 @@ WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "boolean of many": lambda a, b: bool(a),
     "cholesky": lambda a, b: torch.linalg.cholesky(a),
     "max pool": lambda a, b: F.max_pool2d(a[None], 9),
+    "out= that is read": lambda a, b: (lambda c: torch.add(c, a, out=c))(b[:3]),
+    "sort dimension": lambda a, b: b.sort(2),
+    "index of two dimensions": lambda a, b: a.index_select(
+        0, torch.zeros(1, 1).long().to(a.device)
+    ),
+    "float index": lambda a, b: a.index_select(0, b),
+    "copy of another shape": lambda a, b: a.index_copy_(0, torch.zeros(1).long().to(a.device), a),
+    "fill at floats": lambda a, b: a.index_fill_(0, b, 1.0),
+    "put too few": lambda a, b: a.put_(torch.zeros(2).long().to(a.device), b),
+    "maximum of nothing": lambda a, b: a[:0].max(0),
+    "maximum of all of nothing": lambda a, b: a[:0].max(),
+    "quotient of ints": lambda a, b: a.long().div_(2),
+    "product of bools": lambda a, b: (a > 0).mul_(a.long()),
+    "boolean alpha": lambda a, b: torch.add(a, a, alpha=True),
+    "float alpha": lambda a, b: torch.add(a.long(), a.long(), alpha=1.5),
+    "mask of floats": lambda a, b: a.masked_fill_(a, 0.0),
+    "deviation of ints": lambda a, b: a.long().std(),
+    "negative power of ints": lambda a, b: a.long() ** -1,
+    "difference of bools": lambda a, b: (a > 0) - (a > 0),
+    "relu of bools": lambda a, b: (a > 0).relu(),
+    "mixed heaviside": lambda a, b: torch.heaviside(a, a.double()),
+    "gelu of a kind": lambda a, b: F.gelu(a, approximate="tan"),
 }
 
 
@@ -97,6 +119,31 @@ def test_an_index_error_in_a_replayed_plan(device):
         if step != 5:
             assert seen == [c + 1 for c in count_before]
     assert bystander.tolist() == [3.0 * k for k in range(10)]
+
+
+def test_more_memory_than_there_is_is_refused_at_the_line(acc_only):
+    kept = torch.ones(4, device=acc_only)
+    with pytest.raises(torch.OutOfMemoryError, match=r"67108864 MiB.*Use a smaller size"):
+        torch.empty(1 << 46, dtype=torch.uint8, device=acc_only)
+    with pytest.raises(torch.OutOfMemoryError):
+        kept[:1].expand(1 << 46) + 1
+    assert (kept + 1).tolist() == [2.0] * 4
+
+
+def test_an_error_in_a_replayed_step_says_where_the_step_was_first_recorded(acc_only):
+    table, good = torch.arange(4.0, device=acc_only), torch.tensor([1, 2], device=acc_only)
+    bad = torch.tensor([1, 9], device=acc_only)
+    helpers.synchronize()
+
+    def pick(index):
+        return table[index] * 2
+
+    for _ in range(3):
+        assert pick(good).tolist() == [2.0, 4.0]
+    with pytest.raises(
+        IndexError, match=r"failed, first recorded at .*test_bad_input\.py:\d+ in pick"
+    ):
+        pick(bad).tolist()
 
 
 def test_a_request_for_too_much_memory(device):

@@ -115,3 +115,16 @@ def test_tensors_of_the_cpu_are_as_before() -> None:
 def test_arrays_are_made_through_the_cpu() -> None:
     x = torch.arange(3.0, device="acc")
     assert np.asarray(x.cpu()).tolist() == x.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.usefixtures("on_host")
+def test_both_sides_see_what_the_other_writes() -> None:
+    x = torch.arange(4.0, device="acc") * 2
+    y = torch.from_dlpack(x)
+    x.add_(1)
+    assert y.tolist() == [1.0, 3.0, 5.0, 7.0]
+    doubled = x * 2
+    y.fill_(5)
+    assert doubled.tolist() == [2.0, 6.0, 10.0, 14.0]
+    assert (x + 1).tolist() == [6.0] * 4
+    assert (x.view(2, 2)[1] + 1).tolist() == [6.0] * 2

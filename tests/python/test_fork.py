@@ -139,3 +139,26 @@ def test_a_fork_before_the_first_use_works_on_both_sides() -> None:
 def test_a_spawned_process_works() -> None:
     torch.ones(1, device="acc").item()
     assert run_python("print((torch.ones(2, device='acc') + 1).sum().item())").stdout == "4.0\n"
+
+
+def test_a_child_forked_with_work_pending_ends() -> None:
+    """At its exit it does not run its parent's work, for which it has no threads."""
+    code = """
+import os, sys, time
+x = torch.ones(256, 256, device=DEVICE)
+(x @ x).sum().item()
+pending = x @ x
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+for _ in range(300):
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+assert done and status == 0, (done, status)
+assert pending[0, 0].item() == 256.0
+"""
+    run_python(code)
