@@ -12,7 +12,7 @@
 // Where recorded work becomes done work: the only place that sees recorder, plans and executor.
 namespace acc::session {
 
-// Installs the session behind `record::flush`. Idempotent.
+// Installs the session behind the hooks of csrc/runtime/hooks_table.h. Idempotent.
 void start();
 
 // Submits what is pending on `device` (all devices if negative). On the host executor it is done

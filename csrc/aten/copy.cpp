@@ -34,8 +34,8 @@ void record_copy(const at::Tensor& destination, const at::Tensor& source) {
   record_or_run(*op, handle, &stack);
 }
 
-// A tensor that nothing was recorded on and that has no contents, or whose whole memory is written:
-// its memory can be made here and now.
+// A tensor that nothing was recorded on and that has no contents: its
+// memory can be made here and now.
 bool untouched(const at::Tensor& tensor) {
   record::LazyStorage& storage = *record::storage_of(tensor);
   record::Recorder& recorder = record::recorder(tensor.device().index());

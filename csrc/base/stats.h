@@ -32,7 +32,6 @@ namespace acc::base {
   X(NodesFollowed, "nodes_followed")            \
   X(MemoHits, "memo_hits")                      \
   X(MemoMisses, "memo_misses")                  \
-  X(MemoPythonMeta, "memo_python_meta")         \
   X(PlansBuilt, "plans_built")                  \
   X(PlanHits, "plan_hits")                      \
   X(PlanFollows, "plan_follows")                \

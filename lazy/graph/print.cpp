@@ -64,11 +64,6 @@ void print_item(const int64_t* word, std::ostream& out) {
     case Tag::kComplex:
       out << std::bit_cast<double>(word[1]) << '+' << std::bit_cast<double>(word[2]) << 'j';
       break;
-    case Tag::kIntList:
-    case Tag::kFloatList:
-    case Tag::kBoolList:
-      print_ints({word + 1, count_of(*word)}, out);
-      break;
     case Tag::kString:
       out << '\'';
       out.write(reinterpret_cast<const char*>(word + 1), count_of(*word));

@@ -58,10 +58,6 @@ uint32_t item_words(const int64_t* word) {
       return 1;
     case Tag::kTensor:
       return 3 + 2 * count;
-    case Tag::kIntList:
-    case Tag::kFloatList:
-    case Tag::kBoolList:
-      return flags_of(*word) & kValueFlag ? 1 : 1 + count;
     case Tag::kString:
       return 1 + (count + 7) / 8;
     case Tag::kList: {
@@ -86,14 +82,7 @@ uint32_t item_values(const int64_t* word) {
     return values;
   }
   if (!(flags_of(*word) & kValueFlag)) return 0;
-  switch (tag) {
-    case Tag::kIntList:
-    case Tag::kFloatList:
-    case Tag::kBoolList:
-      return count_of(*word);
-    default:
-      return scalar_words(tag, dtype_of(*word));
-  }
+  return scalar_words(tag, dtype_of(*word));
 }
 
 int64_t as_number(int64_t word) {

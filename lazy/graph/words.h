@@ -11,7 +11,6 @@
 //   kTensor       buffer, offset in elements, then `count` sizes, then `count` strides
 //   kNumber       one word (two for complex): a CPU tensor of no dimension; flag: wrapped number
 //   kInt kFloat kBool   one word          kComplex   two words
-//   kIntList kFloatList kBoolList   `count` words
 //   kList         `count` items           kString    count bytes, padded to words
 //   kNone kUndefined kDevice   nothing
 namespace acc::graph {
@@ -25,9 +24,6 @@ enum class Tag : uint8_t {
   kFloat,
   kBool,
   kComplex,
-  kIntList,
-  kFloatList,
-  kBoolList,
   kList,
   kString,
   kDevice,

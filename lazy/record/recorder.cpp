@@ -364,7 +364,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   graph_.nodes.push_back(node);
   ++n_nodes_;
   count(Counter::Nodes);
-  push_results(op, graph_.words.data() + node.outputs, graph_.words.data() + node.end, stack);
+  push_results(op, graph_.words.data() + node.outputs, stack);
   return true;
 }
 
@@ -445,8 +445,7 @@ void Recorder::drop_entries(size_t first) {
   entries_.resize(first);
 }
 
-void Recorder::push_results(const graph::Op& op, const int64_t* word, const int64_t* end,
-                            torch::jit::Stack* stack) {
+void Recorder::push_results(const graph::Op& op, const int64_t* word, torch::jit::Stack* stack) {
   const auto fresh = [&]() -> at::Tensor {
     if (graph::tag_of(*word) == Tag::kUndefined) {
       ++word;
@@ -482,7 +481,6 @@ void Recorder::push_results(const graph::Op& op, const int64_t* word, const int6
       results.emplace_back(fresh());
     }
   }
-  (void)end;
   torch::jit::drop(*stack, op.arguments.size());
   for (c10::IValue& result : results) stack->push_back(std::move(result));
 }
@@ -600,8 +598,7 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
   }
   ++n_nodes_;
   count(Counter::NodesFollowed);
-  push_results(op, expected_->words.data() + node.outputs, expected_->words.data() + node.end,
-               stack);
+  push_results(op, expected_->words.data() + node.outputs, stack);
   return true;
 }
 

@@ -96,8 +96,7 @@ class Recorder {
   uint32_t add_entry(LazyStorage* storage, int64_t byte_offset);
   uint32_t add_host_entry(const at::Tensor& tensor);
   void drop_entries(size_t first);
-  void push_results(const graph::Op& op, const int64_t* word, const int64_t* end,
-                    torch::jit::Stack* stack);
+  void push_results(const graph::Op& op, const int64_t* word, torch::jit::Stack* stack);
 
   const c10::DeviceIndex device_;
   std::recursive_mutex mutex_;
