@@ -193,6 +193,19 @@ def ipc_collect() -> None:
     """Does nothing: memory of acc tensors is not shared between processes."""
 
 
+# What torch.cuda has and this module has not, and why.
+_ABSENT = {
+    "ExternalStream": "streams of other libraries cannot be waited for by recorded work",
+    "device_memory_used": "use mem_get_info()",
+    "get_per_process_memory_fraction": "memory is not limited per process",
+    "get_sync_debug_mode": "torchacc_device._C.stats() counts every flush by its reason",
+    "memory_snapshot": "the allocator of the backend has it: torch.cuda.memory_snapshot()",
+    "set_per_process_memory_fraction": "memory is not limited per process",
+    "set_sync_debug_mode": "torchacc_device._C.stats() counts every flush by its reason",
+    "utilization": "ask the driver: nvidia-smi, or torch.cuda.utilization()",
+}
+
+
 def __getattr__(name: str) -> Any:
     # Made when they are asked for: the number of devices depends on the executor.
     if name == "default_generators":
@@ -200,7 +213,8 @@ def __getattr__(name: str) -> Any:
     # torch.utils.checkpoint asks for this name to know whether there is a random state to save.
     if name == "_initialized":
         return is_initialized()
-    raise AttributeError(f"module 'torch.acc' has no attribute '{name}'")
+    why = f": {_ABSENT[name]}" if name in _ABSENT else ""
+    raise AttributeError(f"module 'torch.acc' has no attribute '{name}'{why}")
 
 
 __all__ = [

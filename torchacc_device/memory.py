@@ -1,7 +1,8 @@
 """Memory of the acc device: the part of `torch.acc` that torch.cuda.memory is.
 
-All sizes are bytes. Reading a number submits what was recorded, so that it says what an eager
-device would say; a tensor that nothing was ever written to takes no memory.
+All sizes are bytes. Reading a number submits what was recorded. Counted is what tensors hold, and
+while a step runs what it makes on the way; an operator's own scratch is not counted on the host. A
+tensor that nothing was ever written to takes no memory.
 """
 
 from __future__ import annotations

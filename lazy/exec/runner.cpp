@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -16,6 +17,7 @@
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/host_heap.h"
+#include "csrc/runtime/memory.h"
 #include "csrc/runtime/on_device.h"
 #include "kernels/library/aten_call.h"
 #include "lazy/graph/words.h"
@@ -106,6 +108,35 @@ bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised) {
          tensor.strides() == c10::IntArrayRef(promised.strides.data(), promised.strides.size());
 }
 
+// What a run holds beside its inputs, for the memory statistics of the host. On CUDA the allocator
+// counts.
+class Held {
+ public:
+  Held(c10::DeviceIndex device, size_t buffers)
+      : device_(device), bytes_(runtime::backend().alias_type() == c10::kCPU ? buffers + 1 : 0) {}
+  Held(Held&& other) noexcept : device_(other.device_), bytes_(std::exchange(other.bytes_, {})) {}
+  Held& operator=(Held&&) = delete;
+  ~Held() {
+    for (size_t i = 0; i < bytes_.size(); ++i) give(i);
+  }
+
+  void take(size_t buffer, size_t bytes) {
+    if (bytes_.empty() || bytes == 0) return;
+    give(buffer);
+    runtime::note_alloc(device_, bytes);
+    bytes_[buffer] = bytes;
+  }
+  void take_arena(size_t bytes) { take(bytes_.size() - 1, bytes); }
+  void give(size_t buffer) {
+    if (bytes_.empty() || bytes_[buffer] == 0) return;
+    runtime::note_free(device_, std::exchange(bytes_[buffer], 0));
+  }
+
+ private:
+  c10::DeviceIndex device_;
+  std::vector<size_t> bytes_;  // per buffer, and the arena
+};
+
 class Run {
  public:
   Run(plan::Plan& plan, Prepared& prepared, c10::DeviceIndex index, std::vector<Given>& given)
@@ -113,7 +144,8 @@ class Run {
         prepared_(prepared),
         device_(runtime::backend().alias_type(),
                 runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : index),
-        memory_(plan.graph.buffers.size()) {
+        memory_(plan.graph.buffers.size()),
+        held_(index, plan.graph.buffers.size()) {
     place_arena(index);
     for (size_t i = 0; i < given.size(); ++i) {
       if (!given[i].memory) continue;
@@ -139,7 +171,7 @@ class Run {
                         ? value.toTensor()
                         : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
     }
-    for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
+    for (const uint32_t buffer : step.release) release(buffer);
   }
 
   // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
@@ -148,7 +180,7 @@ class Run {
     for (const uint32_t buffer : step.allocate) {
       if (touched[buffer]) own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
     }
-    for (const uint32_t buffer : step.release) memory_[buffer] = c10::Storage();
+    for (const uint32_t buffer : step.release) release(buffer);
   }
 
   std::vector<c10::Storage> outputs() const {
@@ -162,7 +194,9 @@ class Run {
   std::vector<c10::Storage> take_outputs() {
     std::vector<c10::Storage> outputs(memory_.size());
     for (size_t i = 0; i < memory_.size(); ++i) {
-      if (plan_.outputs[i]) outputs[i] = std::move(memory_[i]);
+      if (!plan_.outputs[i]) continue;
+      outputs[i] = std::move(memory_[i]);
+      held_.give(i);  // who takes it counts it
     }
     return outputs;
   }
@@ -170,6 +204,7 @@ class Run {
  private:
   void place_arena(c10::DeviceIndex index) {
     if (plan_.arena_bytes == 0) return;
+    held_.take_arena(plan_.arena_bytes);
     Arena& arena = arena_of(index);
     if (arena.bytes < plan_.arena_bytes) {
       arena.memory.clear();
@@ -188,7 +223,13 @@ class Run {
 
   void own(uint32_t buffer, c10::Storage memory) {
     library::point(prepared_.slots[buffer], memory.mutable_data(), memory.nbytes());
+    held_.take(buffer, memory.nbytes());
     memory_[buffer] = std::move(memory);
+  }
+
+  void release(uint32_t buffer) {
+    memory_[buffer] = c10::Storage();
+    held_.give(buffer);
   }
 
   // The operator's memory becomes the buffer's, unless its layout is another one than the user was
@@ -225,6 +266,7 @@ class Run {
   Prepared& prepared_;
   const c10::Device device_;
   std::vector<c10::Storage> memory_;
+  Held held_;
 };
 
 }  // namespace

@@ -293,3 +293,11 @@ def test_threads_start_on_the_first_device() -> None:
     thread.start()
     thread.join()
     assert seen == [0]
+
+
+def test_what_the_module_lacks_says_why() -> None:
+    assert not hasattr(torch.acc, "utilization")
+    with pytest.raises(AttributeError, match="no attribute 'utilization': ask the driver"):
+        torch.acc.utilization()
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'$"):
+        torch.acc.no_such_name()

@@ -368,3 +368,18 @@ assert x[5].item() == 2.0
 @pytest.mark.skipif(not on_host(), reason="the heap belongs to the host executor")
 def test_a_forked_child_may_drop_tensors_of_the_heap() -> None:
     run_python(FORKED)
+
+
+def test_the_peak_counts_what_a_step_makes_on_the_way() -> None:
+    if not on_host():
+        pytest.skip("on a GPU the caching allocator counts")
+    x = torch.ones(1 << 20, device="acc")  # 4 MiB
+    torch.acc.synchronize()
+    torch.acc.reset_peak_memory_stats()
+    level = torch.acc.memory_allocated()
+    parts = [x * i for i in range(6)]
+    total = torch.stack(parts).sum()
+    del parts
+    assert total.item() == 15 << 20
+    assert torch.acc.max_memory_allocated() - level >= 6 * (4 << 20)
+    assert torch.acc.memory_allocated() - level == total.untyped_storage().nbytes()
