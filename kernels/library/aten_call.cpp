@@ -5,7 +5,10 @@
 #include <c10/util/Half.h>
 #include <c10/util/complex.h>
 
+#include <algorithm>
 #include <bit>
+#include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "lazy/graph/words.h"
@@ -129,7 +132,7 @@ class Decoder {
       case Tag::kDevice:
         return device_;
       case Tag::kTensor:
-        return alias(word, (*slots_)[static_cast<size_t>(word[1])]);
+        return operand(word);
       case Tag::kNumber: {
         at::Tensor number = make_number(cast_numbers_ ? as_float(*word) : *word);
         set_number(number, payload);
@@ -153,6 +156,17 @@ class Decoder {
   }
 
  private:
+  // A tensor that is passed twice is one object: some kernels ask (attention of a sequence to
+  // itself).
+  at::Tensor operand(const int64_t* word) {
+    const uint32_t words = graph::item_words(word);
+    for (const auto& [other, tensor] : operands_) {
+      if (graph::item_words(other) == words && std::equal(word, word + words, other)) return tensor;
+    }
+    operands_.emplace_back(word, alias(word, (*slots_)[static_cast<size_t>(word[1])]));
+    return operands_.back().second;
+  }
+
   template <class T, class Convert>
   c10::IValue fill(const int64_t* word, const Convert& convert) {
     c10::List<T> list;
@@ -200,6 +214,7 @@ class Decoder {
   const std::vector<Slot>* slots_;
   c10::Device device_;
   const int64_t* values_;
+  std::vector<std::pair<const int64_t*, at::Tensor>> operands_;
   const bool cast_numbers_;
 };
 

@@ -696,3 +696,16 @@ def test_a_padded_batch_in_a_transformer_encoder(device: str) -> None:
         expected = model(x, src_key_padding_mask=padding)
         found = model.to(device)(x.to(device), src_key_padding_mask=padding.to(device)).cpu()
     torch.testing.assert_close(found[~padding], expected[~padding])
+
+
+def test_kernels_that_ask_whether_two_operands_are_one_tensor(device: str) -> None:
+    """The fused attention takes another way for a sequence that attends to itself."""
+
+    def run(where: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        x = torch.randn(2, 5, 8).to(where)
+        with torch.no_grad():
+            return model.to(where)(x, x, x)[0]
+
+    same(run, device)
