@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
@@ -143,17 +144,17 @@ class CpuAllocator final : public c10::Allocator {
   static void install() {
     static std::once_flag once;
     std::call_once(once, [] {
-      original = c10::GetCPUAllocator();
+      original.store(c10::GetCPUAllocator(), std::memory_order_release);
       c10::SetCPUAllocator(new CpuAllocator, UINT8_MAX);
     });
   }
 
   c10::DataPtr allocate(size_t nbytes) override {
-    return in_scope ? allocate_here(nbytes) : original->allocate(nbytes);
+    return in_scope ? allocate_here(nbytes) : theirs()->allocate(nbytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_any; }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
-    return original->is_simple_data_ptr(data);
+    return theirs()->is_simple_data_ptr(data);
   }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     default_copy_data(to, from, nbytes);
@@ -162,9 +163,11 @@ class CpuAllocator final : public c10::Allocator {
  private:
   static void release_any(void* memory) {
     if (Heap::get().owns(memory)) return release(memory);
-    original->raw_deallocate(memory);
+    theirs()->raw_deallocate(memory);
   }
-  static inline c10::Allocator* original = nullptr;
+  // Torch publishes its pointer to this allocator without an order of its own.
+  static c10::Allocator* theirs() { return original.load(std::memory_order_acquire); }
+  static inline std::atomic<c10::Allocator*> original{nullptr};
 };
 
 }  // namespace
