@@ -163,8 +163,10 @@ class Decoder {
     for (const auto& [other, tensor] : operands_) {
       if (graph::item_words(other) == words && std::equal(word, word + words, other)) return tensor;
     }
-    operands_.emplace_back(word, alias(word, (*slots_)[static_cast<size_t>(word[1])]));
-    return operands_.back().second;
+    at::Tensor made = alias(word, (*slots_)[static_cast<size_t>(word[1])]);
+    // Empty tensors overlap with nothing, but each does with itself.
+    if (made.numel() > 0) operands_.emplace_back(word, made);
+    return made;
   }
 
   template <class T, class Convert>

@@ -61,7 +61,7 @@ Arena& arena_of(c10::DeviceIndex device) {
 
 c10::Storage allocate(uint64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
-                      runtime::backend().allocator(), false);
+                      runtime::backend().allocator(), true);
 }
 
 std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) {
