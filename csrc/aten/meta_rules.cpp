@@ -198,10 +198,27 @@ bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// (weight, indices, offsets, scale_grad_by_freq, mode, ...). Sums count the last offset as a bag in
+// (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+//  include_last_offset, padding_idx). Sums of bfloat16 take the way that needs no bags of offsets,
+// which Meta knows of the other types.
+bool embedding_bag(Arguments arguments, torch::jit::Stack& results) {
+  const at::Tensor& weight = arguments[0].toTensor();
+  const at::Tensor weights = tensor_or_none(arguments[6]);
+  constexpr int64_t kSum = 0;
+  const bool fast = weight.scalar_type() == c10::kBFloat16 && arguments[4].toInt() == kSum &&
+                    weight.stride(1) == 1 && arguments[8].toInt() < 0 &&
+                    (!weights.defined() || weights.stride(0) == 1);
+  if (on_host() && fast) {
+    results[1] = at::detail::empty_meta({0}, results[1].toTensor().scalar_type());
+  }
+  return true;
+}
+
+// The same. Sums count the last offset as a bag in
 // all they give beside the output, the other modes in nothing.
 bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results) {
   if (!on_host()) return true;
+  embedding_bag(arguments, results);
   constexpr int64_t kSum = 0;
   const at::Tensor& sizes = results[2].toTensor();
   if (arguments[4].toInt() == kSum) {
@@ -350,8 +367,11 @@ bool add_or_subtract(Arguments arguments, torch::jit::Stack&) {
     return value.isTensor() ? c10::isIntegralType(tensor(value).scalar_type(), true)
                             : !value.isDouble() && !value.isComplexDouble();
   };
+  const auto boolean = [](const c10::IValue& value) {
+    return value.isTensor() ? tensor(value).scalar_type() == c10::kBool : value.isBool();
+  };
   const c10::IValue& alpha = arguments[2];
-  if (alpha.isBool()) return false;
+  if (alpha.isBool()) return boolean(arguments[0]) && boolean(arguments[1]);
   return !(integral(arguments[0]) && integral(arguments[1])) || integral(alpha);
 }
 bool subtract(Arguments arguments, torch::jit::Stack& results) {
@@ -441,6 +461,7 @@ void register_meta_rules() {
   install_meta_rule("aten::native_batch_norm", &batch_norm<5>);
   install_meta_rule("aten::_native_batch_norm_legit", &batch_norm<5>);
   install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm<3>);
+  install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
   install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
   install_meta_rule("aten::native_group_norm", &group_norm);

@@ -257,6 +257,11 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {
     if (op.returns[i].alias >= 0) continue;
+    if (stack[i].isTensor() && (stack[i].toTensor().is_conj() || stack[i].toTensor().is_neg())) {
+      // The kernel leaves the conjugation to whoever reads its result; a direct call does it.
+      inference->recordable = false;
+      return inference;
+    }
     if (op.returns[i].list) {
       const auto items = stack[i].toListRef();
       inference->results.push_back(graph::make_tag(graph::Tag::kList, 0, 0, items.size()));

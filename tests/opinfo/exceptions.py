@@ -72,6 +72,7 @@ RUN_AT_ONCE: dict[str, str] = {
     "geqrf": "PyTorch has no Meta kernel for it",
     "histogram": _HISTOGRAM,
     "histogramdd": _HISTOGRAM,
+    "linalg.lu_solve": "its result may be lazily conjugated",
     "linalg.lstsq": "the rank decides the shape of the residuals",
     "linalg.lstsq.grad_oriented": "the rank decides the shape of the residuals",
     "masked_select": "as many elements as the mask has ones",
