@@ -181,7 +181,13 @@ BROKEN: list[tuple[str, str, str, int, str]] = [
     ("todo", CPP, "// TODO: make it fast\n", 1, "no condition"),
     ("todo", "docs/notes.md", "FIXME later\n", 1, "in a page as well"),
     ("provisional", "docs/notes.md", "\nThis is enough for now.\n", 2, "says nothing"),
-    ("machine-path", "docs/notes.md", "Look into /root/x for it.\n", 1, "one machine's path"),
+    (
+        "machine-path",
+        "docs/notes.md",
+        "Look into /Users/somebody/x for it.\n",
+        1,
+        "one machine's path",
+    ),
 ]
 
 
