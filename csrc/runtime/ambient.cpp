@@ -105,6 +105,11 @@ void apply(uint64_t from, uint64_t to) {
   }
 }
 
+std::mutex& one_at_a_time() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 }  // namespace
 
 uint64_t ambient_word(bool products) {
@@ -134,7 +139,10 @@ uint64_t ambient_word(bool products) {
   return word;
 }
 
-AmbientScope::AmbientScope() : initial_(ambient_word(true)), current_(initial_) {}
+// The settings belong to the process. Were two scopes alive at a time, the second would take what
+// the first has set for what it has to restore.
+AmbientScope::AmbientScope()
+    : alone_(one_at_a_time()), initial_(ambient_word(true)), current_(initial_) {}
 
 AmbientScope::~AmbientScope() {
   if (current_ == initial_) return;
@@ -149,9 +157,6 @@ void AmbientScope::set(uint64_t word) {
     word = (word & kLow) | (current_ & ~kLow);
   }
   if (word == current_) return;
-  // The settings belong to the process: one executor changes them at a time.
-  static std::mutex mutex;
-  if (!changing_.owns_lock()) changing_ = std::unique_lock(mutex);
   apply(current_, word);
   current_ = word;
 }

@@ -18,7 +18,8 @@ uint64_t ambient_word(bool products);
 
 // Brings the settings of a word into force while it lives. `set` does nothing when they are. Most
 // belong to the process, so that another thread which looks at them while a plan runs that was
-// recorded under others sees those; what it sets stays.
+// recorded under others sees those; what it sets stays. One scope is alive at a time: another
+// thread waits for it, so do not hold the interpreter lock when making one.
 class AmbientScope {
  public:
   AmbientScope();
@@ -28,9 +29,9 @@ class AmbientScope {
   void set(uint64_t word);
 
  private:
-  uint64_t initial_;
+  const std::lock_guard<std::mutex> alone_;
+  const uint64_t initial_;
   uint64_t current_;
-  std::unique_lock<std::mutex> changing_;
 };
 
 }  // namespace acc::runtime

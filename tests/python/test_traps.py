@@ -720,3 +720,29 @@ def test_a_kernel_whose_result_is_lazily_conjugated(device: str) -> None:
         return torch.linalg.lu_solve(*arguments, left=False).resolve_conj()
 
     same(run, device)
+
+
+def test_two_devices_that_run_at_once_leave_the_settings_as_they_were(acc_only: str) -> None:
+    """One must not take what the other has set for the time of its run for what was there."""
+    code = """
+import threading
+ones = [torch.ones(200, device=f"acc:{i}") for i in range(2)]
+for _ in range(150):
+    torch.use_deterministic_algorithms(True)
+    for _ in range(20):
+        ones[0] * 2
+    kept = [ones[0] * 2]
+    torch.use_deterministic_algorithms(False)
+    kept.append(ones[1] * 2)
+    start = threading.Barrier(2)
+    def flush(tensor):
+        start.wait()
+        tensor.cpu()
+    threads = [threading.Thread(target=flush, args=(t,)) for t in kept]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not torch.are_deterministic_algorithms_enabled()
+"""
+    run_python(code, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host")
