@@ -82,7 +82,8 @@ class Session {
     plan::LruCache<Cached> plans{base::env::plan_cache_bytes(),
                                  [](Cached&, uint64_t) { count(Counter::PlansEvicted); }};
   };
-  Cached find_or_build(Device& device, Trace& trace, const std::vector<bool>& alive);
+  // Sets the plan of the work, and whether it is a new one.
+  void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
   void submit(Recorder& recorder, FlushReason reason);
@@ -130,11 +131,13 @@ void dump(const plan::Plan& plan) {
   std::fputs(graph::print(program ? plan.program : plan.graph).c_str(), stderr);
 }
 
-Cached Session::find_or_build(Device& device, Trace& trace, const std::vector<bool>& alive) {
+void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
+  Trace& trace = work.trace;
   if (trace.followed != nullptr) {
     if (overlaps_as_planned(*device.expected, trace)) {
       count(Counter::PlanFollows);
-      return device.expected;
+      work.plan = device.expected;
+      return;
     }
     trace.graph = device.expected->graph;
     for (size_t i = 0; i < trace.entries.size(); ++i) {
@@ -149,12 +152,13 @@ Cached Session::find_or_build(Device& device, Trace& trace, const std::vector<bo
   if (Cached* found = device.plans.find(
           key, [&](const Cached& plan) { return graph::same(plan->graph, trace.graph); })) {
     count(Counter::PlanHits);
-    return *found;
+    work.plan = *found;
+    return;
   }
-  Cached plan = plan::build(std::move(trace.graph), key, alive);
-  dump(*plan);
-  device.plans.insert(key, std::make_unique<Cached>(plan), plan->bytes());
-  return plan;
+  work.plan = plan::build(std::move(trace.graph), key, alive);
+  work.first = true;
+  dump(*work.plan);
+  device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
 }
 
 // A buffer that no run so far kept is kept now: the plan is made again, once, and from then on
@@ -400,9 +404,7 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   try {
     const std::vector<bool> alive = alive_buffers(work.trace);
-    const uint64_t built = base::value(Counter::PlansBuilt);
-    work.plan = find_or_build(device, work.trace, alive);
-    work.first = base::value(Counter::PlansBuilt) != built;
+    find_or_build(device, work, alive);
     if (!covers(work.plan->outputs, alive)) work.plan = widen(device, work.plan, alive);
   } catch (...) {
     poison_all(work.trace, std::current_exception());

@@ -40,6 +40,11 @@ void restride(c10::IValue& result, c10::IntArrayRef strides) {
 
 c10::SymIntArrayRef ints(const std::vector<c10::SymInt>& values) { return values; }
 
+// A dimension that may be counted from the end.
+int64_t wrapped(const c10::IValue& dim, const at::Tensor& self) {
+  return dim.toInt() + (dim.toInt() < 0 ? self.dim() : 0);
+}
+
 // The layout that ATen's choice of convolution kernel works in.
 c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& weight,
                                      const at::Tensor& bias, const Arguments& rest,
@@ -198,13 +203,15 @@ bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// embedding_bag's number of the mode that adds.
+constexpr int64_t kSum = 0;
+
 // (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
 //  include_last_offset, padding_idx). Sums of bfloat16 take the way that needs no bags of offsets,
 // which Meta knows of the other types.
 bool embedding_bag(Arguments arguments, torch::jit::Stack& results) {
   const at::Tensor& weight = arguments[0].toTensor();
   const at::Tensor weights = tensor_or_none(arguments[6]);
-  constexpr int64_t kSum = 0;
   const bool fast = weight.scalar_type() == c10::kBFloat16 && arguments[4].toInt() == kSum &&
                     weight.stride(1) == 1 && arguments[8].toInt() < 0 &&
                     (!weights.defined() || weights.stride(0) == 1);
@@ -219,7 +226,6 @@ bool embedding_bag(Arguments arguments, torch::jit::Stack& results) {
 bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results) {
   if (!on_host()) return true;
   embedding_bag(arguments, results);
-  constexpr int64_t kSum = 0;
   const at::Tensor& sizes = results[2].toTensor();
   if (arguments[4].toInt() == kSum) {
     results[3] = at::detail::empty_meta(sizes.sizes(), sizes.scalar_type());
@@ -274,7 +280,7 @@ bool index_add(Arguments arguments, torch::jit::Stack&) {
   const at::Tensor& self = arguments[0].toTensor();
   const at::Tensor& source = arguments[3].toTensor();
   if (self.dim() != source.dim()) return self.dim() == 0 || source.dim() == 0;
-  const int64_t dim = arguments[1].toInt() + (arguments[1].toInt() < 0 ? self.dim() : 0);
+  const int64_t dim = wrapped(arguments[1], self);
   for (int64_t d = 0; d < self.dim(); ++d) {
     if (d != dim && self.size(d) != source.size(d)) return false;
   }
@@ -314,7 +320,7 @@ bool has_dim(Arguments arguments, torch::jit::Stack&) {
 bool picks_in_rows(Arguments arguments, torch::jit::Stack&) {
   const at::Tensor& self = tensor(arguments[0]);
   if (!is_dim(arguments[1], self)) return false;
-  const int64_t dim = arguments[1].toInt() + (arguments[1].toInt() < 0 ? self.dim() : 0);
+  const int64_t dim = wrapped(arguments[1], self);
   return self.dim() == 0 || self.size(dim) > 0;
 }
 
@@ -342,7 +348,7 @@ bool index_copy(Arguments arguments, torch::jit::Stack& results) {
       self.scalar_type() != source.scalar_type() || self.dim() != source.dim()) {
     return false;
   }
-  const int64_t dim = arguments[1].toInt() + (arguments[1].toInt() < 0 ? self.dim() : 0);
+  const int64_t dim = wrapped(arguments[1], self);
   for (int64_t d = 0; d < self.dim(); ++d) {
     if (source.size(d) != (d == dim ? index.numel() : self.size(d))) return false;
   }
@@ -361,23 +367,21 @@ bool masked_fill(Arguments arguments, torch::jit::Stack&) {
   return tensor(arguments[1]).scalar_type() == c10::kBool;
 }
 
+bool is_bool(const c10::IValue& value) {
+  return value.isTensor() ? tensor(value).scalar_type() == c10::kBool : value.isBool();
+}
+
 // (self, other, alpha)
 bool add_or_subtract(Arguments arguments, torch::jit::Stack&) {
   const auto integral = [](const c10::IValue& value) {
     return value.isTensor() ? c10::isIntegralType(tensor(value).scalar_type(), true)
                             : !value.isDouble() && !value.isComplexDouble();
   };
-  const auto boolean = [](const c10::IValue& value) {
-    return value.isTensor() ? tensor(value).scalar_type() == c10::kBool : value.isBool();
-  };
   const c10::IValue& alpha = arguments[2];
-  if (alpha.isBool()) return boolean(arguments[0]) && boolean(arguments[1]);
+  if (alpha.isBool()) return is_bool(arguments[0]) && is_bool(arguments[1]);
   return !(integral(arguments[0]) && integral(arguments[1])) || integral(alpha);
 }
 bool subtract(Arguments arguments, torch::jit::Stack& results) {
-  const auto is_bool = [](const c10::IValue& value) {
-    return value.isTensor() ? tensor(value).scalar_type() == c10::kBool : value.isBool();
-  };
   return !is_bool(arguments[0]) && !is_bool(arguments[1]) && add_or_subtract(arguments, results);
 }
 
@@ -388,9 +392,7 @@ bool power(Arguments arguments, torch::jit::Stack&) {
 }
 
 // (self)
-bool not_bool(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[0]).scalar_type() != c10::kBool;
-}
+bool not_bool(Arguments arguments, torch::jit::Stack&) { return !is_bool(arguments[0]); }
 bool not_complex(Arguments arguments, torch::jit::Stack&) {
   return !tensor(arguments[0]).is_complex();
 }
@@ -402,10 +404,10 @@ void register_refusals() {
   }
   install_meta_rule("aten::sort.stable", &has_dim<2>);
   install_meta_rule("aten::argsort.stable", &has_dim<2>);
+  install_meta_rule("aten::kthvalue", &has_dim<2>);
   for (const char* name : {"aten::max.dim", "aten::min.dim", "aten::mode", "aten::median.dim",
-                           "aten::nanmedian.dim", "aten::kthvalue"}) {
-    install_meta_rule(name,
-                      name == std::string_view("aten::kthvalue") ? &has_dim<2> : &picks_in_rows);
+                           "aten::nanmedian.dim"}) {
+    install_meta_rule(name, &picks_in_rows);
   }
   for (const char* name : {"aten::max", "aten::min", "aten::aminmax"}) {
     install_meta_rule(name, &has_elements);
