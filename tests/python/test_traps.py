@@ -729,11 +729,9 @@ import threading
 ones = [torch.ones(200, device=f"acc:{i}") for i in range(2)]
 for _ in range(150):
     torch.use_deterministic_algorithms(True)
-    for _ in range(20):
-        ones[0] * 2
-    kept = [ones[0] * 2]
+    long = [ones[0] * 2 for _ in range(300)]
     torch.use_deterministic_algorithms(False)
-    kept.append(ones[1] * 2)
+    kept = [long[0], ones[1] * 2]
     start = threading.Barrier(2)
     def flush(tensor):
         start.wait()
