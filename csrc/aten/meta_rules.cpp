@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
 #include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
@@ -191,15 +192,57 @@ bool pointwise(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// Without training the CPU kernel saves no statistics. `Training` is the flag's position.
-template <size_t Training>
-bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
+// The type that the CPU kernel keeps statistics in: that of the input, or float32 when a half has
+// float32 parameters. Nothing for types that it refuses.
+std::optional<c10::ScalarType> statistics_type(const at::Tensor& input, Arguments parameters) {
+  const auto all_are = [&](c10::ScalarType type) {
+    return std::ranges::all_of(parameters, [&](const c10::IValue& value) {
+      const at::Tensor parameter = tensor_or_none(value);
+      return !parameter.defined() || parameter.scalar_type() == type;
+    });
+  };
+  const c10::ScalarType type = input.scalar_type();
+  if (all_are(type)) return type;
+  if (c10::isReducedFloatingType(type) && all_are(c10::kFloat)) return c10::kFloat;
+  return std::nullopt;
+}
+
+// (input, and as many `parameters`: weight, bias and, where there are any, running statistics).
+// What is saved for backward has no elements without training.
+bool saved_statistics(Arguments arguments, size_t parameters, bool training,
+                      torch::jit::Stack& results) {
   if (!on_host()) return true;
-  restride(results[0], arguments[0].toTensor().suggest_memory_format());
-  if (arguments[Training].toBool()) return true;
+  const at::Tensor& input = arguments[0].toTensor();
+  const auto type = statistics_type(input, arguments.slice(1, parameters));
+  if (!type) return false;
+  restride(results[0], input.suggest_memory_format());
   for (size_t i = 1; i <= 2; ++i) {
-    results[i] = at::detail::empty_meta({0}, results[i].toTensor().scalar_type());
+    results[i] = at::detail::empty_meta({training ? input.size(1) : 0}, *type);
   }
+  return true;
+}
+
+// (input, weight, bias, running_mean, running_var, training, momentum, eps)
+bool batch_norm(Arguments arguments, torch::jit::Stack& results) {
+  return saved_statistics(arguments, 4, arguments[5].toBool(), results);
+}
+
+// (input, weight, bias, training, momentum, eps)
+bool batch_norm_no_stats(Arguments arguments, torch::jit::Stack& results) {
+  return saved_statistics(arguments, 2, arguments[3].toBool(), results);
+}
+
+// (input, weight, bias, running_mean, running_var, momentum, eps)
+template <bool Training>
+bool batch_norm_fixed(Arguments arguments, torch::jit::Stack& results) {
+  return saved_statistics(arguments, 4, Training, results);
+}
+
+// (query, ...). The sums of exponentials have the type that the kernel computes in.
+bool attention_on_host(Arguments arguments, torch::jit::Stack& results) {
+  const c10::ScalarType type = at::toOpMathType(arguments[0].toTensor().scalar_type());
+  const at::Tensor& sums = results[1].toTensor();
+  results[1] = at::detail::empty_strided_meta(sums.sizes(), sums.strides(), type);
   return true;
 }
 
@@ -391,11 +434,19 @@ bool power(Arguments arguments, torch::jit::Stack&) {
   return arguments[1].isInt() && arguments[1].toInt() >= 0;
 }
 
+// CPU kernels lack most arithmetic on complex halves.
+bool not_complex_half(Arguments, torch::jit::Stack& results) {
+  return !on_host() || tensor(results[0]).scalar_type() != c10::kComplexHalf;
+}
+
 // (self)
 bool not_bool(Arguments arguments, torch::jit::Stack&) { return !is_bool(arguments[0]); }
 bool not_complex(Arguments arguments, torch::jit::Stack&) {
   return !tensor(arguments[0]).is_complex();
 }
+
+// What Meta computes into may be lazily conjugated by eager, which only a direct call tells.
+bool never(Arguments, torch::jit::Stack&) { return false; }
 
 void register_refusals() {
   using record::install_meta_rule;
@@ -420,14 +471,15 @@ void register_refusals() {
   for (const char* name : {"aten::index_copy", "aten::index_copy_"}) {
     install_meta_rule(name, &index_copy);
   }
+  install_meta_rule("aten::linalg_lu_solve.out", &never);
   for (const char* name : {"aten::put", "aten::put_"}) install_meta_rule(name, &put);
   for (const char* name : {"aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
                            "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"}) {
     install_meta_rule(name, &masked_fill);
   }
-  for (const char* name :
-       {"aten::std", "aten::std.dim", "aten::std.correction", "aten::var", "aten::var.dim",
-        "aten::var.correction", "aten::std_mean.correction", "aten::var_mean.correction"}) {
+  for (const char* name : {"aten::std", "aten::std.dim", "aten::std.correction", "aten::var",
+                           "aten::var.dim", "aten::var.correction", "aten::std_mean.correction",
+                           "aten::var_mean.correction", "aten::ldexp_"}) {
     install_meta_rule(name, &is_real_or_complex);
   }
   for (const char* name : {"aten::heaviside", "aten::heaviside_", "aten::polar"}) {
@@ -441,6 +493,9 @@ void register_refusals() {
   }
   for (const char* name : {"aten::pow.Tensor_Scalar", "aten::pow_.Scalar"}) {
     install_meta_rule(name, &power);
+  }
+  for (const char* name : {"aten::sum", "aten::sum.dim_IntList", "aten::div.Tensor"}) {
+    install_meta_rule(name, &not_complex_half);
   }
   for (const char* name : {"aten::relu", "aten::relu_"}) install_meta_rule(name, &not_bool);
   for (const char* name : {"aten::floor", "aten::floor_", "aten::ceil", "aten::ceil_",
@@ -460,9 +515,12 @@ void register_meta_rules() {
   install_meta_rule("aten::_fft_r2c", &fft_r2c);
   install_meta_rule("aten::_fft_c2c", &fft_c2c);
   install_meta_rule("aten::_fft_c2r", &fft_c2r);
-  install_meta_rule("aten::native_batch_norm", &batch_norm<5>);
-  install_meta_rule("aten::_native_batch_norm_legit", &batch_norm<5>);
-  install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm<3>);
+  install_meta_rule("aten::native_batch_norm", &batch_norm);
+  install_meta_rule("aten::_native_batch_norm_legit", &batch_norm);
+  install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm_no_stats);
+  install_meta_rule("aten::_batch_norm_with_update", &batch_norm_fixed<true>);
+  install_meta_rule("aten::_batch_norm_no_update", &batch_norm_fixed<false>);
+  install_meta_rule("aten::_scaled_dot_product_flash_attention_for_cpu", &attention_on_host);
   install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
   install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
