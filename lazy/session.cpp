@@ -543,8 +543,7 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   impl->set_storage_offset(tensor.storage_offset());
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  if (tensor.is_conj()) impl->_set_conj(true);
-  if (tensor.is_neg()) impl->_set_neg(true);
+  record::copy_flags(tensor, result);
   return result;
 }
 

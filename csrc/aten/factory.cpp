@@ -81,16 +81,20 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
       record::make_tensor(record::make_storage(nbytes, index), type, sizes, strides));
 }
 
-// A tensor of zeros that autograd passes around and that never has memory.
+// A tensor of zeros that autograd passes around and that never has memory; views of it are made as
+// of any other.
 at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype,
                            std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                            std::optional<bool> pin_memory) {
   check_options(layout, pin_memory);
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  const c10::ScalarType type = dtype_of(dtype);
+  const size_t nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
   at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
-      c10::Storage(record::make_storage(0, index_of(device))),
+      c10::Storage(record::make_storage(nbytes, index_of(device))),
       c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}),
-      c10::scalarTypeToTypeMeta(dtype_of(dtype)));
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(size));
+      c10::scalarTypeToTypeMeta(type));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }
 

@@ -56,7 +56,7 @@ class DirectCall {
                                                c10::autocast_dispatch_keyset);
       handle_.callBoxed(call);
     }
-    for (const Pair& pair : pairs_) follow_resize(pair);
+    for (const Pair& pair : pairs_) follow(pair);
     torch::jit::drop(*stack_, schema_.arguments().size());
     for (size_t i = 0; i < call.size(); ++i) {
       stack_->push_back(graph::table::returns_to_cpu(schema_.name(), i) ? call[i] : raise(call[i]));
@@ -158,9 +158,10 @@ class DirectCall {
     return drawn;
   }
 
-  // An out= argument was resized by the operator: the acc tensor follows.
-  void follow_resize(const Pair& pair) {
+  // An out= argument was resized, or marked as conjugated, by the operator: the acc tensor follows.
+  void follow(const Pair& pair) {
     const at::Tensor& tensor = pair.tensor;
+    record::copy_flags(pair.alias, tensor);
     if (pair.alias.sizes() == tensor.sizes() && pair.alias.strides() == tensor.strides()) return;
     record::LazyStorage& storage = *record::storage_of(tensor);
     runtime::LockWithoutGil lock(record::recorder(device_).mutex());
@@ -186,6 +187,7 @@ class DirectCall {
           c10::intrusive_ptr<record::LazyStorage>::reclaim_copy(record::storage_of(pair.tensor)),
           result.scalar_type(), result.sizes(), result.strides());
       view.unsafeGetTensorImpl()->set_storage_offset(result.storage_offset());
+      record::copy_flags(result, view);
       return view;
     }
     return wrap(result, device_);

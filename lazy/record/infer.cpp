@@ -16,6 +16,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/gil.h"
 #include "lazy/graph/words.h"
+#include "lazy/record/storage.h"
 
 namespace acc::record {
 namespace {
@@ -116,8 +117,7 @@ at::Tensor to_meta(const at::Tensor& tensor) {
   if (!on_acc(tensor) && tensor.dim() == 0) return tensor;
   at::Tensor meta =
       at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-  if (tensor.is_conj()) meta.unsafeGetTensorImpl()->_set_conj(true);
-  if (tensor.is_neg()) meta.unsafeGetTensorImpl()->_set_neg(true);
+  copy_flags(tensor, meta);
   return meta;
 }
 

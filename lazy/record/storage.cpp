@@ -133,6 +133,12 @@ at::Tensor make_tensor(c10::intrusive_ptr<LazyStorage> storage, c10::ScalarType 
   return tensor;
 }
 
+void copy_flags(const at::Tensor& like, const at::Tensor& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (tensor.is_conj() != like.is_conj()) impl->_set_conj(like.is_conj());
+  if (tensor.is_neg() != like.is_neg()) impl->_set_neg(like.is_neg());
+}
+
 void register_storage() { c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &create); }
 
 }  // namespace acc::record

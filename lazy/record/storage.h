@@ -65,6 +65,9 @@ c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex dev
 at::Tensor make_tensor(c10::intrusive_ptr<LazyStorage> storage, c10::ScalarType dtype,
                        c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
+// Marks `tensor` as lazily conjugated or negated where `like` is, or takes the mark away.
+void copy_flags(const at::Tensor& like, const at::Tensor& tensor);
+
 // Registers LazyStorage as the StorageImpl of the acc device.
 void register_storage();
 
