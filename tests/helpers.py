@@ -421,7 +421,11 @@ def run_python(
     The code finds `DEVICE` and `torch` defined and the device registered. With `check` a non-zero
     exit status fails the test with the child's output. `env` changes the child's environment.
     """
-    prelude = "import torch\nfrom tests.helpers import DEVICE, load_device\nload_device()\n"
+    # A job in the background of a shell ignores interrupts, and so would its children.
+    prelude = (
+        "import signal, torch\nfrom tests.helpers import DEVICE, load_device\nload_device()\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", prelude + code],
         cwd=ROOT,

@@ -62,6 +62,7 @@ CPU_ARGUMENTS: dict[str, str] = {
     "tensor_split": "the indices are read on the host; every device refuses others",
 }
 
+_CONJUGATED = "the result may be lazily conjugated, which only a direct call tells"
 _HISTOGRAM = "the range is that of the data, or the bins are checked on the host"
 
 # Operators that run at once instead of being recorded: the shape of the result, or the way through
@@ -69,15 +70,18 @@ _HISTOGRAM = "the range is that of the data, or the bins are checked on the host
 RUN_AT_ONCE: dict[str, str] = {
     "__getitem__": "a boolean mask: as many rows as it has ones",
     "argwhere": "as many rows as there are elements other than zero",
+    "bincount": "as many elements as the largest value says",
     "geqrf": "PyTorch has no Meta kernel for it",
     "histogram": _HISTOGRAM,
     "histogramdd": _HISTOGRAM,
-    "linalg.lu_solve": "its result may be lazily conjugated",
+    "linalg.lu_solve": _CONJUGATED,
     "linalg.lstsq": "the rank decides the shape of the residuals",
     "linalg.lstsq.grad_oriented": "the rank decides the shape of the residuals",
     "masked_select": "as many elements as the mask has ones",
     "nn.functional.ctc_loss": "lengths are read on the host",
     "nonzero": "as many rows as there are elements other than zero",
+    "tril_indices": "made on the host: PyTorch has no Meta kernel for it",
+    "triu_indices": "made on the host: PyTorch has no Meta kernel for it",
     "unique": "as many elements as there are different ones",
     "unique_consecutive": "as many elements as there are runs",
 }
@@ -130,11 +134,12 @@ EXCEPTED: Rows = (
     Excepted("linalg.lstsq.grad_oriented", "view", "close", _LSTSQ, sometimes=True),
     *_each(
         ("sparse.sampled_addmm", "sparse.mm.reduce", "to_sparse"),
-        ("forward", "gradient", "view"),
+        ("forward", "gradient", "view", "double"),
         "raises",
         _SPARSE,
     ),
     Excepted("sparse.sampled_addmm", "out", "message", _SPARSE),
+    Excepted("vdot", "forward", "not_recorded", _CONJUGATED, ("complex64", "complex128")),
     *_each(("addbmm",), ("inplace", "inplace_view"), "not_recorded", _RESIZED),
     *_each(("gather", "scatter", "scatter_add", "multinomial"), ("error",), "late", _DATA),
 )

@@ -364,3 +364,50 @@ def test_grad_mode_is_not_part_of_what_was_recorded(device):
             y = x * 3
         assert y.requires_grad == enabled
         assert y.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, None], ids=["mixed", "half"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_in_half_precision(device, training, dtype, parameters):
+    def run(where):
+        norm = nn.BatchNorm2d(3).to(where, parameters or dtype).train(training)
+        x = drawn(2, 3, 4, 4, device=where).to(dtype).requires_grad_()
+        y = norm(x)
+        y.sum().backward()
+        saved = torch.ops.aten.native_batch_norm(
+            x.detach(), norm.weight, norm.bias, None, None, True, 0.1, 1e-5
+        )
+        return [y, x.grad, norm.weight.grad, norm.running_var, *saved]
+
+    same(run, device)
+
+
+def test_attention_in_double_precision(device):
+    def run(where):
+        q, k, v = (drawn(2, 3, 8, 4, device=where, seed=i).double() for i in range(3))
+        q.requires_grad_()
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+        return q.grad
+
+    same(run, device)
+
+
+def test_views_of_the_zeros_that_autograd_passes_around(device):
+    def run(where):
+        zeros = torch._efficientzerotensor((3, 4), device=where)
+        views = [zeros.mT, zeros[1:], zeros[0], zeros.expand(2, 3, 4), zeros.unfold(0, 2, 1)]
+        assert all(view._is_zerotensor() for view in views)
+        return [view + 1 for view in views]
+
+    same(run, device)
+
+
+def test_second_gradient_of_singular_values(device):
+    def run(where):
+        x = drawn(3, 3, device=where).double().requires_grad_()
+        values = torch.svd(x, some=False)[1]
+        (first,) = torch.autograd.grad(values.sum(), x, create_graph=True)
+        return [first, *torch.autograd.grad(first.square().sum(), x)]
+
+    same(run, device)

@@ -711,13 +711,15 @@ def test_kernels_that_ask_whether_two_operands_are_one_tensor(device: str) -> No
     same(run, device)
 
 
-def test_a_kernel_whose_result_is_lazily_conjugated(device: str) -> None:
+@pytest.mark.parametrize("given", [False, True], ids=["result", "out"])
+def test_a_kernel_whose_result_is_lazily_conjugated(device: str, given: bool) -> None:
     def run(where: str) -> torch.Tensor:
         torch.manual_seed(0)
         a, b = (torch.randn(3, 3, dtype=torch.complex64) for _ in range(2))
         factors, pivots = torch.linalg.lu_factor(a)
         arguments = (t.to(where) for t in (factors, pivots, b))
-        return torch.linalg.lu_solve(*arguments, left=False).resolve_conj()
+        out = torch.empty_like(b, device=where) if given else None
+        return torch.linalg.lu_solve(*arguments, left=False, out=out).resolve_conj()
 
     same(run, device)
 
