@@ -65,7 +65,9 @@ TEST(Blocks, NoTwoBlocksOverlapAndNothingIsLost) {
       ASSERT_EQ(*offset % kUnit, 0U);
       ASSERT_LE(*offset + rounded, kCapacity);
       const auto next = live.lower_bound(*offset);
-      if (next != live.end()) ASSERT_LE(*offset + rounded, next->first);
+      if (next != live.end()) {
+        ASSERT_LE(*offset + rounded, next->first);
+      }
       if (next != live.begin()) {
         const auto before = std::prev(next);
         ASSERT_LE(before->first + before->second, *offset);
