@@ -238,6 +238,15 @@ bool batch_norm_fixed(Arguments arguments, torch::jit::Stack& results) {
   return saved_statistics(arguments, 4, Training, results);
 }
 
+// oneDNN's gradients of a recurrent layer are float32 whatever its type is.
+bool onednn_rnn_backward(Arguments, torch::jit::Stack& results) {
+  for (c10::IValue& result : results) {
+    const at::Tensor& gradient = result.toTensor();
+    result = at::detail::empty_strided_meta(gradient.sizes(), gradient.strides(), c10::kFloat);
+  }
+  return true;
+}
+
 // (query, ...). The sums of exponentials have the type that the kernel computes in.
 bool attention_on_host(Arguments arguments, torch::jit::Stack& results) {
   const c10::ScalarType type = at::toOpMathType(arguments[0].toTensor().scalar_type());
@@ -520,6 +529,7 @@ void register_meta_rules() {
   install_meta_rule("aten::_native_batch_norm_legit.no_stats", &batch_norm_no_stats);
   install_meta_rule("aten::_batch_norm_with_update", &batch_norm_fixed<true>);
   install_meta_rule("aten::_batch_norm_no_update", &batch_norm_fixed<false>);
+  install_meta_rule("aten::mkldnn_rnn_layer_backward", &onednn_rnn_backward);
   install_meta_rule("aten::_scaled_dot_product_flash_attention_for_cpu", &attention_on_host);
   install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);

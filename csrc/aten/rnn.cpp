@@ -1,5 +1,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gru_native.h>
@@ -172,15 +174,28 @@ RunDirection over_packed(RnnKind kind, std::vector<int64_t> sizes) {
   };
 }
 
+// Whether the machine has what oneDNN needs for a type; `name` is PyTorch's operator that tells.
+bool onednn_says(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<bool()>().call();
+}
+
+bool onednn_has_lstm(c10::ScalarType type) {
+  if (!at::globalContext().userEnabledMkldnn() || !at::globalContext().hasMKLDNN()) return false;
+  if (type == c10::kFloat) return true;
+  if (type == c10::kBFloat16) return onednn_says("mkldnn::_is_mkldnn_bf16_supported");
+  return type == c10::kHalf && !at::GradMode::is_enabled() &&
+         onednn_says("mkldnn::_is_mkldnn_fp16_supported");
+}
+
 bool fused_lstm(const at::Tensor& input, at::TensorList hx, at::TensorList params,
                 bool has_biases) {
-  if (!at::globalContext().userEnabledMkldnn() || !at::globalContext().hasMKLDNN()) return false;
-  if (input.scalar_type() != c10::kFloat || input.numel() == 0) return false;
+  const c10::ScalarType type = input.scalar_type();
+  if (input.numel() == 0 || !onednn_has_lstm(type)) return false;
   // With projections a layer has one weight more, which oneDNN's layer does not take.
   if (hx[0].size(2) != hx[1].size(2)) return false;
   return params.size() % (has_biases ? 4 : 2) == 0 &&
          std::ranges::all_of(
-             params, [](const at::Tensor& tensor) { return tensor.scalar_type() == c10::kFloat; });
+             params, [type](const at::Tensor& tensor) { return tensor.scalar_type() == type; });
 }
 
 // input: [steps, batch, features]

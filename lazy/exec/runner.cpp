@@ -244,9 +244,11 @@ class Run {
     const c10::IntArrayRef sizes(promised.sizes.data(), promised.sizes.size());
     // A workspace is promised empty: only its kernel knows how large it is.
     const bool workspace = c10::multiply_integers(sizes) == 0;
-    TORCH_INTERNAL_ASSERT(workspace || tensor.sizes() == sizes,
-                          "the kernel gave a result of shape ", tensor.sizes(),
-                          " where its Meta kernel had promised ", sizes);
+    const auto dtype = static_cast<c10::ScalarType>(promised.dtype);
+    TORCH_INTERNAL_ASSERT((workspace || tensor.sizes() == sizes) && tensor.scalar_type() == dtype,
+                          "the kernel gave a result of ", tensor.scalar_type(), " and shape ",
+                          tensor.sizes(), " where its Meta kernel had promised ", dtype, " and ",
+                          sizes);
     if (as_promised(tensor, promised) && !is_slot(tensor.storage())) {
       own(buffer, tensor.storage());
       return;

@@ -108,6 +108,19 @@ def test_bit_equal_with_two_threads(device, model):
     assert not lines or (model, "adamw") in DIFFERENT, "\n".join(lines[:20])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("model", zoo.MODELS)
+def test_bit_equal_in_other_precisions(one_thread, device, model, dtype):
+    case = zoo.make(model)
+    case.model.to(dtype)
+    case.batches = [
+        tuple(t.to(dtype) if t.is_floating_point() else t for t in batch) for batch in case.batches
+    ]
+    theirs = train(case, "sgd", "cpu", steps=4)
+    lines = differences(train(case, "sgd", device, steps=4), theirs)
+    assert not lines, "\n".join(lines[:20])
+
+
 def test_the_optimizers_defaults_train_equally_well(one_thread, device):
     # Defaults differ (lists on the device, one by one on the CPU), the training must not.
     def run(where: str) -> list[float]:

@@ -18,6 +18,9 @@ OPTIONS: list[dict[str, object]] = [
     {"batch_first": True, "num_layers": 2},
     {"bias": False, "bidirectional": True},
     {"dtype": torch.float64, "bidirectional": True},
+    {"dtype": torch.bfloat16, "bidirectional": True, "num_layers": 2},
+    {"dtype": torch.bfloat16, "bias": False},
+    {"dtype": torch.float16},
 ]
 
 
