@@ -20,6 +20,8 @@ using Arguments = c10::ArrayRef<c10::IValue>;
 
 bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
 
+const at::Tensor& tensor(const c10::IValue& value) { return value.toTensor(); }
+
 at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
@@ -247,6 +249,13 @@ bool onednn_rnn_backward(Arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// (self, target, reduction). One row has one loss, which is no list of one.
+bool multilabel_margin_loss(Arguments arguments, torch::jit::Stack& results) {
+  if (tensor(arguments[0]).dim() > 1) return true;
+  results[0] = at::detail::empty_meta({}, tensor(results[0]).scalar_type());
+  return true;
+}
+
 // (query, ...). The sums of exponentials have the type that the kernel computes in.
 bool attention_on_host(Arguments arguments, torch::jit::Stack& results) {
   const c10::ScalarType type = at::toOpMathType(arguments[0].toTensor().scalar_type());
@@ -324,6 +333,7 @@ bool aminmax_out(Arguments arguments, torch::jit::Stack&) {
 
 // (self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 bool avg_pool3d(Arguments arguments, torch::jit::Stack&) {
+  if (on_host() && c10::isReducedFloatingType(tensor(arguments[0]).scalar_type())) return false;
   return arguments[6].isNone() || arguments[6].toInt() != 0;
 }
 
@@ -345,8 +355,6 @@ bool bucketize(Arguments arguments, torch::jit::Stack&) {
 }
 
 // ---- only refusals: what Meta accepts and eager raises for -------------------------------------
-
-const at::Tensor& tensor(const c10::IValue& value) { return value.toTensor(); }
 
 bool is_dim(const c10::IValue& dim, const at::Tensor& self) {
   const int64_t dims = std::max<int64_t>(self.dim(), 1);
@@ -530,6 +538,7 @@ void register_meta_rules() {
   install_meta_rule("aten::_batch_norm_with_update", &batch_norm_fixed<true>);
   install_meta_rule("aten::_batch_norm_no_update", &batch_norm_fixed<false>);
   install_meta_rule("aten::mkldnn_rnn_layer_backward", &onednn_rnn_backward);
+  install_meta_rule("aten::multilabel_margin_loss_forward", &multilabel_margin_loss);
   install_meta_rule("aten::_scaled_dot_product_flash_attention_for_cpu", &attention_on_host);
   install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);

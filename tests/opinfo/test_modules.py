@@ -1,0 +1,79 @@
+"""PyTorch's own database of modules on the device: results, gradients and buffers of the CPU.
+
+float32 and bfloat16; with `ACC_TEST_FULL=1` float16 and float64 too.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_modules import ModuleInfo, module_db
+
+from tests import helpers
+from tests.opinfo.check import attempt, first_line
+
+DTYPES = [torch.float32, torch.bfloat16]
+if helpers.FULL:
+    DTYPES += [torch.float16, torch.float64]
+
+# They draw their weights when they see the first input, from the generator of its device.
+MODULES = [
+    info
+    for info in module_db
+    if not issubclass(info.module_cls, torch.nn.modules.lazy.LazyModuleMixin)
+]
+
+
+def samples(info: ModuleInfo, dtype: torch.dtype, training: bool) -> list[Any]:
+    """The database's inputs of a module; none where it has none for the dtype."""
+    made = attempt(
+        lambda: list(
+            info.module_inputs_func(
+                info, device="cpu", dtype=dtype, requires_grad=True, training=training
+            )
+        )
+    )
+    return [sample for sample in made.value or [] if sample.forward_input is not None]
+
+
+def train(module: torch.nn.Module, given: Any, device: str) -> list[torch.Tensor]:
+    """Results of the module, gradients of parameters and inputs, and buffers."""
+    args, kwargs = helpers.copy_tree((given.args, given.kwargs), device)
+    module = copy.deepcopy(module).to(device)
+    torch.manual_seed(1)
+    results = helpers.tensors(module(*args, **kwargs))
+    differentiable = [r for r in results if r.requires_grad]
+    if differentiable:
+        torch.autograd.backward(differentiable, [torch.ones_like(r) for r in differentiable])
+    inputs = [*module.parameters(), *helpers.tensors((args, kwargs))]
+    gradients = [t.grad for t in inputs if t.grad is not None]
+    return [t.detach() for t in (*results, *gradients, *module.buffers())]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("info", MODULES, ids=lambda info: info.name)
+def test_a_module(one_thread: None, device: str, info: ModuleInfo, dtype: torch.dtype) -> None:
+    found = []
+    for training in (True, False):
+        for index, sample in enumerate(samples(info, dtype, training)):
+            torch.manual_seed(0)
+            make = sample.constructor_input
+            module = info.module_cls(*make.args, **make.kwargs).to(dtype).train(training)
+            expected = attempt(lambda m=module, s=sample: train(m, s.forward_input, "cpu"))
+            actual = attempt(lambda m=module, s=sample: train(m, s.forward_input, device))
+            attempt(helpers.synchronize)  # what fails late must not be taken for the next one's
+            where = f"#{index} {'training' if training else 'evaluating'} {sample.desc}"
+            if expected.error is not None or actual.error is not None:
+                if type(expected.error) is not type(actual.error):
+                    told = [first_line(e) if e else "" for e in (actual.error, expected.error)]
+                    found.append(f"{where}: {told[0]!r} instead of {told[1]!r}")
+                continue
+            compared = attempt(lambda a=actual, e=expected: helpers.differences(a.value, e.value))
+            if compared.error is not None:
+                found.append(f"{where}: {first_line(compared.error)}")
+                continue
+            found += [f"{where}: {kind}: {text}" for kind, text in compared.value]
+    assert not found, "\n".join(found)
