@@ -1,8 +1,8 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/native/ResizeCommon.h>
 #include <ATen/InferSize.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/ResizeCommon.h>
 #include <torch/library.h>
 
 #include "csrc/base/stats.h"
@@ -13,7 +13,6 @@
 namespace acc::aten {
 namespace {
 
-using record::FlushReason;
 using record::LazyStorage;
 
 at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt storage_offset,
