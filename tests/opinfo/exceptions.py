@@ -134,10 +134,11 @@ EXCEPTED: Rows = (
     Excepted("linalg.lstsq.grad_oriented", "view", "close", _LSTSQ, sometimes=True),
     *_each(
         ("sparse.sampled_addmm", "sparse.mm.reduce", "to_sparse"),
-        ("forward", "gradient", "view", "double"),
+        ("forward", "gradient", "view"),
         "raises",
         _SPARSE,
     ),
+    *_each(("sparse.sampled_addmm", "to_sparse"), ("double",), "raises", _SPARSE),
     Excepted("sparse.sampled_addmm", "out", "message", _SPARSE),
     Excepted("vdot", "forward", "not_recorded", _CONJUGATED, ("complex64", "complex128")),
     *_each(("addbmm",), ("inplace", "inplace_view"), "not_recorded", _RESIZED),
