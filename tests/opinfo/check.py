@@ -111,6 +111,24 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else ''}"
 
 
+def on_both(run: Callable[[str], Any]) -> list[str]:
+    """What differs between `run` on the CPU and on the device under test, in words.
+
+    When one raises the other has to raise the same type of exception.
+    """
+    expected = attempt(lambda: run("cpu"))
+    actual = attempt(lambda: run(helpers.DEVICE))
+    late = attempt(helpers.synchronize)
+    if expected.error is not None or actual.error is not None:
+        if type(expected.error) is type(actual.error):
+            return []
+        told = [first_line(e) if e else "no error" for e in (actual.error, expected.error)]
+        return [f"{told[0]} instead of {told[1]}"]
+    if late.error is not None:
+        return [f"late: {first_line(late.error)}"]
+    return [f"{kind}: {text}" for kind, text in helpers.differences(actual.value, expected.value)]
+
+
 @dataclass
 class Recorded:
     """What the device counted while the operator ran."""

@@ -13,7 +13,7 @@ import torch
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 
 from tests import helpers
-from tests.opinfo.check import attempt, first_line
+from tests.opinfo.check import attempt, on_both
 
 DTYPES = [torch.float32, torch.bfloat16]
 if helpers.FULL:
@@ -62,18 +62,8 @@ def test_a_module(one_thread: None, device: str, info: ModuleInfo, dtype: torch.
             torch.manual_seed(0)
             make = sample.constructor_input
             module = info.module_cls(*make.args, **make.kwargs).to(dtype).train(training)
-            expected = attempt(lambda m=module, s=sample: train(m, s.forward_input, "cpu"))
-            actual = attempt(lambda m=module, s=sample: train(m, s.forward_input, device))
-            attempt(helpers.synchronize)  # what fails late must not be taken for the next one's
-            where = f"#{index} {'training' if training else 'evaluating'} {sample.desc}"
-            if expected.error is not None or actual.error is not None:
-                if type(expected.error) is not type(actual.error):
-                    told = [first_line(e) if e else "" for e in (actual.error, expected.error)]
-                    found.append(f"{where}: {told[0]!r} instead of {told[1]!r}")
-                continue
-            compared = attempt(lambda a=actual, e=expected: helpers.differences(a.value, e.value))
-            if compared.error is not None:
-                found.append(f"{where}: {first_line(compared.error)}")
-                continue
-            found += [f"{where}: {kind}: {text}" for kind, text in compared.value]
+            given = sample.forward_input
+            told = on_both(lambda where, m=module, g=given: train(m, g, where))
+            mode = "training" if training else "evaluating"
+            found += [f"#{index} {mode} {sample.desc}: {text}" for text in told]
     assert not found, "\n".join(found)
