@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include <array>
+#include <condition_variable>
 #include <mutex>
 
 namespace acc::runtime {
@@ -105,10 +106,26 @@ void apply(uint64_t from, uint64_t to) {
   }
 }
 
-std::mutex& one_at_a_time() {
-  static std::mutex mutex;
-  return mutex;
+constexpr uint64_t mask(int position, int bits) { return ((uint64_t{1} << bits) - 1) << position; }
+
+// These belong to the thread; the others to the process.
+constexpr uint64_t kOfThread = mask(kThreads, 16) | mask(kFlushDenormal, 1) | mask(kGradMode, 1);
+
+// What the running plans have brought into force for the process.
+struct InForce {
+  std::mutex mutex;
+  std::condition_variable ended;
+  size_t threads = 0;   // that rely on it
+  uint64_t word = 0;    // meaningful while there are any, like `before`
+  uint64_t before = 0;  // what the first of them found
+};
+
+InForce& in_force() {
+  static auto& state = *new InForce;
+  return state;
 }
+
+thread_local size_t relying_scopes = 0;
 
 }  // namespace
 
@@ -139,16 +156,28 @@ uint64_t ambient_word(bool products) {
   return word;
 }
 
-// The settings belong to the process. Were two scopes alive at a time, the second would take what
-// the first has set for what it has to restore.
-AmbientScope::AmbientScope()
-    : alone_(one_at_a_time()), initial_(ambient_word(true)), current_(initial_) {}
+AmbientScope::AmbientScope() : initial_(ambient_word(true)), current_(initial_) {}
 
 AmbientScope::~AmbientScope() {
-  if (current_ == initial_) return;
+  if (!relies_) return;
+  if (relying_scopes > 1) {
+    bring(initial_);
+    --relying_scopes;
+    return;
+  }
+  InForce& process = in_force();
+  std::lock_guard lock(process.mutex);
+  relying_scopes = 0;
+  uint64_t to = initial_ & kOfThread;
+  if (--process.threads == 0) {
+    to |= process.before & ~kOfThread;
+  } else {
+    to |= current_ & ~kOfThread;
+  }
   // What another thread has set meanwhile stays.
   const uint64_t now = ambient_word(true);
-  apply(now, (now & (now ^ current_)) | (initial_ & ~(now ^ current_)));
+  apply(now, (now & (now ^ current_)) | (to & ~(now ^ current_)));
+  process.ended.notify_all();
 }
 
 void AmbientScope::set(uint64_t word) {
@@ -156,8 +185,26 @@ void AmbientScope::set(uint64_t word) {
     constexpr uint64_t kLow = (uint64_t{1} << kForProducts) - 1;
     word = (word & kLow) | (current_ & ~kLow);
   }
-  if (word == current_) return;
-  apply(current_, word);
+  if (relies_ && word == current_) return;
+  bring(word);
+}
+
+void AmbientScope::bring(uint64_t word) {
+  InForce& process = in_force();
+  std::unique_lock lock(process.mutex);
+  const uint64_t wanted = word & ~kOfThread;
+  process.ended.wait(lock, [&] {
+    const size_t others = process.threads - (relying_scopes > 0 ? 1 : 0);
+    return others == 0 || wanted == process.word;
+  });
+  if (!relies_) {
+    if (relying_scopes++ == 0 && process.threads++ == 0) {
+      process.word = process.before = ambient_word(true) & ~kOfThread;
+    }
+    relies_ = true;
+  }
+  apply((current_ & kOfThread) | process.word, word);
+  process.word = wanted;
   current_ = word;
 }
 

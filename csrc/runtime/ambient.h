@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 
 // Settings that change what an operator computes, as one word: default dtype, number of threads,
 // deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
@@ -16,10 +15,13 @@ namespace acc::runtime {
 // `products`: also read what only operators that multiply depend on, which costs several look-ups.
 uint64_t ambient_word(bool products);
 
-// Brings the settings of a word into force while it lives. `set` does nothing when they are. Most
-// belong to the process, so that another thread which looks at them while a plan runs that was
-// recorded under others sees those; what it sets stays. One scope is alive at a time: another
-// thread waits for it, so do not hold the interpreter lock when making one.
+// Brings the settings of a word into force while it lives, and then back what was in force. `set`
+// does nothing when they are.
+//
+// Most settings belong to the process. Threads that want the same ones run side by side; one that
+// wants others waits until the rest are done, so do not hold the interpreter lock around it. A
+// thread that only looks at the settings meanwhile sees those of the plans that run; what it sets
+// stays. Scopes of one thread may nest: a kernel written in Python may flush.
 class AmbientScope {
  public:
   AmbientScope();
@@ -29,9 +31,11 @@ class AmbientScope {
   void set(uint64_t word);
 
  private:
-  const std::lock_guard<std::mutex> alone_;
+  void bring(uint64_t word);
+
   const uint64_t initial_;
   uint64_t current_;
+  bool relies_ = false;  // on what the process has in force
 };
 
 }  // namespace acc::runtime
