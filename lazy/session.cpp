@@ -28,6 +28,7 @@
 #include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/source.h"
+#include "lazy/record/storage.h"
 
 namespace acc::session {
 namespace {
@@ -295,16 +296,15 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
 // Tells other threads that work is on its way while this one does it.
 class Running {
  public:
-  explicit Running(Recorder& recorder) : recorder_(recorder), before_(recorder.running()) {
-    recorder_.set_running(true);
-  }
+  explicit Running(Recorder& recorder)
+      : recorder_(recorder), before_(recorder.set_running(recorder.number())) {}
   ~Running() { recorder_.set_running(before_); }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
   Recorder& recorder_;
-  const bool before_;
+  const uint64_t before_;
 };
 
 void Session::resume(Recorder& recorder) {
@@ -497,7 +497,7 @@ static c10::Storage allocate(size_t nbytes) {
 }
 
 void materialise(LazyStorage& storage) {
-  record::check_contents(storage);
+  record::recorder(storage.device().index()).check_readable(storage);
   if (storage.has_memory()) return;
   const runtime::OnDevice on_device(storage.device().index());
   storage.set_memory(allocate(storage.nbytes()));

@@ -54,6 +54,7 @@ at::Tensor empty(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype,
   const c10::ScalarType type = dtype_of(dtype);
   at::detail::check_size_nonnegative(sizes);
   const size_t nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
+  record::refuse_absurd(nbytes, index);
   at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
       c10::Storage(record::make_storage(nbytes, index)),
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(type));
@@ -77,21 +78,27 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
   const c10::DeviceIndex index = index_of(device);
   const c10::ScalarType type = dtype_of(dtype);
   const size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  record::refuse_absurd(nbytes, index);
   return uninitialized(
       record::make_tensor(record::make_storage(nbytes, index), type, sizes, strides));
 }
 
 // A tensor of zeros that autograd passes around and that never has memory; views of it are made as
-// of any other.
+// of any other. Operators see its dispatch key and never its storage.
 at::Tensor efficient_zeros(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype,
                            std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                            std::optional<bool> pin_memory) {
   check_options(layout, pin_memory);
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  at::detail::check_size_nonnegative(sizes);
   const c10::ScalarType type = dtype_of(dtype);
   const size_t nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
+  static const auto& without_memory = *new std::shared_ptr<const record::Poison>(
+      std::make_shared<record::Poison>(record::Poison{"it stands for zeros without memory."}));
+  auto storage = record::make_storage(nbytes, index_of(device));
+  storage->poison = without_memory;
   at::Tensor tensor = at::detail::make_tensor_base<c10::TensorImpl>(
-      c10::Storage(record::make_storage(nbytes, index_of(device))),
+      c10::Storage(std::move(storage)),
       c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}),
       c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);

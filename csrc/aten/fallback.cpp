@@ -17,6 +17,7 @@
 #include "csrc/runtime/on_device.h"
 #include "lazy/graph/op_table.h"
 #include "lazy/record/recorder.h"
+#include "lazy/record/storage.h"
 #include "lazy/session.h"
 
 namespace acc::aten {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "csrc/base/check.h"
+#include "csrc/base/stats.h"
 #include "lazy/graph/words.h"
 
 namespace acc::library {
@@ -267,7 +268,10 @@ AtenCall::AtenCall(const graph::Graph& graph, const graph::Node& node,
     word += graph::item_words(word);
   }
   if (into) {
-    arguments_.emplace_back(alias(word, slots[static_cast<size_t>(word[1])]));
+    into_ = alias(word, slots[static_cast<size_t>(word[1])]);
+    sizes_ = into_.sizes().vec();
+    strides_ = into_.strides().vec();
+    arguments_.emplace_back(into_);
   }
 }
 
@@ -288,7 +292,18 @@ torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
     }
   }
   handle_.callBoxed(stack);
+  if (into_.defined() && into_.strides() != c10::IntArrayRef(strides_)) keep_layout();
   return stack;
+}
+
+// The kernel has given its result another layout than the user was told.
+void AtenCall::keep_layout() const {
+  ACC_CHECK(into_.sizes() == c10::IntArrayRef(sizes_), "the kernel gave a result of shape ",
+            into_.sizes(), " where acc had promised ", c10::IntArrayRef(sizes_));
+  base::count(base::Counter::StrideCopies);
+  const at::Tensor made = into_.clone();
+  into_.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
+  into_.copy_(made);
 }
 
 }  // namespace acc::library

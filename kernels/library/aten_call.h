@@ -36,6 +36,8 @@ class AtenCall {
   torch::jit::Stack run(std::span<const int64_t> values) const;
 
  private:
+  void keep_layout() const;
+
   // An argument that depends on the value block.
   struct Patch {
     uint32_t argument;
@@ -45,6 +47,9 @@ class AtenCall {
   const c10::OperatorHandle& handle_;
   torch::jit::Stack arguments_;
   std::vector<Patch> patches_;
+  at::Tensor into_;  // the last argument, if the operator writes into it, and its layout
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> strides_;
 };
 
 }  // namespace acc::library

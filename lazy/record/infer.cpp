@@ -140,11 +140,15 @@ c10::IValue to_meta(const c10::IValue& value, graph::ListOf list) {
   return value;
 }
 
-void append_result(const at::Tensor& tensor, std::vector<int64_t>* words) {
+void append_result(const at::Tensor& tensor, Inference* inference) {
+  std::vector<int64_t>* words = &inference->results;
   if (!tensor.defined()) {
     words->push_back(graph::make_tag(graph::Tag::kUndefined));
     return;
   }
+  inference->largest = std::max(inference->largest,
+                                at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(),
+                                                                 tensor.dtype().itemsize()));
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   words->push_back(graph::make_tag(graph::Tag::kTensor, static_cast<uint8_t>(tensor.scalar_type()),
@@ -265,9 +269,9 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     if (op.returns[i].list) {
       const auto items = stack[i].toListRef();
       inference->results.push_back(graph::make_tag(graph::Tag::kList, 0, 0, items.size()));
-      for (const c10::IValue& item : items) append_result(item.toTensor(), &inference->results);
+      for (const c10::IValue& item : items) append_result(item.toTensor(), inference.get());
     } else {
-      append_result(stack[i].toTensor(), &inference->results);
+      append_result(stack[i].toTensor(), inference.get());
     }
   }
   return inference;

@@ -21,6 +21,7 @@ struct Inference {
   bool recordable = true;
   // The words of the fresh results, with buffer 0.
   std::vector<int64_t> results;
+  size_t largest = 0;  // bytes of the largest of them
   // The geometry that a written argument has to be resized to before the call (out= variants).
   struct Resize {
     uint32_t argument;

@@ -317,6 +317,8 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
     // With its final geometry the call may be the one that the plan expects.
     return record(op, handle, stack);
   }
+  // From here on nothing may fail: what is half recorded would be run.
+  refuse_absurd(inference->largest, call.device);
   for (const Operand& operand : call.operands) {
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
@@ -368,8 +370,15 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   return true;
 }
 
+void Recorder::check_readable(const LazyStorage& storage) const {
+  check_contents(storage);
+  ACC_CHECK(!running() || storage.has_memory() || storage.trace != running_.load(),
+            "[acc] a kernel uses a tensor that the step which is running now has not made yet. "
+            "Read it before the step, or after.");
+}
+
 uint32_t Recorder::add_entry(LazyStorage* storage, int64_t byte_offset) {
-  check_contents(*storage);
+  check_readable(*storage);
   const auto index = static_cast<uint32_t>(entries_.size());
   Entry& entry = entries_.emplace_back();
   c10::raw::weak_intrusive_ptr::incref(storage);

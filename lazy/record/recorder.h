@@ -75,9 +75,16 @@ class Recorder {
   void unsuspend();
   bool suspended() const { return suspended_.load(std::memory_order_relaxed); }
 
-  // Set while a trace that was taken runs. Read without the mutex, as a hint.
-  void set_running(bool running) { running_.store(running, std::memory_order_release); }
-  bool running() const { return running_.load(std::memory_order_acquire); }
+  // The number of the trace that is taken to run; 0 when it has run. Read without the mutex, as a
+  // hint.
+  uint64_t set_running(uint64_t trace) { return running_.exchange(trace); }
+  bool running() const { return running_.load(std::memory_order_acquire) != 0; }
+  // Of the trace that is being recorded. The caller holds the mutex.
+  uint64_t number() const { return number_; }
+
+  // Throws for a storage without valid contents, and for one whose contents the running trace is
+  // to make: only a kernel of that very trace can ask, since it holds the mutex.
+  void check_readable(const LazyStorage& storage) const;
 
   // Read without the mutex, as a hint.
   size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }
@@ -106,7 +113,7 @@ class Recorder {
   std::vector<int64_t> values_;
   std::atomic<size_t> n_nodes_{0};
   std::atomic<bool> suspended_{false};
-  std::atomic<bool> running_{false};
+  std::atomic<uint64_t> running_{0};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
   bool views_differ_ = false;               // while following a call: it has views of one input
 };

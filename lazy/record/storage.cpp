@@ -96,9 +96,6 @@ void check_contents(const LazyStorage& storage) {
            "it.");
 }
 
-namespace {
-
-// What a device can never have: allocating it later would fail far from the line that asked.
 void refuse_absurd(size_t nbytes, c10::DeviceIndex device) {
   static auto& totals = *new std::array<std::atomic<size_t>, base::env::kMaxHostDevices>{};
   std::atomic<size_t>& total = totals.at(static_cast<size_t>(device));
@@ -114,10 +111,7 @@ void refuse_absurd(size_t nbytes, c10::DeviceIndex device) {
                    memory / kMiB, " MiB in all. Use a smaller size or batch.");
 }
 
-}  // namespace
-
 c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device) {
-  refuse_absurd(nbytes, device);
   static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
   return c10::make_intrusive<LazyStorage>(
       c10::SymInt(static_cast<int64_t>(nbytes)),

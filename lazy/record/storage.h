@@ -59,6 +59,10 @@ inline LazyStorage* storage_of(const at::TensorBase& tensor) {
 uint64_t left_behind(c10::DeviceIndex device);
 void forget_left_behind(c10::DeviceIndex device);
 
+// Throws OutOfMemoryError for what the device can never have: allocating it later would fail far
+// from the line that asked.
+void refuse_absurd(size_t nbytes, c10::DeviceIndex device);
+
 c10::intrusive_ptr<LazyStorage> make_storage(size_t nbytes, c10::DeviceIndex device);
 
 // A plain tensor of the acc device over `storage`.
