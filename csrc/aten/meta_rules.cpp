@@ -2,29 +2,20 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
 #include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include "csrc/aten/geometry.h"
-#include "csrc/runtime/backend.h"
+#include "csrc/aten/meta_arguments.h"
 #include "lazy/record/infer.h"
 
 namespace acc::aten {
 namespace {
-
-using Arguments = c10::ArrayRef<c10::IValue>;
-
-bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
-
-const at::Tensor& tensor(const c10::IValue& value) { return value.toTensor(); }
-
-at::Tensor tensor_or_none(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
 
 // Gives a Meta tensor the strides of a memory format.
 void restride(c10::IValue& result, c10::MemoryFormat format) {
@@ -42,11 +33,6 @@ void restride(c10::IValue& result, c10::IntArrayRef strides) {
 }
 
 c10::SymIntArrayRef ints(const std::vector<c10::SymInt>& values) { return values; }
-
-// A dimension that may be counted from the end.
-int64_t wrapped(const c10::IValue& dim, const at::Tensor& self) {
-  return dim.toInt() + (dim.toInt() < 0 ? self.dim() : 0);
-}
 
 // The layout that ATen's choice of convolution kernel works in.
 c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& weight,
@@ -162,9 +148,76 @@ bool fft_c2r(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// The type that the CPU kernel keeps statistics in: that of the input, or float32 when a half has
+// float32 parameters. Nothing for types that it refuses.
+std::optional<c10::ScalarType> statistics_type(const at::Tensor& input, Arguments parameters) {
+  const auto all_are = [&](c10::ScalarType type) {
+    return std::ranges::all_of(parameters, [&](const c10::IValue& value) {
+      const at::Tensor parameter = tensor_or_none(value);
+      return !parameter.defined() || parameter.scalar_type() == type;
+    });
+  };
+  const c10::ScalarType type = input.scalar_type();
+  if (all_are(type)) return type;
+  if (c10::isReducedFloatingType(type) && all_are(c10::kFloat)) return c10::kFloat;
+  return std::nullopt;
+}
+
 // (input, weight, bias, N, C, HxW, group, eps)
 bool group_norm(Arguments arguments, torch::jit::Stack& results) {
-  if (on_host()) restride(results[0], arguments[0].toTensor().suggest_memory_format());
+  if (!on_host()) return true;
+  const at::Tensor& input = tensor(arguments[0]);
+  const auto type = statistics_type(input, arguments.slice(1, 2));
+  if (!type) return false;
+  restride(results[0], input.suggest_memory_format());
+  for (size_t i = 1; i <= 2; ++i) {
+    results[i] = at::detail::empty_meta(tensor(results[i]).sizes(), *type);
+  }
+  return true;
+}
+
+// (input, normalized_shape, weight, bias, eps)
+bool layer_norm(Arguments arguments, torch::jit::Stack&) {
+  return !on_host() || statistics_type(tensor(arguments[0]), arguments.slice(2, 2)).has_value();
+}
+
+// The gradients of a norm: of the input, the weight and the bias, each in the type of what it is
+// the gradient of. The CPU kernels want the statistics in the type of the weight.
+bool norm_backward(const at::Tensor& input, const at::Tensor& mean, const c10::IValue& weight,
+                   const c10::IValue& bias, torch::jit::Stack& results) {
+  if (!on_host()) return true;
+  const c10::IValue of[] = {input, weight, bias};
+  for (size_t i = 0; i < 3; ++i) {
+    const at::Tensor operand = tensor_or_none(of[i]);
+    const at::Tensor gradient = tensor_or_none(results[i]);
+    if (!operand.defined() || !gradient.defined()) continue;
+    results[i] =
+        at::detail::empty_strided_meta(gradient.sizes(), gradient.strides(), operand.scalar_type());
+  }
+  const at::Tensor scale = tensor_or_none(weight);
+  return mean.scalar_type() == (scale.defined() ? scale : input).scalar_type();
+}
+
+// (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
+bool group_norm_backward(Arguments arguments, torch::jit::Stack& results) {
+  return norm_backward(tensor(arguments[1]), tensor(arguments[2]), arguments[4], arguments[4],
+                       results);
+}
+
+// (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+bool layer_norm_backward(Arguments arguments, torch::jit::Stack& results) {
+  return norm_backward(tensor(arguments[1]), tensor(arguments[3]), arguments[5], arguments[6],
+                       results);
+}
+
+// (v, g, dim). The CPU kernel keeps the norms of halves in float32.
+bool weight_norm(Arguments arguments, torch::jit::Stack& results) {
+  if (!on_host()) return true;
+  if (!one_type(arguments)) return false;
+  const at::Tensor& norms = tensor(results[1]);
+  if (c10::isReducedFloatingType(tensor(arguments[0]).scalar_type())) {
+    results[1] = at::detail::empty_strided_meta(norms.sizes(), norms.strides(), c10::kFloat);
+  }
   return true;
 }
 
@@ -192,21 +245,6 @@ bool roll(Arguments arguments, torch::jit::Stack& results) {
 bool pointwise(Arguments arguments, torch::jit::Stack& results) {
   restride(results[0], record::pointwise_strides(arguments));
   return true;
-}
-
-// The type that the CPU kernel keeps statistics in: that of the input, or float32 when a half has
-// float32 parameters. Nothing for types that it refuses.
-std::optional<c10::ScalarType> statistics_type(const at::Tensor& input, Arguments parameters) {
-  const auto all_are = [&](c10::ScalarType type) {
-    return std::ranges::all_of(parameters, [&](const c10::IValue& value) {
-      const at::Tensor parameter = tensor_or_none(value);
-      return !parameter.defined() || parameter.scalar_type() == type;
-    });
-  };
-  const c10::ScalarType type = input.scalar_type();
-  if (all_are(type)) return type;
-  if (c10::isReducedFloatingType(type) && all_are(c10::kFloat)) return c10::kFloat;
-  return std::nullopt;
 }
 
 // (input, and as many `parameters`: weight, bias and, where there are any, running statistics).
@@ -249,6 +287,39 @@ bool onednn_rnn_backward(Arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// (self, ...)
+bool as_first(Arguments arguments, torch::jit::Stack& results) {
+  if (on_host()) restride(results[0], tensor(arguments[0]).suggest_memory_format());
+  return true;
+}
+
+// (grad_output, self, ...)
+bool as_second(Arguments arguments, torch::jit::Stack& results) {
+  if (on_host()) restride(results[0], tensor(arguments[1]).suggest_memory_format());
+  return true;
+}
+
+bool contiguous(Arguments, torch::jit::Stack& results) {
+  if (on_host()) restride(results[0], c10::MemoryFormat::Contiguous);
+  return true;
+}
+
+// (grad_output, self, target, ...)
+bool loss_backward(Arguments arguments, torch::jit::Stack& results) {
+  return one_type(arguments) && contiguous(arguments, results);
+}
+bool binary_cross_entropy(Arguments arguments, torch::jit::Stack& results) {
+  if (!one_type(arguments)) return false;
+  if (tensor(results[0]).sizes() == tensor(arguments[0]).sizes()) {
+    restride(results[0], record::pointwise_strides(arguments.slice(0, 1)));
+  }
+  return true;
+}
+bool binary_cross_entropy_backward(Arguments arguments, torch::jit::Stack& results) {
+  restride(results[0], record::pointwise_strides(arguments.slice(1, 1)));
+  return one_type(arguments);
+}
+
 // (self, target, reduction). One row has one loss, which is no list of one.
 bool multilabel_margin_loss(Arguments arguments, torch::jit::Stack& results) {
   if (tensor(arguments[0]).dim() > 1) return true;
@@ -271,6 +342,7 @@ constexpr int64_t kSum = 0;
 //  include_last_offset, padding_idx). Sums of bfloat16 take the way that needs no bags of offsets,
 // which Meta knows of the other types.
 bool embedding_bag(Arguments arguments, torch::jit::Stack& results) {
+  if (!one_type(arguments)) return false;
   const at::Tensor& weight = arguments[0].toTensor();
   const at::Tensor weights = tensor_or_none(arguments[6]);
   const bool fast = weight.scalar_type() == c10::kBFloat16 && arguments[4].toInt() == kSum &&
@@ -285,8 +357,8 @@ bool embedding_bag(Arguments arguments, torch::jit::Stack& results) {
 // The same. Sums count the last offset as a bag in
 // all they give beside the output, the other modes in nothing.
 bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results) {
+  if (!embedding_bag(arguments, results)) return false;
   if (!on_host()) return true;
-  embedding_bag(arguments, results);
   const at::Tensor& sizes = results[2].toTensor();
   if (arguments[4].toInt() == kSum) {
     results[3] = at::detail::empty_meta(sizes.sizes(), sizes.scalar_type());
@@ -296,235 +368,10 @@ bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results)
   return true;
 }
 
-// Without training the CPU kernel empties the tensors for statistics that it is given.
-bool batch_norm_out(Arguments arguments, torch::jit::Stack&) {
-  return !on_host() || arguments[5].toBool();
-}
-
-// (self, approximate)
-bool gelu(Arguments arguments, torch::jit::Stack&) {
-  const std::string_view kind = arguments[1].toStringView();
-  return kind == "none" || kind == "tanh";
-}
-
-// (real, imag, out)
-bool complex(Arguments arguments, torch::jit::Stack&) {
-  const c10::ScalarType part = arguments[0].toTensor().scalar_type();
-  if (arguments[1].toTensor().scalar_type() != part) return false;
-  return arguments.size() < 3 || arguments[2].toTensor().scalar_type() == c10::toComplexType(part);
-}
-
-// (self, mask, source)
-bool masked_scatter(Arguments arguments, torch::jit::Stack&) {
-  return arguments[1].toTensor().scalar_type() == c10::kBool &&
-         arguments[0].toTensor().scalar_type() == arguments[2].toTensor().scalar_type();
-}
-bool masked_scatter_(Arguments arguments, torch::jit::Stack& results) {
-  return masked_scatter(arguments, results) &&
-         at::is_expandable_to(arguments[1].toTensor().sizes(), arguments[0].toTensor().sizes());
-}
-
-// (self, dim, keepdim, min, max)
-bool aminmax_out(Arguments arguments, torch::jit::Stack&) {
-  const c10::ScalarType type = arguments[0].toTensor().scalar_type();
-  return arguments[3].toTensor().scalar_type() == type &&
-         arguments[4].toTensor().scalar_type() == type;
-}
-
-// (self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-bool avg_pool3d(Arguments arguments, torch::jit::Stack&) {
-  if (on_host() && c10::isReducedFloatingType(tensor(arguments[0]).scalar_type())) return false;
-  return arguments[6].isNone() || arguments[6].toInt() != 0;
-}
-
-// (self, dim, index, source, alpha)
-bool index_add(Arguments arguments, torch::jit::Stack&) {
-  const at::Tensor& self = arguments[0].toTensor();
-  const at::Tensor& source = arguments[3].toTensor();
-  if (self.dim() != source.dim()) return self.dim() == 0 || source.dim() == 0;
-  const int64_t dim = wrapped(arguments[1], self);
-  for (int64_t d = 0; d < self.dim(); ++d) {
-    if (d != dim && self.size(d) != source.size(d)) return false;
-  }
-  return true;
-}
-
-// (self, boundaries, out_int32, right)
-bool bucketize(Arguments arguments, torch::jit::Stack&) {
-  return arguments[1].toTensor().dim() == 1;
-}
-
-// ---- only refusals: what Meta accepts and eager raises for -------------------------------------
-
-bool is_dim(const c10::IValue& dim, const at::Tensor& self) {
-  const int64_t dims = std::max<int64_t>(self.dim(), 1);
-  return dim.isNone() || (dim.toInt() >= -dims && dim.toInt() < dims);
-}
-
-bool is_index(const at::Tensor& index) {
-  return index.dim() <= 1 &&
-         (index.scalar_type() == c10::kLong || index.scalar_type() == c10::kInt);
-}
-
-bool same_types(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[0]).scalar_type() == tensor(arguments[1]).scalar_type();
-}
-
-// (self, dim, ...) and (self, *, stable, dim, descending)
-template <size_t Dim>
-bool has_dim(Arguments arguments, torch::jit::Stack&) {
-  return is_dim(arguments[Dim], tensor(arguments[0]));
-}
-
-// (self, dim, ...), taking one element of each row
-bool picks_in_rows(Arguments arguments, torch::jit::Stack&) {
-  const at::Tensor& self = tensor(arguments[0]);
-  if (!is_dim(arguments[1], self)) return false;
-  const int64_t dim = wrapped(arguments[1], self);
-  return self.dim() == 0 || self.size(dim) > 0;
-}
-
-// (self)
-bool has_elements(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[0]).numel() > 0;
-}
-
-// (self, ...)
-bool is_real_or_complex(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[0]).is_floating_point() || tensor(arguments[0]).is_complex();
-}
-
-// (self, dim, index, ...)
-bool has_index(Arguments arguments, torch::jit::Stack&) {
-  return is_dim(arguments[1], tensor(arguments[0])) && is_index(tensor(arguments[2]));
-}
-
-// (self, dim, index, source)
-bool index_copy(Arguments arguments, torch::jit::Stack& results) {
-  const at::Tensor& self = tensor(arguments[0]);
-  const at::Tensor& index = tensor(arguments[2]);
-  const at::Tensor& source = tensor(arguments[3]);
-  if (!has_index(arguments, results) || index.scalar_type() != c10::kLong ||
-      self.scalar_type() != source.scalar_type() || self.dim() != source.dim()) {
-    return false;
-  }
-  const int64_t dim = wrapped(arguments[1], self);
-  for (int64_t d = 0; d < self.dim(); ++d) {
-    if (source.size(d) != (d == dim ? index.numel() : self.size(d))) return false;
-  }
-  return true;
-}
-
-// (self, index, source, accumulate)
-bool put(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[1]).scalar_type() == c10::kLong &&
-         tensor(arguments[1]).numel() == tensor(arguments[2]).numel() &&
-         tensor(arguments[0]).scalar_type() == tensor(arguments[2]).scalar_type();
-}
-
-// (self, mask, value)
-bool masked_fill(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[1]).scalar_type() == c10::kBool;
-}
-
-bool is_bool(const c10::IValue& value) {
-  return value.isTensor() ? tensor(value).scalar_type() == c10::kBool : value.isBool();
-}
-
-// (self, other, alpha)
-bool add_or_subtract(Arguments arguments, torch::jit::Stack&) {
-  const auto integral = [](const c10::IValue& value) {
-    return value.isTensor() ? c10::isIntegralType(tensor(value).scalar_type(), true)
-                            : !value.isDouble() && !value.isComplexDouble();
-  };
-  const c10::IValue& alpha = arguments[2];
-  if (alpha.isBool()) return is_bool(arguments[0]) && is_bool(arguments[1]);
-  return !(integral(arguments[0]) && integral(arguments[1])) || integral(alpha);
-}
-bool subtract(Arguments arguments, torch::jit::Stack& results) {
-  return !is_bool(arguments[0]) && !is_bool(arguments[1]) && add_or_subtract(arguments, results);
-}
-
-// (self, exponent)
-bool power(Arguments arguments, torch::jit::Stack&) {
-  if (!c10::isIntegralType(tensor(arguments[0]).scalar_type(), /*includeBool=*/true)) return true;
-  return arguments[1].isInt() && arguments[1].toInt() >= 0;
-}
-
-// CPU kernels lack most arithmetic on complex halves.
-bool not_complex_half(Arguments, torch::jit::Stack& results) {
-  return !on_host() || tensor(results[0]).scalar_type() != c10::kComplexHalf;
-}
-
-// (self)
-bool not_bool(Arguments arguments, torch::jit::Stack&) { return !is_bool(arguments[0]); }
-bool not_complex(Arguments arguments, torch::jit::Stack&) {
-  return !tensor(arguments[0]).is_complex();
-}
-
-// What Meta computes into may be lazily conjugated by eager, which only a direct call tells.
-bool never(Arguments, torch::jit::Stack&) { return false; }
-
-void register_refusals() {
-  using record::install_meta_rule;
-  for (const char* name : {"aten::sort", "aten::argsort", "aten::cummax", "aten::cummin"}) {
-    install_meta_rule(name, &has_dim<1>);
-  }
-  install_meta_rule("aten::sort.stable", &has_dim<2>);
-  install_meta_rule("aten::argsort.stable", &has_dim<2>);
-  install_meta_rule("aten::kthvalue", &has_dim<2>);
-  for (const char* name : {"aten::max.dim", "aten::min.dim", "aten::mode", "aten::median.dim",
-                           "aten::nanmedian.dim"}) {
-    install_meta_rule(name, &picks_in_rows);
-  }
-  for (const char* name : {"aten::max", "aten::min", "aten::aminmax"}) {
-    install_meta_rule(name, &has_elements);
-  }
-  for (const char* name :
-       {"aten::index_select", "aten::index_fill_.int_Scalar", "aten::index_fill_.int_Tensor",
-        "aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor"}) {
-    install_meta_rule(name, &has_index);
-  }
-  for (const char* name : {"aten::index_copy", "aten::index_copy_"}) {
-    install_meta_rule(name, &index_copy);
-  }
-  install_meta_rule("aten::linalg_lu_solve.out", &never);
-  for (const char* name : {"aten::put", "aten::put_"}) install_meta_rule(name, &put);
-  for (const char* name : {"aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
-                           "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"}) {
-    install_meta_rule(name, &masked_fill);
-  }
-  for (const char* name : {"aten::std", "aten::std.dim", "aten::std.correction", "aten::var",
-                           "aten::var.dim", "aten::var.correction", "aten::std_mean.correction",
-                           "aten::var_mean.correction", "aten::ldexp_"}) {
-    install_meta_rule(name, &is_real_or_complex);
-  }
-  for (const char* name : {"aten::heaviside", "aten::heaviside_", "aten::polar"}) {
-    install_meta_rule(name, &same_types);
-  }
-  for (const char* name : {"aten::add.Tensor", "aten::add_.Tensor"}) {
-    install_meta_rule(name, &add_or_subtract);
-  }
-  for (const char* name : {"aten::sub.Tensor", "aten::sub_.Tensor", "aten::rsub.Tensor"}) {
-    install_meta_rule(name, &subtract);
-  }
-  for (const char* name : {"aten::pow.Tensor_Scalar", "aten::pow_.Scalar"}) {
-    install_meta_rule(name, &power);
-  }
-  for (const char* name : {"aten::sum", "aten::sum.dim_IntList", "aten::div.Tensor"}) {
-    install_meta_rule(name, &not_complex_half);
-  }
-  for (const char* name : {"aten::relu", "aten::relu_"}) install_meta_rule(name, &not_bool);
-  for (const char* name : {"aten::floor", "aten::floor_", "aten::ceil", "aten::ceil_",
-                           "aten::trunc", "aten::trunc_"}) {
-    install_meta_rule(name, &not_complex);
-  }
-}
-
 }  // namespace
 
 void register_meta_rules() {
-  register_refusals();
+  register_meta_refusals();
   using record::install_meta_rule;
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);
@@ -542,26 +389,39 @@ void register_meta_rules() {
   install_meta_rule("aten::_scaled_dot_product_flash_attention_for_cpu", &attention_on_host);
   install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
-  install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
   install_meta_rule("aten::native_group_norm", &group_norm);
+  for (const char* name : {"aten::reflection_pad2d", "aten::reflection_pad3d",
+                           "aten::replication_pad2d", "aten::replication_pad3d"}) {
+    install_meta_rule(name, &as_first);
+  }
+  for (const char* name : {"aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward",
+                           "aten::replication_pad2d_backward", "aten::replication_pad3d_backward",
+                           "aten::native_batch_norm_backward", "aten::batch_norm_backward"}) {
+    install_meta_rule(name, &as_second);
+  }
+  install_meta_rule("aten::native_channel_shuffle", &as_first);
+  install_meta_rule("aten::channel_shuffle", &as_first);
+  install_meta_rule("aten::glu_backward", &contiguous);
+  for (const char* name :
+       {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"}) {
+    install_meta_rule(name, &loss_backward);
+  }
+  install_meta_rule("aten::binary_cross_entropy", &binary_cross_entropy);
+  install_meta_rule("aten::binary_cross_entropy_backward", &binary_cross_entropy_backward);
+  install_meta_rule("aten::native_layer_norm", &layer_norm);
+  install_meta_rule("aten::native_layer_norm_backward", &layer_norm_backward);
+  install_meta_rule("aten::native_group_norm_backward", &group_norm_backward);
+  install_meta_rule("aten::_weight_norm_interface", &weight_norm);
   install_meta_rule("aten::log_sigmoid_forward", &log_sigmoid);
   install_meta_rule("aten::roll", &roll);
   for (const char* name :
        {"aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::copysign.Tensor",
-        "aten::floor_divide", "aten::remainder.Tensor", "aten::fmod.Tensor", "aten::nan_to_num"}) {
+        "aten::floor_divide", "aten::remainder.Tensor", "aten::fmod.Tensor", "aten::nan_to_num",
+        "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::hardtanh_backward",
+        "aten::elu_backward", "aten::softplus_backward", "aten::logit_backward",
+        "aten::xlogy.Tensor", "aten::special_xlog1py", "aten::div.Tensor_mode"}) {
     install_meta_rule(name, &pointwise);
   }
-  install_meta_rule("aten::gelu", &gelu);
-  install_meta_rule("aten::complex", &complex);
-  install_meta_rule("aten::complex.out", &complex);
-  install_meta_rule("aten::masked_scatter", &masked_scatter);
-  install_meta_rule("aten::masked_scatter_", &masked_scatter_);
-  install_meta_rule("aten::aminmax.out", &aminmax_out);
-  install_meta_rule("aten::avg_pool3d", &avg_pool3d);
-  install_meta_rule("aten::index_add", &index_add);
-  install_meta_rule("aten::index_add.out", &index_add);
-  install_meta_rule("aten::index_add_", &index_add);
-  install_meta_rule("aten::bucketize.Tensor", &bucketize);
 }
 
 }  // namespace acc::aten

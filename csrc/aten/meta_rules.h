@@ -2,8 +2,9 @@
 
 namespace acc::aten {
 
-// Teaches the recorder where ATen's CPU kernels give other shapes or strides than the Meta kernels
-// promise, and what they refuse that Meta kernels accept.
+// Teaches the recorder where ATen's CPU kernels give other shapes, types or strides than the Meta
+// kernels promise, and what has to run at once.
 void register_meta_rules();
+void register_meta_refusals();  // the latter part of it
 
 }  // namespace acc::aten
