@@ -34,6 +34,8 @@ from tests.opinfo.compare import (
     cotangent,
     distributions,
     neutral,
+    of_channels_last,
+    of_mixed_types,
     sharing,
     writable,
 )
@@ -44,8 +46,9 @@ Failure = tuple[str, str]
 RUNS_EVERYTHING_AT_ONCE = os.environ.get("ACC_MODE", "").lower() == "eager"
 
 # The operator on contiguous arguments; its gradient; its in-place form; operator and in-place
-# form on non-contiguous views; its out= form; arguments that it must refuse; its second gradient.
-FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, DOUBLE = (
+# form on non-contiguous views; its out= form; arguments that it must refuse; operator and gradient
+# on tensors of two types, and on images with their channels last; its second gradient.
+FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST, DOUBLE = (
     "forward",
     "gradient",
     "inplace",
@@ -53,9 +56,11 @@ FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, DOUBLE = (
     "inplace_view",
     "out",
     "error",
+    "mixed",
+    "channels_last",
     "double",
 )
-VARIANTS = (FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR)
+VARIANTS = (FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST)
 ALL_VARIANTS = (*VARIANTS, DOUBLE)
 
 
@@ -78,6 +83,8 @@ def supports(op: OpInfo, variant: str, dtype: torch.dtype) -> bool:
         return op.supports_out
     if variant == ERROR:
         return op.error_inputs_func is not None and dtype == torch.float32
+    if variant == MIXED:
+        return dtype.is_floating_point
     return True
 
 
@@ -85,6 +92,13 @@ def samples(op: OpInfo, variant: str, dtype: torch.dtype) -> Iterator[Any]:
     """The database's samples for a variant, on the CPU."""
     if variant == ERROR:
         return iter(op.error_inputs("cpu"))
+    if variant in (MIXED, CHANNELS_LAST):
+        grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+        given = op.sample_inputs("cpu", dtype, grad)
+        changed = (
+            of_mixed_types(s, dtype) if variant == MIXED else of_channels_last(s) for s in given
+        )
+        return (sample for sample in changed if sample is not None)
     return iter(op.sample_inputs("cpu", dtype, requires_grad=variant in (GRADIENT, DOUBLE)))
 
 
@@ -111,17 +125,17 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else ''}"
 
 
-def on_both(run: Callable[[str], Any]) -> list[str]:
+def on_both(run: Callable[[str], Any]) -> list[str] | None:
     """What differs between `run` on the CPU and on the device under test, in words.
 
-    When one raises the other has to raise the same type of exception.
+    When one raises the other has to raise the same type of exception; None then.
     """
     expected = attempt(lambda: run("cpu"))
     actual = attempt(lambda: run(helpers.DEVICE))
     late = attempt(helpers.synchronize)
     if expected.error is not None or actual.error is not None:
         if type(expected.error) is type(actual.error):
-            return []
+            return None
         told = [first_line(e) if e else "no error" for e in (actual.error, expected.error)]
         return [f"{told[0]} instead of {told[1]}"]
     if late.error is not None:
@@ -156,7 +170,12 @@ class Checker:
             return self._check_error(sample)
         if self.variant in (GRADIENT, DOUBLE):
             return self._check_gradient(sample, index)
-        return self._check_forward(sample, index)
+        found = self._check_forward(sample, index)
+        if self.variant in (MIXED, CHANNELS_LAST) and any(
+            t.requires_grad for t in helpers.tensors(sample.input)
+        ):
+            found += self._check_gradient(sample, index)
+        return found
 
     # --- forward, in-place, view, out ---------------------------------------------------------
 
@@ -421,7 +440,7 @@ class Checker:
             return []  # nothing to compute
         if self.name in exceptions.METADATA_ONLY or self.uninitialised:
             return []
-        views = self.variant in (FORWARD, VIEW)
+        views = self.variant in (FORWARD, VIEW, MIXED, CHANNELS_LAST)
         if (
             views
             and len(sharing(made, a)) == len([t for t in made if t.numel()])

@@ -48,6 +48,50 @@ def arguments(
     return Arguments(*helpers.tree_map(lambda leaf: device if _is_cpu(leaf) else leaf, made))
 
 
+def of_mixed_types(sample: SampleInput, dtype: torch.dtype) -> SampleInput | None:
+    """The sample with its floating-point tensors after the first of another type.
+
+    They become float32, or float64 where `dtype`, the first one's, is float32. None when there are
+    no others.
+    """
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    met = 0
+
+    def one(leaf: Any) -> Any:
+        nonlocal met
+        if not isinstance(leaf, torch.Tensor) or leaf.dtype != dtype:
+            return leaf
+        met += 1
+        if met == 1 or leaf.layout != torch.strided:
+            return leaf
+        return leaf.detach().to(other).requires_grad_(leaf.requires_grad)
+
+    input_, args, kwargs = helpers.tree_map(
+        one, (sample.input, tuple(sample.args), dict(sample.kwargs))
+    )
+    return SampleInput(input_, args=args, kwargs=kwargs) if met > 1 else None
+
+
+def of_channels_last(sample: SampleInput) -> SampleInput | None:
+    """The sample with its images channels last; None when it has none."""
+    met = False
+
+    def one(leaf: Any) -> Any:
+        nonlocal met
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() not in (4, 5) or leaf.numel() == 0:
+            return leaf
+        if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested:
+            return leaf
+        met = True
+        last = torch.channels_last if leaf.dim() == 4 else torch.channels_last_3d
+        return leaf.detach().contiguous(memory_format=last).requires_grad_(leaf.requires_grad)
+
+    input_, args, kwargs = helpers.tree_map(
+        one, (sample.input, tuple(sample.args), dict(sample.kwargs))
+    )
+    return SampleInput(input_, args=args, kwargs=kwargs) if met else None
+
+
 def _is_cpu(leaf: Any) -> bool:
     return isinstance(leaf, str) and leaf == "cpu"
 

@@ -22,7 +22,14 @@ from tests.opinfo import check, exceptions, runner, survey, worker
 FORWARD_SAMPLES = 18_368
 GRADIENT_SAMPLES = 13_729
 SHARE = 0.995
-SHARED = (check.FORWARD, check.GRADIENT, check.INPLACE, check.VIEW, check.INPLACE_VIEW)
+SHARED = (
+    check.FORWARD,
+    check.GRADIENT,
+    check.INPLACE,
+    check.VIEW,
+    check.INPLACE_VIEW,
+    check.CHANNELS_LAST,
+)
 JOBS = int(os.environ.get("ACC_TEST_JOBS", "1"))
 
 MODES = {

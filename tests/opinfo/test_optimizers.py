@@ -68,5 +68,6 @@ def test_an_optimizer(
         for implementation in implementations(info):
             options = {**sample.kwargs, **implementation}
             told = on_both(lambda where, o=options: train(info, o, dtype, where))
+            assert told is not None, f"{options}: the CPU raises"
             found += [f"{options}: {text}" for text in told]
     assert not found, "\n".join(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -398,9 +399,15 @@ def test_views_of_the_zeros_that_autograd_passes_around(device):
         zeros = torch._efficientzerotensor((3, 4), device=where)
         views = [zeros.mT, zeros[1:], zeros[0], zeros.expand(2, 3, 4), zeros.unfold(0, 2, 1)]
         assert all(view._is_zerotensor() for view in views)
-        return [view + 1 for view in views]
+        huge = torch._efficientzerotensor((1 << 20, 1 << 20), device=where)
+        return [*(view + 1 for view in views), huge[0, :3] + 1]
 
     same(run, device)
+
+
+def test_the_zeros_that_autograd_passes_around_are_not_read(acc_only):
+    with pytest.raises(RuntimeError, match="zeros without memory"):
+        copy.deepcopy(torch._efficientzerotensor((3,), device=acc_only))
 
 
 def test_second_gradient_of_singular_values(device):

@@ -403,3 +403,68 @@ def test_exit_by_a_signal(device):
     child.send_signal(signal.SIGTERM)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == -signal.SIGTERM, errors
+
+
+# --- kernels written in Python ------------------------------------------------------------------
+
+PYTHON_KERNEL = """
+import torch
+ones = [torch.ones(3, device=f"acc:{i}") for i in range(2)]
+lib = torch.library.Library("aten", "IMPL")
+def kernel(x, *, out):
+    BODY
+    return out.copy_(x + 1)
+lib.impl("erfinv.out", kernel, "CPU")
+"""
+
+
+def with_kernel(body: str, code: str) -> str:
+    """What a process prints in which `erfinv` adds one and does `body` beside it."""
+    code = PYTHON_KERNEL.replace("BODY", body) + code
+    return run_python(code, timeout=60, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host").stdout
+
+
+def test_a_kernel_that_reads_other_tensors_of_the_device(acc_only):
+    body = "seen = [(t * 3 + x.sum()).sum().item() for t in ones]; assert seen == [9.0, 9.0], seen"
+    told = with_kernel(
+        body,
+        """
+for t in ones:
+    t.cpu()
+for i in range(2):
+    x = torch.zeros(3, device=f"acc:{i}")
+    torch.use_deterministic_algorithms(True)
+    y = torch.erfinv(x * 2) * 2
+    torch.use_deterministic_algorithms(False)
+    print(y.tolist(), torch.are_deterministic_algorithms_enabled())
+""",
+    )
+    assert told.splitlines() == ["[2.0, 2.0, 2.0] False"] * 2
+
+
+def test_a_kernel_that_reads_what_its_own_step_makes(acc_only):
+    told = with_kernel(
+        "made.sum().item()",
+        """
+made = ones[0] * 2
+y = torch.erfinv(ones[0] * 0)
+try:
+    y.cpu()
+except RuntimeError as error:
+    print("is running now" in str(error), made.tolist(), (ones[0] + 1).tolist())
+""",
+    )
+    assert told.split(maxsplit=1)[0] == "True", told
+
+
+def test_a_kernel_that_lays_its_result_out_anew(acc_only):
+    told = with_kernel(
+        "out.as_strided_(out.shape, (1, out.shape[0]))",
+        """
+x = torch.arange(6.0, device="acc").reshape(2, 3)
+for _ in range(2):
+    y = torch.erfinv(x)
+    print(y.stride(), y.tolist())
+""",
+    )
+    assert told.splitlines() == ["(3, 1) [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]"] * 2
