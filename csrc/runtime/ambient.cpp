@@ -168,15 +168,13 @@ AmbientScope::~AmbientScope() {
   InForce& process = in_force();
   std::lock_guard lock(process.mutex);
   relying_scopes = 0;
-  uint64_t to = initial_ & kOfThread;
-  if (--process.threads == 0) {
-    to |= process.before & ~kOfThread;
-  } else {
-    to |= current_ & ~kOfThread;
+  const uint64_t of_process = --process.threads == 0 ? process.before : process.word;
+  const uint64_t to = (initial_ & kOfThread) | of_process;
+  if (to != current_) {
+    // What another thread has set meanwhile stays.
+    const uint64_t now = ambient_word(true);
+    apply(now, (now & (now ^ current_)) | (to & ~(now ^ current_)));
   }
-  // What another thread has set meanwhile stays.
-  const uint64_t now = ambient_word(true);
-  apply(now, (now & (now ^ current_)) | (to & ~(now ^ current_)));
   process.ended.notify_all();
 }
 

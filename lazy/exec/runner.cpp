@@ -52,8 +52,8 @@ struct Prepared {
 struct Arena {
   c10::DataPtr memory;
   uint64_t bytes = 0;
-  bool in_use =
-      false;  // by a run; one inside it, of a kernel that flushes, takes memory of its own
+  // By a run. A plan inside it, of a kernel that flushes, takes memory of its own.
+  bool in_use = false;
 };
 // Each is guarded by the mutex of its device.
 Arena& arena_of(c10::DeviceIndex device) {
