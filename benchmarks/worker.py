@@ -74,12 +74,10 @@ class DeviceAccess:
         """The present memory is the level above which the peak is reported."""
         from benchmarks import load
 
-        self._reset_peaks()
-        host = load.own_memory_mib("VmRSS")
-        device = self._torch.cuda.memory_reserved() / 2**20 if self.on_gpu else host
-        self._levels = {"peak_mib": device, "host_peak_mib": host}
+        self._levels = self._reset_peaks()
 
-    def _reset_peaks(self) -> None:
+    def _reset_peaks(self) -> dict[str, float]:
+        """Gives back what is free, and returns what is left."""
         from benchmarks import load
 
         gc.collect()
@@ -90,6 +88,9 @@ class DeviceAccess:
         if self.on_gpu:
             self._torch.cuda.reset_peak_memory_stats()
         load.reset_own_peak()
+        host = load.own_memory_mib("VmRSS")
+        device = self._torch.cuda.memory_reserved() / 2**20 if self.on_gpu else host
+        return {"peak_mib": device, "host_peak_mib": host}
 
     def peak(self) -> dict[str, float]:
         """MiB above the level so far: of the device's own memory, and of this process."""
@@ -104,10 +105,13 @@ class DeviceAccess:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Memory that the body needs and gives back is not part of the peak."""
+        """What the body needs is not part of the peak, nor what it leaves behind (the code of
+        libraries that it was the first to touch)."""
         self.peak()
+        before = self._reset_peaks()
         yield
-        self._reset_peaks()
+        for name, after in self._reset_peaks().items():
+            self._levels[name] += max(0.0, after - before[name])
 
 
 def versions(device: DeviceAccess) -> dict[str, Any]:

@@ -58,6 +58,12 @@ struct Graph {
     words.clear();
     buffers.clear();
   }
+  // Gives back the room to grow, of a graph that is complete and will be kept.
+  void shrink_to_fit() {
+    nodes.shrink_to_fit();
+    words.shrink_to_fit();
+    buffers.shrink_to_fit();
+  }
   uint64_t bytes() const {
     return nodes.capacity() * sizeof(Node) + words.capacity() * sizeof(int64_t) +
            buffers.capacity() * sizeof(Buffer);

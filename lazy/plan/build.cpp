@@ -62,6 +62,7 @@ uint64_t Plan::bytes() const {
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive) {
   auto plan = std::make_shared<Plan>();
   plan->graph = std::move(graph);
+  plan->graph.shrink_to_fit();
   plan->key = key;
   plan->outputs = std::move(alive);
   const auto& buffers = plan->graph.buffers;
@@ -69,6 +70,8 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   const auto stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
   base::count(base::Counter::NodesRemoved, static_cast<uint64_t>(std::ranges::count(stays, false)));
   plan->program = passes::run_lists_by_item(plan->graph, stays);
+  plan->program.shrink_to_fit();
+  plan->steps.reserve(plan->program.nodes.size());
   for (uint32_t i = 0; i < plan->program.nodes.size(); ++i) plan->steps.push_back({i, {}, {}});
 
   const Lifetimes lifetimes = find_lifetimes(*plan);
