@@ -72,7 +72,6 @@ class DeviceAccess:
 
     def mark_level(self) -> None:
         """The present memory is the level above which the peak is reported."""
-        from benchmarks import load
 
         self._levels = self._reset_peaks()
 
