@@ -1,7 +1,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string_view>
 
 #include "csrc/aten/meta_arguments.h"
@@ -72,11 +74,18 @@ bool bucketize(Arguments arguments, torch::jit::Stack&) {
   return arguments[1].toTensor().dim() == 1;
 }
 
-// (self, ...), without a batch
-bool max_pool3d(Arguments arguments, torch::jit::Stack&) {
+// (self, ...). With channels last the CPU kernel wants a batch, and positions that an integer as
+// wide as the elements can count (32 bits for the halves).
+bool pools_in_format(Arguments arguments, int64_t spatial) {
   const at::Tensor& self = tensor(arguments[0]);
-  return self.dim() == 5 || self.suggest_memory_format() == c10::MemoryFormat::Contiguous;
+  if (self.suggest_memory_format() == c10::MemoryFormat::Contiguous) return true;
+  if (self.dim() != spatial + 2) return false;
+  if (!on_host() || self.element_size() > 2 || self.is_floating_point()) return true;
+  const int64_t positions = c10::multiply_integers(self.sizes().slice(2));
+  return positions <= (self.element_size() == 1 ? INT8_MAX : INT16_MAX);
 }
+bool max_pool2d(Arguments arguments, torch::jit::Stack&) { return pools_in_format(arguments, 2); }
+bool max_pool3d(Arguments arguments, torch::jit::Stack&) { return pools_in_format(arguments, 3); }
 
 // (grad_output, self, target, ...), whose result is like self
 bool nll_loss2d_backward(Arguments arguments, torch::jit::Stack&) {
@@ -295,6 +304,7 @@ void register_meta_refusals() {
   install_meta_rule("aten::index_add.out", &index_add);
   install_meta_rule("aten::index_add_", &index_add);
   install_meta_rule("aten::bucketize.Tensor", &bucketize);
+  install_meta_rule("aten::max_pool2d_with_indices", &max_pool2d);
   install_meta_rule("aten::max_pool3d_with_indices", &max_pool3d);
   install_meta_rule("aten::nll_loss2d_backward", &nll_loss2d_backward);
 }

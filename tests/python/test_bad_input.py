@@ -48,6 +48,9 @@ WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "boolean of many": lambda a, b: bool(a),
     "cholesky": lambda a, b: torch.linalg.cholesky(a),
     "max pool": lambda a, b: F.max_pool2d(a[None], 9),
+    "max pool of bytes, channels last": lambda a, b: F.max_pool2d(
+        torch.zeros(1, 12, 12, 2).char().to(a.device).permute(0, 3, 1, 2), 2
+    ),
     "out= that is read": lambda a, b: (lambda c: torch.add(c, a, out=c))(b[:3]),
     "sort dimension": lambda a, b: b.sort(2),
     "index of two dimensions": lambda a, b: a.index_select(
