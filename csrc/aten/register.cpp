@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <vector>
 
 #include "csrc/aten/fallback.h"
 #include "csrc/aten/record_kernel.h"
@@ -21,14 +22,32 @@ namespace {
 
 class RecordKernel final : public c10::OperatorKernel {
  public:
-  explicit RecordKernel(const graph::Op* op) : op_(*op) {}
+  explicit RecordKernel(const graph::Op* op) : op_(*op) {
+    if (op->name.starts_with("aten::_fused_")) return;  // not counted on the CPU either
+    for (size_t i = 0; i < op->arguments.size(); ++i) {
+      const graph::Argument& argument = op->arguments[i];
+      if (argument.writes && argument.list == graph::ListOf::kTensor) written_lists_.push_back(i);
+    }
+  }
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet,
                   torch::jit::Stack* stack) {
+    if (written_lists_.empty()) return record_or_run(op_, handle, stack);
+    // PyTorch leaves it to the kernels to count these writes, by which autograd knows that a saved
+    // tensor is no longer what it was.
+    c10::SmallVector<c10::IValue, 4> lists;
+    const size_t base = stack->size() - op_.arguments.size();
+    for (const size_t i : written_lists_) lists.push_back((*stack)[base + i]);
     record_or_run(op_, handle, stack);
+    for (const c10::IValue& list : lists) {
+      for (const c10::IValue& tensor : list.toListRef()) {
+        tensor.toTensor().unsafeGetTensorImpl()->bump_version();
+      }
+    }
   }
 
  private:
   const graph::Op& op_;
+  std::vector<size_t> written_lists_;
 };
 
 void register_recorded(torch::Library& library, const c10::OperatorHandle& handle) {

@@ -59,3 +59,32 @@ def test_lists_give_what_eager_gives(
     for a, b in zip(call(DEVICE), expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name, arguments", [c for c in CALLS if c[0].endswith("_")], ids=str)
+def test_writes_to_lists_are_counted(name: str, arguments: tuple[Any, ...]) -> None:
+    # Autograd tells by the count that a tensor it saved is no longer what it was.
+    def versions(device: str) -> list[int]:
+        lists = [[t.to(device) for t in make(torch.float32, seed)] for seed in range(3)]
+        before = [t._version for t in lists[0]]
+        for _ in range(3):  # recorded, planned, followed
+            given = [lists[i + 1] if a == "list" else a for i, a in enumerate(arguments)]
+            getattr(torch, "_foreach_" + name)(lists[0], *given)
+            lists[0][0].sum().item()
+        return [t._version - old for t, old in zip(lists[0], before, strict=True)]
+
+    assert versions(DEVICE) == versions("cpu") == [3, 3, 3]
+
+
+def test_backward_after_an_optimizer_has_changed_what_it_needs() -> None:
+    def run(device: str) -> None:
+        layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)).to(device)
+        optimizer = torch.optim.AdamW(layers.parameters(), foreach=True)
+        loss = layers(torch.ones(2, 3, device=device)).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        loss.backward()
+
+    for device in ("cpu", DEVICE):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(device)
