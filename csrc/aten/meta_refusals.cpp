@@ -235,6 +235,11 @@ void register_meta_refusals() {
   }
   // Its result may be lazily conjugated, and then so has to be the tensor that is given for it.
   install_meta_rule("aten::linalg_lu_solve.out", &never);
+  // Their Meta kernels do not resize what they are given for results.
+  for (const char* name :
+       {"aten::frexp.Tensor_out", "aten::split_with_sizes_copy.out", "aten::unbind_copy.int_out"}) {
+    install_meta_rule(name, &never);
+  }
   for (const char* name : {"aten::put", "aten::put_"}) install_meta_rule(name, &put);
   for (const char* name : {"aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
                            "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"}) {
@@ -245,7 +250,7 @@ void register_meta_refusals() {
                            "aten::var_mean.correction", "aten::ldexp_"}) {
     install_meta_rule(name, &is_real_or_complex);
   }
-  for (const char* name : {"aten::heaviside", "aten::heaviside_", "aten::polar"}) {
+  for (const char* name : {"aten::heaviside_", "aten::polar"}) {
     install_meta_rule(name, &same_types);
   }
   for (const char* name : {"aten::linalg_cross",

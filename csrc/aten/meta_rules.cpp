@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
 #include <ATen/native/ConvUtils.h>
 
@@ -38,10 +40,12 @@ c10::SymIntArrayRef ints(const std::vector<c10::SymInt>& values) { return values
 c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& weight,
                                      const at::Tensor& bias, const Arguments& rest,
                                      at::OptionalSymIntArrayRef bias_sizes) {
-  // One-dimensional convolutions copy their input into plain order first, inside the very function
-  // that is asked here.
-  if (input.dim() == 3) return c10::MemoryFormat::Contiguous;
-  const at::Tensor x = geometry_only(input);
+  // One-dimensional convolutions copy their input into plain order and run as two-dimensional ones.
+  const bool one_dimensional = input.dim() == 3;
+  at::Tensor x = input;
+  if (one_dimensional && !input.is_contiguous())
+    x = at::detail::empty_meta(input.sizes(), input.scalar_type());
+  x = geometry_only(x);
   const at::Tensor w = geometry_only(weight);
   const at::Tensor b = geometry_only(bias);
   const auto stride = rest[0].toSymIntVector();
@@ -51,7 +55,20 @@ c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& 
   const auto backend = at::native::select_conv_backend(
       x, w, b.defined() ? std::optional<at::Tensor>(b) : std::nullopt, ints(stride), ints(padding),
       ints(dilation), rest[3].toBool(), ints(output_padding), rest[5].toSymInt(), bias_sizes);
+  if (one_dimensional) {
+    return at::native::_determine_backend_memory_format(x.unsqueeze(2), w.unsqueeze(2), backend);
+  }
   return at::native::_determine_backend_memory_format(x, w, backend);
+}
+
+// The result of a convolution that works in `format`.
+void restride_convolved(c10::IValue& result, c10::MemoryFormat format) {
+  restride(result, format);
+  if (!result.isTensor() || !result.toTensor().defined()) return;
+  const at::Tensor& tensor = result.toTensor();
+  if (tensor.dim() != 3 || format != c10::MemoryFormat::ChannelsLast) return;
+  const c10::IntArrayRef sizes = tensor.sizes();
+  restride(result, {sizes[1] * sizes[2], 1, sizes[1]});
 }
 
 bool all_positive(const c10::IValue& value) {
@@ -61,9 +78,10 @@ bool all_positive(const c10::IValue& value) {
 // (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 bool convolution(Arguments arguments, torch::jit::Stack& results) {
   if (!all_positive(arguments[5])) return false;
-  restride(results[0],
-           convolution_format(arguments[0].toTensor(), arguments[1].toTensor(),
-                              tensor_or_none(arguments[2]), arguments.slice(3), std::nullopt));
+  restride_convolved(
+      results[0],
+      convolution_format(arguments[0].toTensor(), arguments[1].toTensor(),
+                         tensor_or_none(arguments[2]), arguments.slice(3), std::nullopt));
   return true;
 }
 
@@ -76,8 +94,8 @@ bool convolution_backward(Arguments arguments, torch::jit::Stack& results) {
       arguments[1].toTensor(), arguments[2].toTensor(), at::Tensor(), arguments.slice(4),
       arguments[3].isNone() ? at::OptionalSymIntArrayRef()
                             : at::OptionalSymIntArrayRef(c10::SymIntArrayRef(bias_sizes)));
-  restride(results[0], format);
-  restride(results[1], format);
+  restride_convolved(results[0], format);
+  restride_convolved(results[1], format);
   return true;
 }
 
@@ -247,6 +265,17 @@ bool pointwise(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// (self, other): nor do these accept all that Meta does.
+bool heaviside(Arguments arguments, torch::jit::Stack& results) {
+  return tensor(arguments[0]).scalar_type() == tensor(arguments[1]).scalar_type() &&
+         pointwise(arguments, results);
+}
+bool ldexp(Arguments arguments, torch::jit::Stack& results) {
+  const at::Tensor& other = tensor(arguments[1]);
+  if (other.dim() == 0 && c10::isReducedFloatingType(other.scalar_type())) return false;
+  return pointwise(arguments, results);
+}
+
 // (input, and as many `parameters`: weight, bias and, where there are any, running statistics).
 // What is saved for backward has no elements without training.
 bool saved_statistics(Arguments arguments, size_t parameters, bool training,
@@ -368,11 +397,34 @@ bool embedding_bag_forward_only(Arguments arguments, torch::jit::Stack& results)
   return true;
 }
 
+// (self, ...): a copy of self, laid out anew only where its elements share memory.
+bool scatter(Arguments arguments, torch::jit::Stack& results) {
+  const at::Tensor& self = tensor(arguments[0]);
+  if (at::has_internal_overlap(self) != at::MemOverlap::Yes) return true;
+  restride(results[0], at::infer_dense_strides(self.sizes(), self.strides()));
+  return true;
+}
+
+// (self). The angles of complex numbers are written into a tensor that begins empty.
+bool angle(Arguments arguments, torch::jit::Stack& results) {
+  if (on_host() && tensor(arguments[0]).is_complex()) {
+    restride(results[0], c10::MemoryFormat::Contiguous);
+  }
+  return true;
+}
+
 }  // namespace
 
 void register_meta_rules() {
   register_meta_refusals();
   using record::install_meta_rule;
+  for (const char* name : {"aten::select_scatter", "aten::slice_scatter", "aten::diagonal_scatter",
+                           "aten::as_strided_scatter"}) {
+    install_meta_rule(name, &scatter);
+  }
+  install_meta_rule("aten::angle", &angle);
+  install_meta_rule("aten::heaviside", &heaviside);
+  install_meta_rule("aten::ldexp.Tensor", &ldexp);
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);
   install_meta_rule("aten::max_unpool2d", &max_unpool2d);
@@ -419,7 +471,8 @@ void register_meta_rules() {
         "aten::floor_divide", "aten::remainder.Tensor", "aten::fmod.Tensor", "aten::nan_to_num",
         "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::hardtanh_backward",
         "aten::elu_backward", "aten::softplus_backward", "aten::logit_backward",
-        "aten::xlogy.Tensor", "aten::special_xlog1py", "aten::div.Tensor_mode"}) {
+        "aten::xlogy.Tensor", "aten::special_xlog1py", "aten::div.Tensor_mode", "aten::logaddexp",
+        "aten::logaddexp2"}) {
     install_meta_rule(name, &pointwise);
   }
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.helpers import DEVICE, run_python
 
@@ -85,3 +88,129 @@ def test_wrong_arguments_say_so_at_the_line() -> None:
         x @ x
     with pytest.raises(RuntimeError, match="normalized_shape"):
         torch.nn.functional.layer_norm(x, (4,))
+
+
+MIXED = [
+    (torch.int64, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bool, torch.float32),
+    (torch.float32, torch.complex64),
+    (torch.int64, torch.int64),
+]
+OF_TWO = ["add", "div", "eq", "logical_and", "remainder", "copysign", "xlogy", "heaviside"]
+
+
+@pytest.mark.parametrize("types", MIXED, ids=str)
+@pytest.mark.parametrize("name", [*OF_TWO, "where", "logaddexp"])
+def test_expanded_operands_of_two_types_promise_what_eager_makes(
+    name: str, types: tuple[torch.dtype, torch.dtype]
+) -> None:
+    # The CPU's iterator copies the operand that is of another type, which lays it out anew.
+    function = (lambda a, b: torch.where(a > 0, a, b)) if name == "where" else getattr(torch, name)
+    compared = 0
+    for order_a in itertools.permutations(range(3)):
+        for order_b in itertools.permutations(range(3)):
+            for expand in range(3):
+                left = (torch.rand(3, 3, 3) * 3 + 1).to(types[0])
+                right = (torch.rand(3, 3, 3) * 3 + 1).to(types[1])
+
+                def run(device: str) -> torch.Tensor:
+                    a = left.to(device).permute(order_a)
+                    b = right.to(device).permute(order_b)
+                    if expand == 1:
+                        a = a[:, :1].expand(3, 3, 3)
+                    if expand == 2:
+                        b = b[:1].expand(3, 3, 3)
+                    return function(a, b)
+
+                try:
+                    expected = run("cpu")
+                except RuntimeError:
+                    continue
+                made = run(DEVICE)
+                assert made.stride() == expected.stride(), (order_a, order_b, expand)
+                assert torch.equal(made.cpu().nan_to_num(), expected.nan_to_num())
+                compared += 1
+    assert compared in (0, 108)
+    assert compared or name in ("heaviside", "logaddexp", "remainder", "copysign", "xlogy")
+
+
+SCATTERS = {
+    "select": lambda x: x.select_scatter(torch.ones(3).to(x.device), 0, 1),
+    "slice": lambda x: x.slice_scatter(torch.ones(1, 3).to(x.device), 0, 0, 1),
+    "diagonal": lambda x: x.diagonal_scatter(torch.ones(3).to(x.device)),
+    "as_strided": lambda x: x.as_strided_scatter(torch.ones(2).to(x.device), (2,), (2,)),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scattering_into_what_is_expanded_or_has_gaps(name: str) -> None:
+    bases = {
+        "one element": lambda x: x[:1, :1].expand(3, 3),
+        "rows": lambda x: x[:1].expand(3, 3),
+        "columns": lambda x: x[:, :1].expand(3, 3),
+        "transposed": lambda x: x[:3].t(),
+        "gaps": lambda x: x[::2],
+    }
+    for base, view in bases.items():
+        x = torch.arange(18.0).reshape(6, 3)
+        if base == "columns":
+            x = x[:3].clone()
+        expected = SCATTERS[name](view(x))
+        made = SCATTERS[name](view(x.to(DEVICE)))
+        assert made.stride() == expected.stride(), base
+        assert torch.equal(made.cpu(), expected), base
+    gradients = []
+    for device in (DEVICE, "cpu"):
+        leaf = torch.ones(3, 3, device=device, requires_grad=True)
+        SCATTERS[name](leaf).sum().backward()  # the gradient that comes is expanded
+        gradients.append(leaf.grad)
+    assert torch.equal(gradients[0].cpu(), gradients[1])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_over_one_dimension_in_any_layout(transposed: bool) -> None:
+    convolve = F.conv_transpose1d if transposed else F.conv1d
+    for turned in itertools.product((False, True), repeat=2):
+        for length, kernel, channels in ((9, 3, 16), (9, 1, 16), (9, 3, 1)):
+            x = torch.randn(2, channels, length)
+            weight = torch.randn(*((channels, 4) if transposed else (4, channels)), kernel)
+            results = []
+            for device in ("cpu", DEVICE):
+                leaves = []
+                for t, turn in zip((x, weight), turned, strict=True):
+                    t = t.transpose(1, 2).contiguous().transpose(1, 2) if turn else t
+                    leaves.append(t.to(device).requires_grad_())
+                y = convolve(*leaves)
+                results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+            for expected, made in zip(*results, strict=True):
+                assert made.stride() == expected.stride(), (turned, length, kernel, channels)
+                assert torch.equal(made.cpu(), expected)
+
+
+def test_out_arguments_that_the_meta_kernel_does_not_resize() -> None:
+    def split(device: str) -> list[torch.Tensor]:
+        out = [torch.empty(0, device=device) for _ in range(2)]
+        torch.split_with_sizes_copy(torch.ones(3, 3, device=device), [1, 2], out=out)
+        return out
+
+    def unbind(device: str) -> list[torch.Tensor]:
+        out = [torch.empty(0, device=device) for _ in range(3)]
+        torch.unbind_copy(torch.ones(3, 3, device=device), out=out)
+        return out
+
+    def frexp(device: str) -> list[torch.Tensor]:
+        out = torch.empty(0, device=device), torch.empty(0, dtype=torch.int32, device=device)
+        return list(torch.frexp(torch.tensor(3.0, device=device), out=out))
+
+    def ldexp(device: str) -> list[torch.Tensor]:
+        exponent = torch.tensor(2.0, dtype=torch.half, device=device)
+        return [torch.ldexp(torch.tensor([3, 1], device=device), exponent)]
+
+    def angle(device: str) -> list[torch.Tensor]:
+        return [torch.ones(4, 3, dtype=torch.cfloat, device=device).t().angle()]
+
+    for function in (split, unbind, frexp, ldexp, angle):
+        for made, expected in zip(function(DEVICE), function("cpu"), strict=True):
+            assert made.stride() == expected.stride() and made.dtype == expected.dtype
+            assert torch.equal(made.cpu(), expected)
