@@ -72,7 +72,6 @@ class DeviceAccess:
 
     def mark_level(self) -> None:
         """The present memory is the level above which the peak is reported."""
-
         self._levels = self._reset_peaks()
 
     def _reset_peaks(self) -> dict[str, float]:
@@ -82,6 +81,8 @@ class DeviceAccess:
         gc.collect()
         self.synchronize()
         # Memory that was freed but not given back would hide what the next steps need.
+        if self.device == "acc":
+            self._torch.acc.empty_cache()
         if platform.libc_ver()[0] == "glibc":
             ctypes.CDLL(None).malloc_trim(0)
         if self.on_gpu:

@@ -167,17 +167,24 @@ def test_a_machine_that_hides_its_load_is_refused(monkeypatch):
         load.check_usable([0])
 
 
-def test_the_peak_of_memory_is_above_the_level_and_leaves_out_the_checksum():
-    code = """
+@pytest.mark.parametrize("where", ["cpu", "acc"])
+def test_the_peak_of_memory_is_above_the_level_and_leaves_out_the_checksum(where):
+    code = f"""
         import json, torch
         from benchmarks import worker
-        device = worker.DeviceAccess("cpu")
+        if "{where}" == "acc":
+            import torchacc_device
+        def use(mib):
+            kept = torch.ones(mib << 18, device="{where}")
+            kept.sum().item()
+            return kept
+        device = worker.DeviceAccess("{where}")
         device.mark_level()
-        torch.ones(16 << 20).sum()
+        use(64)
         with device.uncounted():
-            torch.ones(64 << 20).sum()
-            kept = torch.ones(32 << 20)
-        torch.ones(20 << 20).sum()
+            use(256)
+            kept = use(128)
+        use(80)
         print(json.dumps(device.peak()))
     """
     output = subprocess.run(
