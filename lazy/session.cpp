@@ -296,15 +296,13 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
 // Tells other threads that work is on its way while this one does it.
 class Running {
  public:
-  explicit Running(Recorder& recorder)
-      : recorder_(recorder), before_(recorder.set_running(recorder.number())) {}
-  ~Running() { recorder_.set_running(before_); }
+  explicit Running(Recorder& recorder) : recorder_(recorder) { recorder.begin_run(); }
+  ~Running() { recorder_.end_run(); }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
   Recorder& recorder_;
-  const uint64_t before_;
 };
 
 void Session::resume(Recorder& recorder) {
@@ -332,7 +330,7 @@ void Session::give_up(Recorder& recorder) {
 }
 
 void Session::settle(Recorder& recorder) {
-  runtime::LockWithoutGil lock(recorder.mutex());
+  const auto lock = recorder.lock();
   if (!recorder.suspended()) return;
   try {
     resume(recorder);
@@ -369,7 +367,7 @@ void poison_all(const Trace& trace, const std::exception_ptr& error) {
 void Session::flush(Recorder& recorder, FlushReason reason) {
   std::unique_ptr<runtime::Marker> oldest;
   {
-    runtime::LockWithoutGil lock(recorder.mutex());
+    const auto lock = recorder.lock();
     if (recorder.suspended()) resume(recorder);
     if (recorder.pending() == 0) return;
     submit(recorder, reason);
@@ -423,14 +421,14 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
 
 std::string Session::last_plan(c10::DeviceIndex index) {
   Recorder& recorder = record::recorder(index);
-  runtime::LockWithoutGil lock(recorder.mutex());
+  const auto lock = recorder.lock();
   const Device& device = devices_[static_cast<size_t>(index)];
   return device.last == nullptr ? "" : graph::print(device.last->graph);
 }
 
 void Session::drop_plans(c10::DeviceIndex index) {
   Recorder& recorder = record::recorder(index);
-  runtime::LockWithoutGil lock(recorder.mutex());
+  const auto lock = recorder.lock();
   recorder.stop_expecting();
   Device& device = devices_[static_cast<size_t>(index)];
   device.expected.reset();
@@ -473,7 +471,7 @@ void start() {
   };
   hooks.release_cached = [](c10::DeviceIndex device) {
     Recorder& recorder = record::recorder(device);
-    runtime::LockWithoutGil lock(recorder.mutex());
+    const auto lock = recorder.lock();
     // Work that waits for memory has its intermediates there.
     if (!recorder.suspended()) exec::release_arena(device);
   };
@@ -497,7 +495,7 @@ static c10::Storage allocate(size_t nbytes) {
 }
 
 void materialise(LazyStorage& storage) {
-  record::recorder(storage.device().index()).check_readable(storage);
+  record::check_contents(storage);
   if (storage.has_memory()) return;
   const runtime::OnDevice on_device(storage.device().index());
   storage.set_memory(allocate(storage.nbytes()));
@@ -505,7 +503,7 @@ void materialise(LazyStorage& storage) {
 
 at::Tensor share(const at::Tensor& tensor) {
   at::Tensor result = alias(tensor, FlushReason::kPointer);
-  runtime::LockWithoutGil lock(record::recorder(tensor.device().index()).mutex());
+  const auto lock = record::recorder(tensor.device().index()).lock();
   record::storage_of(tensor)->observed = true;
   return result;
 }
@@ -516,7 +514,7 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   Recorder& recorder = record::recorder(tensor.device().index());
   c10::Storage memory;
   {
-    runtime::LockWithoutGil lock(recorder.mutex());
+    const auto lock = recorder.lock();
     if (!recorder.knows(storage)) {
       materialise(storage);
       memory = storage.memory();
@@ -527,13 +525,13 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
       flush(tensor.device().index(), reason);
     } catch (const c10::OutOfMemoryError&) {
       // What is only read, and complete, can be read all the same.
-      runtime::LockWithoutGil lock(recorder.mutex());
+      const auto lock = recorder.lock();
       if (reason != FlushReason::kRead || !recorder.suspended() || !storage.has_memory() ||
           Session::get().waits_to_write(recorder, storage)) {
         throw;
       }
     }
-    runtime::LockWithoutGil lock(recorder.mutex());
+    const auto lock = recorder.lock();
     materialise(storage);
     memory = storage.memory();
   }
@@ -555,13 +553,13 @@ void settle(c10::DeviceIndex device) {
 
 std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor) {
   LazyStorage& storage = *record::storage_of(tensor);
-  runtime::LockWithoutGil lock(record::recorder(tensor.device().index()).mutex());
+  const auto lock = record::recorder(tensor.device().index()).lock();
   const bool whole = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage.nbytes();
   return whole ? std::exchange(storage.poison, nullptr) : nullptr;
 }
 
 void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison> poison) {
-  runtime::LockWithoutGil lock(record::recorder(tensor.device().index()).mutex());
+  const auto lock = record::recorder(tensor.device().index()).lock();
   record::storage_of(tensor)->poison = std::move(poison);
 }
 
@@ -569,10 +567,11 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   const size_t old_bytes = storage.nbytes();
   if (nbytes == old_bytes) return;
   const c10::DeviceIndex device = storage.device().index();
+  record::refuse_absurd(nbytes, device);
   Recorder& recorder = record::recorder(device);
   if (recorder.suspended()) settle(device);
   {
-    runtime::LockWithoutGil lock(recorder.mutex());
+    const auto lock = recorder.lock();
     const bool without_contents = !recorder.knows(storage) && !storage.has_memory();
     if (nbytes == 0 || old_bytes == 0 || without_contents) {
       recorder.detach(storage, nbytes);
@@ -581,7 +580,7 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
     }
   }
   flush(device, FlushReason::kResize);
-  runtime::LockWithoutGil lock(recorder.mutex());
+  const auto lock = recorder.lock();
   materialise(storage);
   const runtime::OnDevice on_device(device);
   // First the new memory, which may not be had.

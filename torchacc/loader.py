@@ -247,9 +247,9 @@ class AsyncLoader:
     is raised in the training loop with the worker's traceback. Attributes that are not listed here
     are those of the wrapped loader (`dataset`, `sampler`, `batch_size`, ...).
 
-    Random numbers that a data set draws from torch's CPU generator without worker processes are
-    drawn ahead of the training. A wrapped one-shot iterator loses, on an early exit, the at most
-    `device_prefetch_size` batches that were fetched ahead.
+    Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
+    the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
+    iterator then loses the at most `device_prefetch_size` batches that were fetched ahead.
 
     Args:
         loader: anything that can be iterated; usually a `torch.utils.data.DataLoader`.

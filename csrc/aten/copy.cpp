@@ -39,7 +39,7 @@ void record_copy(const at::Tensor& destination, const at::Tensor& source) {
 bool untouched(const at::Tensor& tensor) {
   record::LazyStorage& storage = *record::storage_of(tensor);
   record::Recorder& recorder = record::recorder(tensor.device().index());
-  runtime::LockWithoutGil lock(recorder.mutex());
+  const auto lock = recorder.lock();
   return !recorder.knows(storage) && !storage.has_memory() && storage.poison == nullptr;
 }
 

@@ -165,7 +165,7 @@ class DirectCall {
     record::copy_flags(pair.alias, tensor);
     if (pair.alias.sizes() == tensor.sizes() && pair.alias.strides() == tensor.strides()) return;
     record::LazyStorage& storage = *record::storage_of(tensor);
-    runtime::LockWithoutGil lock(record::recorder(device_).mutex());
+    const auto lock = record::recorder(device_).lock();
     storage.set_nbytes(pair.alias.storage().nbytes());
     storage.set_memory(pair.alias.storage());
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(pair.alias.sizes(), pair.alias.strides());

@@ -7,9 +7,13 @@
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
-#include <condition_variable>
+#include <atomic>
 #include <mutex>
+#include <shared_mutex>
+
+#include "csrc/runtime/gil.h"
 
 namespace acc::runtime {
 namespace {
@@ -111,25 +115,54 @@ constexpr uint64_t mask(int position, int bits) { return ((uint64_t{1} << bits) 
 // These belong to the thread; the others to the process.
 constexpr uint64_t kOfThread = mask(kThreads, 16) | mask(kFlushDenormal, 1) | mask(kGradMode, 1);
 
-// What the running plans have brought into force for the process.
-struct InForce {
-  std::mutex mutex;
-  std::condition_variable ended;
-  size_t threads = 0;   // that rely on it
-  uint64_t word = 0;    // meaningful while there are any, like `before`
-  uint64_t before = 0;  // what the first of them found
+constexpr uint64_t kWithoutProducts = mask(0, kForProducts);
+
+// The settings of the process that plans share, or that one has to itself.
+struct Process {
+  // Held by every plan while it runs: alone by one that changes settings.
+  std::shared_mutex plans;
+  // Odd while a plan has settings of its own in force; changes when it begins and ends.
+  std::atomic<uint64_t> epoch{0};
+  // Guards a change of the settings by such a plan, and what follows. Nobody waits for it long.
+  std::mutex change;
+  uint64_t before = 0;  // what the plan found
+  uint64_t own = 0;     // what it has brought into force
 };
 
-InForce& in_force() {
-  static auto& state = *new InForce;
+Process& process() {
+  static auto& state = *new Process;
   return state;
 }
 
-thread_local size_t relying_scopes = 0;
+// `now`, but for the settings in which it is still what a plan made it, `own`: these from `before`.
+uint64_t without(uint64_t now, uint64_t own, uint64_t before) {
+  uint64_t result = now;
+  const auto restore = [&](int position, int bits) {
+    const uint64_t changed = mask(position, bits);
+    if (((now ^ own) & changed) == 0) result = (result & ~changed) | (before & changed);
+  };
+  restore(kDefaultDtype, 8);
+  // Who sets one of these sets both.
+  restore(kDeterministic, 2);
+  for (int position = kFillUninitialized; position <= kMkldnnDeterministic; ++position) {
+    restore(position, 1);
+  }
+  restore(kFp16Reduction, 2);
+  restore(kBf16Reduction, 2);
+  restore(kFp16Accumulation, 1);
+  for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
+    restore(kPrecision + 2 * static_cast<int>(i), 2);
+  }
+  return result;
+}
 
-}  // namespace
+// The word with every part: what operators that do not multiply leave open is as in `base`.
+uint64_t complete(uint64_t word, uint64_t base) {
+  return test(word, kForProducts) ? word : (word & kWithoutProducts) | (base & ~kWithoutProducts);
+}
 
-uint64_t ambient_word(bool products) {
+// The settings as they are.
+uint64_t read_word(bool products) {
   const at::Context& context = at::globalContext();
   uint64_t word = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
                   field(static_cast<uint64_t>(at::get_num_threads()), 0, 16) << kThreads |
@@ -156,53 +189,82 @@ uint64_t ambient_word(bool products) {
   return word;
 }
 
-AmbientScope::AmbientScope() : initial_(ambient_word(true)), current_(initial_) {}
+}  // namespace
+
+uint64_t ambient_word(bool products) {
+  Process& shared = process();
+  const uint64_t epoch = shared.epoch.load(std::memory_order_acquire);
+  if (epoch % 2 == 0) {
+    const uint64_t word = read_word(products);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (shared.epoch.load(std::memory_order_relaxed) == epoch) return word;
+  }
+  const LockWithoutGil lock(shared.change);
+  const uint64_t word = read_word(products);
+  if (shared.epoch.load(std::memory_order_relaxed) % 2 == 0) return word;
+  const uint64_t wanted = without(word, shared.own, shared.before);
+  return products ? wanted : wanted & kWithoutProducts;
+}
+
+static thread_local size_t program_settings = 0;
+
+ProgramSettings::ProgramSettings() {
+  std::shared_mutex& plans = process().plans;
+  if (program_settings == 0 && !plans.try_lock_shared()) {
+    const GilRelease release;
+    plans.lock_shared();
+  }
+  ++program_settings;
+}
+
+ProgramSettings::~ProgramSettings() {
+  if (--program_settings == 0) process().plans.unlock_shared();
+}
+
+AmbientScope::AmbientScope(std::span<const uint64_t> words) : initial_(0), current_(0) {
+  Process& shared = process();
+  if (program_settings > 0) shared.plans.unlock_shared();
+  shared.plans.lock_shared();
+  initial_ = current_ = read_word(true);
+  const auto fits = [&](uint64_t word) {
+    return ((complete(word, initial_) ^ initial_) & ~kOfThread) == 0;
+  };
+  if (std::ranges::all_of(words, fits)) return;
+  shared.plans.unlock_shared();
+  shared.plans.lock();
+  const std::lock_guard lock(shared.change);
+  alone_ = true;
+  initial_ = current_ = shared.before = shared.own = read_word(true);
+  ++shared.epoch;
+}
 
 AmbientScope::~AmbientScope() {
-  if (!relies_) return;
-  if (relying_scopes > 1) {
-    bring(initial_);
-    --relying_scopes;
-    return;
+  Process& shared = process();
+  if (alone_) {
+    const std::lock_guard lock(shared.change);
+    const uint64_t now = read_word(true);
+    apply(now, (without(now, shared.own, shared.before) & ~kOfThread) | (initial_ & kOfThread));
+    ++shared.epoch;
+  } else {
+    apply(current_, initial_);
   }
-  InForce& process = in_force();
-  std::lock_guard lock(process.mutex);
-  relying_scopes = 0;
-  const uint64_t of_process = --process.threads == 0 ? process.before : process.word;
-  const uint64_t to = (initial_ & kOfThread) | of_process;
-  if (to != current_) {
-    // What another thread has set meanwhile stays.
-    const uint64_t now = ambient_word(true);
-    apply(now, (now & (now ^ current_)) | (to & ~(now ^ current_)));
-  }
-  process.ended.notify_all();
+  alone_ ? shared.plans.unlock() : shared.plans.unlock_shared();
+  if (program_settings > 0) shared.plans.lock_shared();
 }
 
 void AmbientScope::set(uint64_t word) {
-  if (!test(word, kForProducts)) {
-    constexpr uint64_t kLow = (uint64_t{1} << kForProducts) - 1;
-    word = (word & kLow) | (current_ & ~kLow);
+  word = complete(word, current_);
+  if (word == current_) return;
+  if (!alone_) {
+    apply(current_, word);
+  } else {
+    Process& shared = process();
+    const std::lock_guard lock(shared.change);
+    const uint64_t now = read_word(true);
+    shared.before = without(now, shared.own, shared.before);
+    apply(now, word);
+    shared.own = word;
   }
-  if (relies_ && word == current_) return;
-  bring(word);
-}
-
-void AmbientScope::bring(uint64_t word) {
-  InForce& process = in_force();
-  std::unique_lock lock(process.mutex);
-  const uint64_t wanted = word & ~kOfThread;
-  process.ended.wait(lock, [&] {
-    const size_t others = process.threads - (relying_scopes > 0 ? 1 : 0);
-    return others == 0 || wanted == process.word;
-  });
-  if (!relies_) {
-    if (relying_scopes++ == 0 && process.threads++ == 0) {
-      process.word = process.before = ambient_word(true) & ~kOfThread;
-    }
-    relies_ = true;
-  }
-  apply((current_ & kOfThread) | process.word, word);
-  process.word = wanted;
   current_ = word;
 }
 

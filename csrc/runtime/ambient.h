@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 // Settings that change what an operator computes, as one word: default dtype, number of threads,
 // deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
@@ -12,30 +13,44 @@
 // inference mode and the choice between attention kernels act above the recorder and are not in it.
 namespace acc::runtime {
 
-// `products`: also read what only operators that multiply depend on, which costs several look-ups.
+// The settings that the user's program has in force. `products`: also read what only operators that
+// multiply depend on, which costs several look-ups.
+//
+// Most settings belong to the process, so what a running plan has brought into force is seen by all
+// threads; here it is told from what the program asked for.
 uint64_t ambient_word(bool products);
 
-// Brings the settings of a word into force while it lives, and then back what was in force. `set`
-// does nothing when they are.
+// While it lives, no plan has settings of its own in force: what is learnt under the settings of
+// the program (see `ambient_word`) is true of them. Waits without the interpreter lock. May be
+// nested; a plan that this thread runs meanwhile, in a finalizer say, is an exception.
+class ProgramSettings {
+ public:
+  ProgramSettings();
+  ~ProgramSettings();
+  ProgramSettings(const ProgramSettings&) = delete;
+  ProgramSettings& operator=(const ProgramSettings&) = delete;
+};
+
+// Lets a plan's operators run under the settings they were recorded with, and brings back what was
+// in force when it ends.
 //
-// Most settings belong to the process. Threads that want the same ones run side by side; one that
-// wants others waits until the rest are done, so do not hold the interpreter lock around it. A
-// thread that only looks at the settings meanwhile sees those of the plans that run; what it sets
-// stays. Scopes of one thread may nest: a kernel written in Python may flush.
+// Plans that want what the process has in force run side by side; one that wants something else
+// runs alone, so nothing here may be waited for with the interpreter lock held. While it runs,
+// other threads that look at the process's settings, or compute on the CPU, see its own. A setting
+// that they change to another value than the plan's stays. One thread has one scope at a time.
 class AmbientScope {
  public:
-  AmbientScope();
+  // `words`: all that will be set.
+  explicit AmbientScope(std::span<const uint64_t> words);
   ~AmbientScope();
   AmbientScope(const AmbientScope&) = delete;
   AmbientScope& operator=(const AmbientScope&) = delete;
   void set(uint64_t word);
 
  private:
-  void bring(uint64_t word);
-
-  const uint64_t initial_;
+  uint64_t initial_;
   uint64_t current_;
-  bool relies_ = false;  // on what the process has in force
+  bool alone_ = false;
 };
 
 }  // namespace acc::runtime

@@ -23,7 +23,7 @@ GilRelease::~GilRelease() {
   if (token_ != nullptr) installed.acquire(token_);
 }
 
-LockWithoutGil::LockWithoutGil(std::recursive_mutex& mutex) : mutex_(mutex) {
+LockWithoutGil::LockWithoutGil(std::mutex& mutex) : mutex_(mutex) {
   if (mutex_.try_lock()) return;
   token_ = release_if_held();
   mutex_.lock();

@@ -36,13 +36,13 @@ class GilRelease {
 // runs) without a deadlock. Unlocks before it takes the interpreter lock back.
 class LockWithoutGil {
  public:
-  explicit LockWithoutGil(std::recursive_mutex& mutex);
+  explicit LockWithoutGil(std::mutex& mutex);
   ~LockWithoutGil();
   LockWithoutGil(const LockWithoutGil&) = delete;
   LockWithoutGil& operator=(const LockWithoutGil&) = delete;
 
  private:
-  std::recursive_mutex& mutex_;
+  std::mutex& mutex_;
   void* token_ = nullptr;
 };
 

@@ -291,19 +291,37 @@ torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
       stack[patch.argument] = decoder.item(patch.word, graph::ListOf::kNone);
     }
   }
-  handle_.callBoxed(stack);
-  if (into_.defined() && into_.strides() != c10::IntArrayRef(strides_)) keep_layout();
+  if (!into_.defined()) {
+    handle_.callBoxed(stack);
+    return stack;
+  }
+  try {
+    handle_.callBoxed(stack);
+    if (into_.sizes() != c10::IntArrayRef(sizes_) ||
+        into_.strides() != c10::IntArrayRef(strides_)) {
+      keep_layout();
+    }
+  } catch (...) {
+    into_.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
+    throw;
+  }
   return stack;
 }
 
 // The kernel has given its result another layout than the user was told.
 void AtenCall::keep_layout() const {
-  ACC_CHECK(into_.sizes() == c10::IntArrayRef(sizes_), "the kernel gave a result of shape ",
-            into_.sizes(), " where acc had promised ", c10::IntArrayRef(sizes_));
+  check_promise(into_, into_.scalar_type(), sizes_);
   base::count(base::Counter::StrideCopies);
   const at::Tensor made = into_.clone();
   into_.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
   into_.copy_(made);
+}
+
+void check_promise(const at::Tensor& result, c10::ScalarType dtype, c10::IntArrayRef sizes) {
+  ACC_CHECK(result.sizes() == sizes && result.scalar_type() == dtype,
+            "the kernel gave a result of ", result.scalar_type(), " and shape ", result.sizes(),
+            " where acc had promised ", dtype, " and ", sizes,
+            ". Please report the operator as a fault of acc; ACC_MODE=eager avoids it.");
 }
 
 }  // namespace acc::library

@@ -25,6 +25,9 @@ void point(const Slot& slot, void* data, size_t nbytes);
 // A tensor over `storage`, below autograd, with the geometry of `word`.
 at::Tensor alias(const int64_t* word, c10::Storage storage);
 
+// Throws where a kernel's result is not what was recorded.
+void check_promise(const at::Tensor& result, c10::ScalarType dtype, c10::IntArrayRef sizes);
+
 // A node, ready to be called again and again. It refers to the graph's words and to the slots.
 class AtenCall {
  public:

@@ -52,8 +52,6 @@ struct Prepared {
 struct Arena {
   c10::DataPtr memory;
   uint64_t bytes = 0;
-  // By a run. A plan inside it, of a kernel that flushes, takes memory of its own.
-  bool in_use = false;
 };
 // Each is guarded by the mutex of its device.
 Arena& arena_of(c10::DeviceIndex device) {
@@ -207,16 +205,13 @@ class Run {
   void place_arena(c10::DeviceIndex index) {
     if (plan_.arena_bytes == 0) return;
     held_.take_arena(plan_.arena_bytes);
-    if (arena_of(index).in_use) own_arena_ = std::make_unique<Arena>();
-    Arena& arena = own_arena_ != nullptr ? *own_arena_ : arena_of(index);
+    Arena& arena = arena_of(index);
     if (arena.bytes < plan_.arena_bytes) {
       arena.memory.clear();
       arena.bytes = 0;
       arena.memory = runtime::backend().allocator()->allocate(plan_.arena_bytes);
       arena.bytes = plan_.arena_bytes;
     }
-    arena.in_use = true;
-    arena_.reset(&arena);
     if (prepared_.arena == arena.memory.get()) return;
     prepared_.arena = arena.memory.get();
     for (size_t i = 0; i < plan_.places.size(); ++i) {
@@ -249,11 +244,8 @@ class Run {
     const c10::IntArrayRef sizes(promised.sizes.data(), promised.sizes.size());
     // A workspace is promised empty: only its kernel knows how large it is.
     const bool workspace = c10::multiply_integers(sizes) == 0;
-    const auto dtype = static_cast<c10::ScalarType>(promised.dtype);
-    ACC_CHECK((workspace || tensor.sizes() == sizes) && tensor.scalar_type() == dtype,
-              "the kernel gave a result of ", tensor.scalar_type(), " and shape ", tensor.sizes(),
-              " where acc had promised ", dtype, " and ", sizes,
-              ". Please report the operator as a fault of acc; ACC_MODE=eager avoids it.");
+    library::check_promise(tensor, static_cast<c10::ScalarType>(promised.dtype),
+                           workspace ? tensor.sizes() : sizes);
     if (as_promised(tensor, promised) && !is_slot(tensor.storage())) {
       own(buffer, tensor.storage());
       return;
@@ -272,12 +264,6 @@ class Run {
   plan::Plan& plan_;
   Prepared& prepared_;
   const c10::Device device_;
-  // Where what the plan needs only while it runs lies.
-  struct Leave {
-    void operator()(Arena* arena) const { arena->in_use = false; }
-  };
-  std::unique_ptr<Arena> own_arena_;
-  std::unique_ptr<Arena, Leave> arena_;
   std::vector<c10::Storage> memory_;
   Held held_;
 };
@@ -296,7 +282,7 @@ class Stopped {
     c10::impl::ForceDispatchKeyGuard clean(
         c10::default_included_set,
         c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    runtime::AmbientScope ambient;
+    runtime::AmbientScope ambient(plan_.ambients);
     const runtime::OnDevice on_device(device_);
     // What operators allocate here lives as long as what the plan allocates: both from one place.
     runtime::HostHeapScope heap(runtime::backend().alias_type() == c10::kCPU);

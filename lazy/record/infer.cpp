@@ -1,10 +1,12 @@
 #include "lazy/record/infer.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TypeProperties.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -14,6 +16,8 @@
 
 #include "csrc/base/hash.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/ambient.h"
+#include "csrc/runtime/backend.h"
 #include "csrc/runtime/gil.h"
 #include "lazy/graph/words.h"
 #include "lazy/record/storage.h"
@@ -204,6 +208,45 @@ bool loses_type(const graph::Op& op, const c10::OperatorHandle& handle,
          !c10::canCast(stack[0].toTensor().scalar_type(), own);
 }
 
+// On the CPU, ATen's iterator begins with copies of the operands that are not of the type it
+// computes in, and a copy of what is expanded or has gaps is laid out anew. Gives such operands the
+// layout of their copies, and says whether there are any. `result`: what the Meta kernel made of
+// the others.
+bool promote_operands(const graph::Op& op, const c10::IValue& result, torch::jit::Stack* metas) {
+  if (!op.pointwise || runtime::backend().alias_type() != c10::kCPU || !result.isTensor() ||
+      !result.toTensor().defined()) {
+    return false;
+  }
+  c10::ScalarType common = result.toTensor().scalar_type();
+  if (common == c10::kBool) {  // a comparison; it computes in the type of its operands
+    at::native::ResultTypeState state;
+    for (const c10::IValue& value : *metas) {
+      if (value.isTensor() && value.toTensor().defined()) {
+        state = at::native::update_result_type_state(value.toTensor(), state);
+      } else if (value.isScalar()) {
+        at::Tensor number = c10::scalar_to_tensor(value.toScalar());
+        number.unsafeGetTensorImpl()->set_wrapped_number(true);
+        state = at::native::update_result_type_state(number, state);
+      }
+    }
+    common = at::native::result_type(state);
+  }
+  bool any = false;
+  for (size_t i = 0; i < metas->size(); ++i) {
+    if (!(*metas)[i].isTensor() || op.arguments[i].writes) continue;
+    const at::Tensor& operand = (*metas)[i].toTensor();
+    const bool mask = op.arguments[i].name == "condition" || op.arguments[i].name == "mask";
+    if (!operand.defined() || mask || operand.scalar_type() == common ||
+        operand.is_non_overlapping_and_dense()) {
+      continue;
+    }
+    const auto strides = at::infer_dense_strides(operand.sizes(), operand.strides());
+    (*metas)[i] = at::detail::empty_strided_meta(operand.sizes(), strides, operand.scalar_type());
+    any = true;
+  }
+  return any;
+}
+
 std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::OperatorHandle& handle,
                                           c10::ArrayRef<c10::IValue> arguments) {
   auto inference = std::make_shared<Inference>();
@@ -216,7 +259,8 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
   for (size_t i = 0; i < arguments.size(); ++i) {
     stack.push_back(to_meta(arguments[i], op.arguments[i].list));
   }
-  const torch::jit::Stack metas = stack;
+  torch::jit::Stack metas = stack;
+  bool promoted = false;
   {
     // The Meta kernel sees what it would see below autograd in a fresh thread: modes, transforms
     // and autocast of the caller have acted already.
@@ -232,6 +276,11 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
       return inference;
     }
     call_meta(op, handle, stack);
+    promoted = promote_operands(op, stack.back(), &metas);
+    if (promoted) {
+      stack = metas;
+      call_meta(op, handle, stack);
+    }
   }
   for (size_t i = 0; i < op.returns.size(); ++i) {
     const int alias = op.returns[i].alias;
@@ -254,7 +303,7 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
     }
   }
   if (const auto rule = meta_rules().find(op.name); rule != meta_rules().end()) {
-    if (!rule->second(arguments, stack)) {
+    if (!rule->second(promoted ? c10::ArrayRef<c10::IValue>(metas) : arguments, stack)) {
       inference->recordable = false;
       return inference;
     }
@@ -292,6 +341,7 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
   count(Counter::MemoMisses);
   std::shared_ptr<const Inference> inference;
   try {
+    const runtime::ProgramSettings program;
     inference = run_meta(op, handle, arguments);
   } catch (const c10::NotImplementedError&) {
     auto direct = std::make_shared<Inference>();

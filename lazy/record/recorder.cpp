@@ -284,12 +284,26 @@ class Recorder::CallLease {
 
 Recorder::Recorder(c10::DeviceIndex device) : device_(device), number_(next_trace++) {}
 
+// Whether this thread runs a plan, of whatever device.
+static thread_local bool runs_plan = false;
+
+runtime::LockWithoutGil Recorder::lock() {
+  ACC_CHECK(
+      !runs_plan,
+      "[acc] a kernel uses tensors of acc while the step that called it runs. Compute with the "
+      "tensors that the kernel was given, or call it outside of recorded operators.");
+  return runtime::LockWithoutGil(mutex_);
+}
+
+void Recorder::begin_run() { running_ = runs_plan = true; }
+void Recorder::end_run() { running_ = runs_plan = false; }
+
 bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
                       torch::jit::Stack* stack) {
   const uint64_t ambient = runtime::ambient_word(op.precision_sensitive);
   const size_t n_arguments = op.arguments.size();
   {
-    runtime::LockWithoutGil lock(mutex_);
+    const auto locked = lock();
     if (suspended()) return false;
     if (expected_ != nullptr && follow(op, ambient, stack)) return true;
   }
@@ -317,7 +331,6 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
     // With its final geometry the call may be the one that the plan expects.
     return record(op, handle, stack);
   }
-  // From here on nothing may fail: what is half recorded would be run.
   refuse_absurd(inference->largest, call.device);
   for (const Operand& operand : call.operands) {
     // A CPU index may change before the step runs.
@@ -325,32 +338,41 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   }
   const uint32_t source = locate != nullptr ? locate() : 0;
 
-  runtime::LockWithoutGil lock(mutex_);
+  const auto locked = lock();
   if (suspended()) return false;
   if (expected_ != nullptr) stop_following();
+  const Mark before = mark();
+  try {
+    append(op, call, *inference, source);
+    push_results(op, graph_.words.data() + graph_.nodes.back().outputs, stack);
+  } catch (...) {
+    go_back(before);
+    throw;
+  }
+  count(Counter::Nodes);
+  return true;
+}
+
+// The call becomes the last node of the graph.
+void Recorder::append(const graph::Op& op, Call& call, const Inference& inference,
+                      uint32_t source) {
   graph::Node node;
   node.op = &op;
-  node.ambient = ambient;
+  node.ambient = call.ambient;
   node.source = source;
   node.words = static_cast<uint32_t>(graph_.words.size());
   node.values = static_cast<uint32_t>(values_.size());
   node.n_values = static_cast<uint32_t>(call.values.size());
-  const size_t known_entries = entries_.size();
-  try {
-    size_t snapshot = 0;
-    for (const Operand& operand : call.operands) {
-      int64_t* word = call.words.data() + operand.word;
-      word[1] = operand.host ? add_host_entry(call.snapshots[snapshot++])
-                             : entry_of(*operand.tensor, operand.writes, word + 2);
-    }
-  } catch (...) {
-    drop_entries(known_entries);
-    throw;
+  size_t snapshot = 0;
+  for (const Operand& operand : call.operands) {
+    int64_t* word = call.words.data() + operand.word;
+    word[1] = operand.host ? add_host_entry(call.snapshots[snapshot++])
+                           : entry_of(*operand.tensor, operand.writes, word + 2);
   }
   graph_.words.insert(graph_.words.end(), call.words.begin() + Call::kPrefix, call.words.end());
   values_.insert(values_.end(), call.values.begin(), call.values.end());
   node.outputs = static_cast<uint32_t>(graph_.words.size());
-  graph_.words.insert(graph_.words.end(), inference->results.begin(), inference->results.end());
+  graph_.words.insert(graph_.words.end(), inference.results.begin(), inference.results.end());
   node.end = static_cast<uint32_t>(graph_.words.size());
   // Fresh results are numbered after all operands, in order.
   uint32_t next_buffer = static_cast<uint32_t>(entries_.size());
@@ -365,20 +387,22 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
   }
   graph_.nodes.push_back(node);
   ++n_nodes_;
-  count(Counter::Nodes);
-  push_results(op, graph_.words.data() + node.outputs, stack);
-  return true;
 }
 
-void Recorder::check_readable(const LazyStorage& storage) const {
-  check_contents(storage);
-  ACC_CHECK(!running() || storage.has_memory() || storage.trace != running_.load(),
-            "[acc] a kernel uses a tensor that the step which is running now has not made yet. "
-            "Read it before the step, or after.");
+Recorder::Mark Recorder::mark() const {
+  return {n_nodes_, graph_.nodes.size(), graph_.words.size(), values_.size(), entries_.size()};
+}
+
+void Recorder::go_back(const Mark& mark) {
+  drop_entries(mark.entries);
+  values_.resize(mark.values);
+  graph_.words.resize(mark.words);
+  graph_.nodes.resize(mark.recorded);
+  n_nodes_ = mark.nodes;
 }
 
 uint32_t Recorder::add_entry(LazyStorage* storage, int64_t byte_offset) {
-  check_readable(*storage);
+  check_contents(*storage);
   const auto index = static_cast<uint32_t>(entries_.size());
   Entry& entry = entries_.emplace_back();
   c10::raw::weak_intrusive_ptr::incref(storage);
@@ -490,6 +514,7 @@ void Recorder::push_results(const graph::Op& op, const int64_t* word, torch::jit
       results.emplace_back(fresh());
     }
   }
+  stack->reserve(base + results.size());  // from here on nothing can fail
   torch::jit::drop(*stack, op.arguments.size());
   for (c10::IValue& result : results) stack->push_back(std::move(result));
 }
@@ -583,8 +608,7 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
   if (n_nodes_ >= expected_->nodes.size()) return false;
   const graph::Node& node = expected_->nodes[n_nodes_];
   if (node.op != &op || node.ambient != ambient) return false;
-  const size_t known_entries = entries_.size();
-  const size_t known_values = values_.size();
+  const Mark before = mark();
   const size_t base = stack->size() - op.arguments.size();
   const int64_t* word = expected_->words.data() + node.words;
   bool equal = true;
@@ -595,20 +619,18 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
     }
     // Where views of one input begin is an address; whether they overlap is asked at each call.
     if (equal && op.writes && views_differ_) equal = !overlap(op, *stack);
+    if (equal) {
+      ++n_nodes_;
+      push_results(op, expected_->words.data() + node.outputs, stack);
+      count(Counter::NodesFollowed);
+      return true;
+    }
   } catch (...) {
-    drop_entries(known_entries);
-    values_.resize(known_values);
+    go_back(before);
     throw;
   }
-  if (!equal) {
-    drop_entries(known_entries);
-    values_.resize(known_values);
-    return false;
-  }
-  ++n_nodes_;
-  count(Counter::NodesFollowed);
-  push_results(op, expected_->words.data() + node.outputs, stack);
-  return true;
+  go_back(before);
+  return false;
 }
 
 // The step is no longer the expected one: what was followed so far becomes a recorded prefix.

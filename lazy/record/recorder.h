@@ -17,6 +17,8 @@
 // The trace of one device: what was called since the last flush, by all threads, in program order.
 namespace acc::record {
 
+struct Inference;
+
 // A buffer of the trace. The storage is known weakly: a node never keeps a tensor alive, and
 // whether the user still does is asked at the flush.
 struct Entry {
@@ -46,49 +48,46 @@ class Recorder {
 
   // Records one call and replaces the arguments on the stack by its results. Returns false, with
   // the stack untouched, when the call has to run at once; always while suspended. Throws for wrong
-  // arguments.
+  // arguments. Takes the lock.
   bool record(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
 
-  // Whether `storage` occurs in the trace. The caller holds the mutex.
+  // Guards the trace and the plans of the device: no method but those that say so may be called
+  // without it. Throws while this thread runs a plan. Only a kernel written in Python comes here
+  // then, and a step cannot wait for itself, nor its device for another one.
+  runtime::LockWithoutGil lock();
+
+  // Whether `storage` occurs in the trace.
   bool knows(const LazyStorage& storage) const { return storage.trace == number_; }
 
   // Gives a storage up: what was recorded keeps the old contents, later calls see a new storage of
-  // `nbytes` without contents. The caller holds the mutex.
+  // `nbytes` without contents.
   void detach(LazyStorage& storage, size_t nbytes);
 
-  // Takes the trace; recording starts afresh. The caller holds the mutex.
+  // Takes the trace; recording starts afresh.
   Trace take();
 
-  // Takes the room of a trace that was dealt with, so that a steady state allocates none. Holds the
-  // mutex.
+  // Takes the room of a trace that was dealt with, so that a steady state allocates none.
   void recycle(Trace&& trace);
 
-  // The step that is expected next; valid until the next `expect`. Null: none. Holds the mutex.
+  // The step that is expected next; valid until the next `expect`. Null: none.
   void expect(const graph::Graph* graph);
 
-  // Ends the comparison with the expected step, whose graph is about to go. Holds the mutex.
+  // Ends the comparison with the expected step, whose graph is about to go.
   void stop_expecting() { stop_following(); }
 
   // While a trace that was taken cannot be finished, for want of memory, nothing is recorded and
-  // `knows` speaks of that trace. The caller holds the mutex; nothing was recorded since `take`.
+  // `knows` speaks of that trace. Nothing was recorded since `take`.
   void suspend(const Trace& trace);
   void unsuspend();
   bool suspended() const { return suspended_.load(std::memory_order_relaxed); }
 
-  // The number of the trace that is taken to run; 0 when it has run. Read without the mutex, as a
-  // hint.
-  uint64_t set_running(uint64_t trace) { return running_.exchange(trace); }
-  bool running() const { return running_.load(std::memory_order_acquire) != 0; }
-  // Of the trace that is being recorded. The caller holds the mutex.
-  uint64_t number() const { return number_; }
+  // This thread runs a plan of the device from here to there.
+  void begin_run();
+  void end_run();
 
-  // Throws for a storage without valid contents, and for one whose contents the running trace is
-  // to make: only a kernel of that very trace can ask, since it holds the mutex.
-  void check_readable(const LazyStorage& storage) const;
-
-  // Read without the mutex, as a hint.
+  // Read without the lock, as hints.
+  bool running() const { return running_.load(std::memory_order_acquire); }
   size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }
-  std::recursive_mutex& mutex() { return mutex_; }
   c10::DeviceIndex device() const { return device_; }
 
  private:
@@ -102,18 +101,29 @@ class Recorder {
   uint32_t entry_of(const at::TensorBase& tensor, bool writes, int64_t* offset);
   uint32_t add_entry(LazyStorage* storage, int64_t byte_offset);
   uint32_t add_host_entry(const at::Tensor& tensor);
+  void append(const graph::Op& op, Call& call, const Inference& inference, uint32_t source);
+  // How far the trace has come, and back to there: a call that fails leaves nothing behind.
+  struct Mark {
+    size_t nodes;
+    size_t recorded;
+    size_t words;
+    size_t values;
+    size_t entries;
+  };
+  Mark mark() const;
+  void go_back(const Mark& mark);
   void drop_entries(size_t first);
   void push_results(const graph::Op& op, const int64_t* word, torch::jit::Stack* stack);
 
   const c10::DeviceIndex device_;
-  std::recursive_mutex mutex_;
+  std::mutex mutex_;
   uint64_t number_;
   graph::Graph graph_;
   std::vector<Entry> entries_;
   std::vector<int64_t> values_;
   std::atomic<size_t> n_nodes_{0};
   std::atomic<bool> suspended_{false};
-  std::atomic<uint64_t> running_{0};
+  std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
   bool views_differ_ = false;               // while following a call: it has views of one input
 };

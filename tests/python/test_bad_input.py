@@ -130,6 +130,10 @@ def test_more_memory_than_there_is_is_refused_at_the_line(acc_only):
         torch.empty(1 << 46, dtype=torch.uint8, device=acc_only)
     with pytest.raises(torch.OutOfMemoryError):
         kept[:1].expand(1 << 46) + 1
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.add(kept[:1].expand(1 << 46), 1, out=torch.empty(0, device=acc_only))
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(0, device=acc_only).resize_(1 << 46)
     assert (kept + 1).tolist() == [2.0] * 4
 
 
@@ -183,3 +187,22 @@ def test_tensors_of_different_devices_are_refused(acc_only):
         torch.mm(a[None], b[:, None])
     assert (a + torch.tensor(2.0)).tolist() == [3.0] * 3
     assert a.sum().item() == 3.0
+
+
+def test_a_call_that_finds_no_room_for_its_result_leaves_nothing_behind(acc_only):
+    # Results have addresses of their own before they have memory; here there is none to be had.
+    code = """
+import resource
+x = torch.empty(0, device=DEVICE)
+for limited in (True, False):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (600 << 20) if limited else -1
+    resource.setrlimit(resource.RLIMIT_AS, (limit, -1))
+    try:
+        print(x.sum().item())
+    except RuntimeError as error:
+        print("address space" in str(error))
+print((torch.empty(3, device=DEVICE).fill_(5) + 1).tolist())
+"""
+    told = helpers.run_python(code).stdout
+    assert told.splitlines() == ["True", "0.0", "[6.0, 6.0, 6.0]"]

@@ -424,37 +424,31 @@ def with_kernel(body: str, code: str) -> str:
     return run_python(code, timeout=60, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host").stdout
 
 
-def test_a_kernel_that_reads_other_tensors_of_the_device(acc_only):
-    body = "seen = [(t * 3 + x.sum()).sum().item() for t in ones]; assert seen == [9.0, 9.0], seen"
+@pytest.mark.parametrize(
+    "use",
+    ["ones[0].sum().item()", "ones[1].add_(1)", "torch.acc.empty_cache()", "made.cpu()"]
+    + ["made.untyped_storage().resize_(4096)", "torch.acc.synchronize(1)"],
+)
+def test_a_kernel_that_uses_the_device_is_refused(acc_only, use):
+    # Its step cannot wait for itself, nor two devices for each other.
     told = with_kernel(
-        body,
+        use if use != "torch.acc.synchronize(1)" else "ones[1] * 2; torch.acc.synchronize(1)",
         """
 for t in ones:
     t.cpu()
-for i in range(2):
-    x = torch.zeros(3, device=f"acc:{i}")
-    torch.use_deterministic_algorithms(True)
-    y = torch.erfinv(x * 2) * 2
-    torch.use_deterministic_algorithms(False)
-    print(y.tolist(), torch.are_deterministic_algorithms_enabled())
-""",
-    )
-    assert told.splitlines() == ["[2.0, 2.0, 2.0] False"] * 2
-
-
-def test_a_kernel_that_reads_what_its_own_step_makes(acc_only):
-    told = with_kernel(
-        "made.sum().item()",
-        """
 made = ones[0] * 2
-y = torch.erfinv(ones[0] * 0)
+y = torch.erfinv(made * 0)
 try:
     y.cpu()
 except RuntimeError as error:
-    print("is running now" in str(error), made.tolist(), (ones[0] + 1).tolist())
+    print("while the step that called it runs" in str(error))
+print(made.tolist(), [t.tolist() for t in ones], (ones[1] + 1).tolist())
 """,
     )
-    assert told.split(maxsplit=1)[0] == "True", told
+    assert told.splitlines() == [
+        "True",
+        "[2.0, 2.0, 2.0] [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]] [2.0, 2.0, 2.0]",
+    ]
 
 
 def test_a_kernel_that_lays_its_result_out_anew(acc_only):
@@ -468,3 +462,119 @@ for _ in range(2):
 """,
     )
     assert told.splitlines() == ["(3, 1) [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]"] * 2
+
+
+def test_a_kernel_that_gives_another_shape_or_fails_spoils_nothing(acc_only):
+    told = with_kernel(
+        """
+    if act == "shape":
+        return out.resize_(1, 3)
+    if act == "raise":
+        out.resize_(3, 1)
+        raise ValueError("once")""",
+        """
+x = torch.arange(6.0, device="acc").reshape(2, 3)
+x.cpu()
+for act in ["", "shape", "raise", ""]:
+    try:
+        print(torch.erfinv(x).tolist())
+    except RuntimeError as error:
+        print("promised" in str(error), "once" in str(error))
+""",
+    )
+    good = "[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]"
+    assert told.splitlines() == [good, "True False", "False True", good]
+
+
+# --- settings of the process --------------------------------------------------------------------
+
+
+def test_settings_while_the_plan_of_another_thread_has_its_own(acc_only):
+    told = with_kernel(
+        "entered.set(); assert leave.wait(30)",
+        """
+import threading
+entered, leave = threading.Event(), threading.Event()
+zeros, index, one = torch.zeros(4), torch.tensor([1]), torch.ones(1)
+zeros, index, one = (t.to("acc:1") for t in (zeros, index, one))
+x = torch.zeros(3, device="acc:0")
+for t in (zeros, index, one, x):
+    t.cpu()
+
+torch.use_deterministic_algorithms(True)
+torch.set_default_dtype(torch.float64)
+y = torch.erfinv(x * 2)
+torch.use_deterministic_algorithms(False)
+torch.set_default_dtype(torch.float32)
+runs = threading.Thread(target=y.cpu)
+runs.start()
+assert entered.wait(30)
+zeros.put_(index, one)  # has no deterministic form
+torch.set_default_dtype(torch.bfloat16)
+leave.set()
+runs.join()
+print(torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), zeros.tolist())
+
+# What is learnt about an operator meanwhile is learnt under the program's settings.
+entered.clear(), leave.clear()
+torch.set_default_dtype(torch.float64)
+y = torch.erfinv(x * 2)
+torch.set_default_dtype(torch.float32)
+runs = threading.Thread(target=y.cpu)
+runs.start()
+assert entered.wait(30)
+made = []
+maker = threading.Thread(target=lambda: made.append(index / 2))
+maker.start()
+maker.join(0.5)
+leave.set()
+runs.join(), maker.join()
+print(made[0].dtype, made[0].tolist(), torch.get_default_dtype())
+""",
+    )
+    assert told.splitlines() == [
+        "torch.bfloat16 False [0.0, 1.0, 0.0, 0.0]",
+        "torch.float32 [0.5] torch.float32",
+    ]
+
+
+def test_two_devices_whose_steps_change_the_settings(acc_only):
+    # Each layer wants the settings that the other thread's plan may have taken away.
+    code = """
+import threading
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(256, 256) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        with torch.backends.mkldnn.flags(enabled=False):
+            x = self.second(x).relu()
+        return self.last(x)
+
+def train(i):
+    torch.manual_seed(0)
+    net = Net().to(f"acc:{i}")
+    x = torch.ones(64, 256, device=f"acc:{i}")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        last[i] = loss.item()
+
+last = [None, None]
+threads = [threading.Thread(target=train, args=(i,), daemon=True) for i in range(2)]
+for t in threads:
+    t.start()
+for t in threads:
+    t.join(60)
+print(any(t.is_alive() for t in threads), None in last)
+print(torch._C._get_mkldnn_enabled())
+"""
+    told = run_python(code, timeout=100, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host").stdout
+    assert told.splitlines() == ["False False", "True"]
