@@ -206,24 +206,21 @@ uint64_t ambient_word(bool products) {
   return products ? wanted : wanted & kWithoutProducts;
 }
 
-static thread_local size_t program_settings = 0;
+uint64_t ambient_epoch() { return process().epoch.load(std::memory_order_acquire); }
 
-ProgramSettings::ProgramSettings() {
+void await_program_settings() {
   std::shared_mutex& plans = process().plans;
-  if (program_settings == 0 && !plans.try_lock_shared()) {
+  if (!plans.try_lock_shared()) {
     const GilRelease release;
     plans.lock_shared();
+    plans.unlock_shared();
+    return;
   }
-  ++program_settings;
-}
-
-ProgramSettings::~ProgramSettings() {
-  if (--program_settings == 0) process().plans.unlock_shared();
+  plans.unlock_shared();
 }
 
 AmbientScope::AmbientScope(std::span<const uint64_t> words) : initial_(0), current_(0) {
   Process& shared = process();
-  if (program_settings > 0) shared.plans.unlock_shared();
   shared.plans.lock_shared();
   initial_ = current_ = read_word(true);
   const auto fits = [&](uint64_t word) {
@@ -249,7 +246,6 @@ AmbientScope::~AmbientScope() {
     apply(current_, initial_);
   }
   alone_ ? shared.plans.unlock() : shared.plans.unlock_shared();
-  if (program_settings > 0) shared.plans.lock_shared();
 }
 
 void AmbientScope::set(uint64_t word) {

@@ -20,16 +20,12 @@ namespace acc::runtime {
 // threads; here it is told from what the program asked for.
 uint64_t ambient_word(bool products);
 
-// While it lives, no plan has settings of its own in force: what is learnt under the settings of
-// the program (see `ambient_word`) is true of them. Waits without the interpreter lock. May be
-// nested; a plan that this thread runs meanwhile, in a finalizer say, is an exception.
-class ProgramSettings {
- public:
-  ProgramSettings();
-  ~ProgramSettings();
-  ProgramSettings(const ProgramSettings&) = delete;
-  ProgramSettings& operator=(const ProgramSettings&) = delete;
-};
+// Changes when a plan begins or ends to have settings of its own in force; odd while one has. What
+// was learnt between two equal even answers was learnt under the settings of the program.
+uint64_t ambient_epoch();
+
+// Waits, without the interpreter lock, until no plan has settings of its own in force.
+void await_program_settings();
 
 // Lets a plan's operators run under the settings they were recorded with, and brings back what was
 // in force when it ends.

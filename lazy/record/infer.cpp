@@ -339,21 +339,30 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
     }
   }
   count(Counter::MemoMisses);
+  const auto direct = [] {
+    auto inference = std::make_shared<Inference>();
+    inference->recordable = false;
+    return inference;
+  };
   std::shared_ptr<const Inference> inference;
   try {
-    const runtime::ProgramSettings program;
-    inference = run_meta(op, handle, arguments);
+    // What a Meta kernel says under the settings of another thread's plan must not be remembered.
+    constexpr int kAttempts = 3;
+    bool certain = false;
+    for (int attempt = 0; !certain && attempt < kAttempts; ++attempt) {
+      runtime::await_program_settings();
+      const uint64_t epoch = runtime::ambient_epoch();
+      inference = run_meta(op, handle, arguments);
+      certain = epoch % 2 == 0 && runtime::ambient_epoch() == epoch;
+    }
+    if (!certain) return direct();
   } catch (const c10::NotImplementedError&) {
-    auto direct = std::make_shared<Inference>();
-    direct->recordable = false;
-    inference = direct;
+    inference = direct();
   } catch (const std::exception& error) {
     if (runtime::is_interrupt(error)) throw;
     // Wrong arguments, or a result whose shape depends on data. The direct call tells them apart,
     // with the message that eager gives; it is not remembered, since it may end differently.
-    auto direct = std::make_shared<Inference>();
-    direct->recordable = false;
-    return direct;
+    return direct();
   }
   std::lock_guard lock(memo_mutex);
   if (memo().size() >= kMaxSignatures) memo().clear();

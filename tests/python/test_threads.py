@@ -498,6 +498,7 @@ entered, leave = threading.Event(), threading.Event()
 zeros, index, one = torch.zeros(4), torch.tensor([1]), torch.ones(1)
 zeros, index, one = (t.to("acc:1") for t in (zeros, index, one))
 x = torch.zeros(3, device="acc:0")
+zeros.put_(index, one * 0)  # what is not known of an operator would have to wait below
 for t in (zeros, index, one, x):
     t.cpu()
 
@@ -514,6 +515,7 @@ torch.set_default_dtype(torch.bfloat16)
 leave.set()
 runs.join()
 print(torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), zeros.tolist())
+print(y.tolist())
 
 # What is learnt about an operator meanwhile is learnt under the program's settings.
 entered.clear(), leave.clear()
@@ -534,6 +536,7 @@ print(made[0].dtype, made[0].tolist(), torch.get_default_dtype())
     )
     assert told.splitlines() == [
         "torch.bfloat16 False [0.0, 1.0, 0.0, 0.0]",
+        "[1.0, 1.0, 1.0]",
         "torch.float32 [0.5] torch.float32",
     ]
 
