@@ -12,6 +12,7 @@
 #include "csrc/aten/schema.h"
 #include "csrc/base/check.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/generator.h"
 #include "csrc/runtime/on_device.h"
@@ -55,6 +56,7 @@ class DirectCall {
       const runtime::OnDevice on_device(device_);
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                                c10::autocast_dispatch_keyset);
+      runtime::await_program_settings();
       handle_.callBoxed(call);
     }
     for (const Pair& pair : pairs_) follow(pair);

@@ -212,11 +212,10 @@ bool never(Arguments, torch::jit::Stack&) { return false; }
 
 void register_meta_refusals() {
   using record::install_meta_rule;
-  for (const char* name : {"aten::sort", "aten::argsort", "aten::cummax", "aten::cummin"}) {
+  for (const char* name : {"aten::sort", "aten::cummax", "aten::cummin"}) {
     install_meta_rule(name, &has_dim<1>);
   }
   install_meta_rule("aten::sort.stable", &has_dim<2>);
-  install_meta_rule("aten::argsort.stable", &has_dim<2>);
   install_meta_rule("aten::kthvalue", &has_dim<2>);
   for (const char* name : {"aten::max.dim", "aten::min.dim", "aten::mode", "aten::median.dim",
                            "aten::nanmedian.dim"}) {
@@ -245,14 +244,12 @@ void register_meta_refusals() {
                            "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"}) {
     install_meta_rule(name, &masked_fill);
   }
-  for (const char* name : {"aten::std", "aten::std.dim", "aten::std.correction", "aten::var",
-                           "aten::var.dim", "aten::var.correction", "aten::std_mean.correction",
-                           "aten::var_mean.correction", "aten::ldexp_"}) {
+  for (const char* name :
+       {"aten::std.correction", "aten::var.correction", "aten::std_mean.correction",
+        "aten::var_mean.correction", "aten::ldexp_"}) {
     install_meta_rule(name, &is_real_or_complex);
   }
-  for (const char* name : {"aten::heaviside_", "aten::polar"}) {
-    install_meta_rule(name, &same_types);
-  }
+  install_meta_rule("aten::heaviside_", &same_types);
   for (const char* name : {"aten::linalg_cross",
                            "aten::_euclidean_dist",
                            "aten::_softmax_backward_data",

@@ -238,7 +238,9 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   }
   op.removable = !graph::table::must_run(schema.name()) && (op.writes || !op.returns.empty());
   op.mergeable = !handle.hasTag(at::Tag::nondeterministic_seeded);
-  op.pointwise = handle.hasTag(at::Tag::pointwise);
+  // PyTorch has left the tag out of floor_divide's overloads.
+  op.pointwise =
+      handle.hasTag(at::Tag::pointwise) || schema.name().starts_with("aten::floor_divide");
   op.precision_sensitive = graph::table::multiplies(schema.name());
   op.casts_numbers =
       graph::table::casts_numbers(schema.name()) && schema.overload_name() == "Tensor";

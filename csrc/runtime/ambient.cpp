@@ -7,7 +7,6 @@
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <immintrin.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -105,15 +104,23 @@ void apply(uint64_t from, uint64_t to) {
   for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
     const int position = kPrecision + 2 * static_cast<int>(i);
     if (field(changed, position, 2) == 0) continue;
-    context.setFloat32Precision(kPrecisionSlots[i].backend, kPrecisionSlots[i].op,
-                                static_cast<at::Float32Precision>(field(to, position, 2)));
+    const auto [backend, op] = kPrecisionSlots[i];
+    const auto wanted = static_cast<at::Float32Precision>(field(to, position, 2));
+    // An operator without a precision of its own has that of its backend. Which of the two was read
+    // cannot be told; inherited, it goes on following the backend's.
+    context.setFloat32Precision(backend, op, at::Float32Precision::NONE);
+    if (context.float32Precision(backend, op) != wanted) {
+      context.setFloat32Precision(backend, op, wanted);
+    }
   }
 }
 
 constexpr uint64_t mask(int position, int bits) { return ((uint64_t{1} << bits) - 1) << position; }
 
-// These belong to the thread; the others to the process.
-constexpr uint64_t kOfThread = mask(kThreads, 16) | mask(kFlushDenormal, 1) | mask(kGradMode, 1);
+// These belong to the thread; the others to the process. Setting the number of threads also sets
+// the one that new threads begin with.
+constexpr uint64_t kOfThreadAlone = mask(kFlushDenormal, 1) | mask(kGradMode, 1);
+constexpr uint64_t kOfThread = kOfThreadAlone | mask(kThreads, 16);
 
 constexpr uint64_t kWithoutProducts = mask(0, kForProducts);
 
@@ -121,6 +128,8 @@ constexpr uint64_t kWithoutProducts = mask(0, kForProducts);
 struct Process {
   // Held by every plan while it runs: alone by one that changes settings.
   std::shared_mutex plans;
+  // Passed on the way to `plans`: while a plan waits to have it alone, no other comes in.
+  std::mutex turn;
   // Odd while a plan has settings of its own in force; changes when it begins and ends.
   std::atomic<uint64_t> epoch{0};
   // Guards a change of the settings by such a plan, and what follows. Nobody waits for it long.
@@ -219,49 +228,57 @@ void await_program_settings() {
   plans.unlock_shared();
 }
 
-AmbientScope::AmbientScope(std::span<const uint64_t> words) : initial_(0), current_(0) {
-  Process& shared = process();
-  shared.plans.lock_shared();
-  initial_ = current_ = read_word(true);
-  const auto fits = [&](uint64_t word) {
-    return ((complete(word, initial_) ^ initial_) & ~kOfThread) == 0;
-  };
-  if (std::ranges::all_of(words, fits)) return;
-  shared.plans.unlock_shared();
-  shared.plans.lock();
-  const std::lock_guard lock(shared.change);
-  alone_ = true;
-  initial_ = current_ = shared.before = shared.own = read_word(true);
-  ++shared.epoch;
+AmbientScope::AmbientScope() : initial_(read_word(true)) {
+  const std::lock_guard turn(process().turn);
+  process().plans.lock_shared();
 }
 
 AmbientScope::~AmbientScope() {
   Process& shared = process();
-  if (alone_) {
+  if (!alone_) {
+    const uint64_t now = read_word(true);
+    apply(now, (now & ~kOfThread) | (initial_ & kOfThread));
+    shared.plans.unlock_shared();
+    return;
+  }
+  {
     const std::lock_guard lock(shared.change);
     const uint64_t now = read_word(true);
     apply(now, (without(now, shared.own, shared.before) & ~kOfThread) | (initial_ & kOfThread));
     ++shared.epoch;
-  } else {
-    apply(current_, initial_);
   }
-  alone_ ? shared.plans.unlock() : shared.plans.unlock_shared();
+  shared.plans.unlock();
+}
+
+void AmbientScope::go_alone() {
+  Process& shared = process();
+  shared.plans.unlock_shared();
+  {
+    const std::lock_guard turn(shared.turn);
+    shared.plans.lock();
+  }
+  gil_.emplace();
+  alone_ = true;
+  const std::lock_guard lock(shared.change);
+  shared.before = shared.own = read_word(true);
+  ++shared.epoch;
 }
 
 void AmbientScope::set(uint64_t word) {
-  word = complete(word, current_);
-  if (word == current_) return;
-  if (!alone_) {
-    apply(current_, word);
-  } else {
-    Process& shared = process();
-    const std::lock_guard lock(shared.change);
+  const uint64_t different = word ^ read_word(test(word, kForProducts));
+  if (different == 0) return;
+  if (!alone_ && (different & ~kOfThreadAlone) == 0) {
     const uint64_t now = read_word(true);
-    shared.before = without(now, shared.own, shared.before);
-    apply(now, word);
-    shared.own = word;
+    apply(now, complete(word, now));
+    return;
   }
-  current_ = word;
+  if (!alone_) go_alone();
+  Process& shared = process();
+  const std::lock_guard lock(shared.change);
+  const uint64_t now = read_word(true);
+  shared.before = without(now, shared.own, shared.before);
+  shared.own = complete(word, now);
+  apply(now, shared.own);
 }
 
 }  // namespace acc::runtime

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <optional>
+
+#include "csrc/runtime/gil.h"
 
 // Settings that change what an operator computes, as one word: default dtype, number of threads,
 // deterministic algorithms, cuDNN and oneDNN switches, reduced-precision reductions,
@@ -16,37 +18,42 @@ namespace acc::runtime {
 // The settings that the user's program has in force. `products`: also read what only operators that
 // multiply depend on, which costs several look-ups.
 //
-// Most settings belong to the process, so what a running plan has brought into force is seen by all
-// threads; here it is told from what the program asked for.
+// Most settings belong to the process, so what a running plan has brought into force is seen by
+// threads without the interpreter lock; here it is told from what the program asked for.
 uint64_t ambient_word(bool products);
 
 // Changes when a plan begins or ends to have settings of its own in force; odd while one has. What
 // was learnt between two equal even answers was learnt under the settings of the program.
 uint64_t ambient_epoch();
 
-// Waits, without the interpreter lock, until no plan has settings of its own in force.
+// Waits, without the interpreter lock, until no plan has settings of its own in force. The next may
+// begin at once.
 void await_program_settings();
 
 // Lets a plan's operators run under the settings they were recorded with, and brings back what was
 // in force when it ends.
 //
-// Plans that want what the process has in force run side by side; one that wants something else
-// runs alone, so nothing here may be waited for with the interpreter lock held. While it runs,
-// other threads that look at the process's settings, or compute on the CPU, see its own. A setting
-// that they change to another value than the plan's stays. One thread has one scope at a time.
+// Plans that find what they want in force run side by side. One that wants something else runs
+// alone from there on, and holds the interpreter lock: no Python of another thread sees its
+// settings, saves them or changes them. So nothing here may be waited for with that lock held. A
+// kernel written in Python may let other threads run: what these change to another value than the
+// plan's stays. One thread has one scope at a time.
 class AmbientScope {
  public:
-  // `words`: all that will be set.
-  explicit AmbientScope(std::span<const uint64_t> words);
+  AmbientScope();
   ~AmbientScope();
   AmbientScope(const AmbientScope&) = delete;
   AmbientScope& operator=(const AmbientScope&) = delete;
+
+  // What the next operator wants.
   void set(uint64_t word);
 
  private:
-  uint64_t initial_;
-  uint64_t current_;
+  void go_alone();
+
+  const uint64_t initial_;
   bool alone_ = false;
+  std::optional<GilHold> gil_;
 };
 
 }  // namespace acc::runtime

@@ -23,6 +23,12 @@ GilRelease::~GilRelease() {
   if (token_ != nullptr) installed.acquire(token_);
 }
 
+GilHold::GilHold() : token_(installed.hold != nullptr ? installed.hold() : nullptr) {}
+
+GilHold::~GilHold() {
+  if (token_ != nullptr) installed.let_go(token_);
+}
+
 LockWithoutGil::LockWithoutGil(std::mutex& mutex) : mutex_(mutex) {
   if (mutex_.try_lock()) return;
   token_ = release_if_held();

@@ -11,6 +11,9 @@ struct Gil {
   bool (*held)() = nullptr;
   void* (*release)() = nullptr;  // the token that `acquire` takes back
   void (*acquire)(void*) = nullptr;
+  // Takes it in a thread that may hold it already, or be unknown to Python. Null: Python is gone.
+  void* (*hold)() = nullptr;
+  void (*let_go)(void*) = nullptr;  // of what `hold` returned
   // Whether a caught exception is Python's KeyboardInterrupt.
   bool (*is_interrupt)(const std::exception&) = nullptr;
 };
@@ -29,6 +32,18 @@ class GilRelease {
 
  private:
   void* token_ = nullptr;
+};
+
+// Has the interpreter lock while it lives, as long as there is an interpreter.
+class GilHold {
+ public:
+  GilHold();
+  ~GilHold();
+  GilHold(const GilHold&) = delete;
+  GilHold& operator=(const GilHold&) = delete;
+
+ private:
+  void* const token_;
 };
 
 // Locks a mutex by one rule: nobody waits for it while holding the interpreter lock. A thread that

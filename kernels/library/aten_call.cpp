@@ -268,7 +268,9 @@ AtenCall::AtenCall(const graph::Graph& graph, const graph::Node& node,
     word += graph::item_words(word);
   }
   if (into) {
-    into_ = alias(word, slots[static_cast<size_t>(word[1])]);
+    slot_ = slots[static_cast<size_t>(word[1])];
+    into_ = alias(word, slot_);
+    offset_ = into_.storage_offset();
     sizes_ = into_.sizes().vec();
     strides_ = into_.strides().vec();
     arguments_.emplace_back(into_);
@@ -297,23 +299,33 @@ torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
   }
   try {
     handle_.callBoxed(stack);
-    if (into_.sizes() != c10::IntArrayRef(sizes_) ||
-        into_.strides() != c10::IntArrayRef(strides_)) {
-      keep_layout();
-    }
+    if (has_moved()) keep_place();
   } catch (...) {
-    into_.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
+    put_back();
     throw;
   }
   return stack;
 }
 
-// The kernel has given its result another layout than the user was told.
-void AtenCall::keep_layout() const {
+bool AtenCall::has_moved() const {
+  return into_.storage().unsafeGetStorageImpl() != slot_.get() ||
+         into_.storage_offset() != offset_ || into_.sizes() != c10::IntArrayRef(sizes_) ||
+         into_.strides() != c10::IntArrayRef(strides_);
+}
+
+void AtenCall::put_back() const {
+  c10::TensorImpl* impl = into_.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(slot_);
+  impl->set_storage_offset(offset_);
+  impl->set_sizes_and_strides(sizes_, strides_);
+}
+
+// The kernel has given its result another layout than the user was told, or other memory.
+void AtenCall::keep_place() const {
   check_promise(into_, into_.scalar_type(), sizes_);
   base::count(base::Counter::StrideCopies);
   const at::Tensor made = into_.clone();
-  into_.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_);
+  put_back();
   into_.copy_(made);
 }
 

@@ -39,7 +39,9 @@ class AtenCall {
   torch::jit::Stack run(std::span<const int64_t> values) const;
 
  private:
-  void keep_layout() const;
+  bool has_moved() const;
+  void put_back() const;
+  void keep_place() const;
 
   // An argument that depends on the value block.
   struct Patch {
@@ -50,7 +52,9 @@ class AtenCall {
   const c10::OperatorHandle& handle_;
   torch::jit::Stack arguments_;
   std::vector<Patch> patches_;
-  at::Tensor into_;  // the last argument, if the operator writes into it, and its layout
+  at::Tensor into_;  // the last argument, if the operator writes into it, and its place
+  Slot slot_;
+  int64_t offset_ = 0;
   std::vector<int64_t> sizes_;
   std::vector<int64_t> strides_;
 };

@@ -282,7 +282,7 @@ class Stopped {
     c10::impl::ForceDispatchKeyGuard clean(
         c10::default_included_set,
         c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    runtime::AmbientScope ambient(plan_.ambients);
+    runtime::AmbientScope ambient;
     const runtime::OnDevice on_device(device_);
     // What operators allocate here lives as long as what the plan allocates: both from one place.
     runtime::HostHeapScope heap(runtime::backend().alias_type() == c10::kCPU);

@@ -74,12 +74,6 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   plan->steps.reserve(plan->program.nodes.size());
   for (uint32_t i = 0; i < plan->program.nodes.size(); ++i) plan->steps.push_back({i, {}, {}});
 
-  for (const graph::Node& node : plan->program.nodes) {
-    if (std::ranges::find(plan->ambients, node.ambient) == plan->ambients.end()) {
-      plan->ambients.push_back(node.ambient);
-    }
-  }
-
   const Lifetimes lifetimes = find_lifetimes(*plan);
   plan->places.assign(buffers.size(), Place::kNowhere);
   plan->offsets.assign(buffers.size(), 0);

@@ -35,7 +35,6 @@ struct Plan {
   std::vector<Place> places;      // per buffer
   std::vector<uint64_t> offsets;  // per buffer, in the arena
   uint64_t arena_bytes = 0;
-  std::vector<uint64_t> ambients;  // the settings that its steps want, each once
   // Buffers of a written group with more than one member: how they overlap is part of the plan.
   std::vector<uint32_t> overlapping;
 

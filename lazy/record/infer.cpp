@@ -217,13 +217,17 @@ bool promote_operands(const graph::Op& op, const c10::IValue& result, torch::jit
       !result.toTensor().defined()) {
     return false;
   }
+  // They put two real numbers together, and convert none.
+  if (op.name == "aten::complex" || op.name == "aten::polar") return false;
   c10::ScalarType common = result.toTensor().scalar_type();
-  if (common == c10::kBool) {  // a comparison; it computes in the type of its operands
+  // A comparison computes in the type of its operands, and who gives a result has chosen its type.
+  if (common == c10::kBool || op.writes) {
     at::native::ResultTypeState state;
-    for (const c10::IValue& value : *metas) {
-      if (value.isTensor() && value.toTensor().defined()) {
+    for (size_t i = 0; i < metas->size(); ++i) {
+      const c10::IValue& value = (*metas)[i];
+      if (value.isTensor() && value.toTensor().defined() && !op.arguments[i].writes) {
         state = at::native::update_result_type_state(value.toTensor(), state);
-      } else if (value.isScalar()) {
+      } else if (value.isScalar() && op.arguments[i].name == "other") {
         at::Tensor number = c10::scalar_to_tensor(value.toScalar());
         number.unsafeGetTensorImpl()->set_wrapped_number(true);
         state = at::native::update_result_type_state(number, state);
@@ -276,7 +280,7 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
       return inference;
     }
     call_meta(op, handle, stack);
-    promoted = promote_operands(op, stack.back(), &metas);
+    promoted = !stack.empty() && promote_operands(op, stack.front(), &metas);
     if (promoted) {
       stack = metas;
       call_meta(op, handle, stack);
@@ -296,9 +300,10 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
         return inference;
       }
       // The out= arguments come last.
-      const auto strides = op.pointwise
-                               ? pointwise_strides(arguments.slice(0, arguments.size() - 1))
-                               : meta.strides().vec();
+      const auto strides =
+          op.pointwise
+              ? pointwise_strides(c10::ArrayRef<c10::IValue>(metas).slice(0, metas.size() - 1))
+              : meta.strides().vec();
       inference->resizes.push_back({static_cast<uint32_t>(argument), meta.sizes().vec(), strides});
     }
   }
@@ -345,25 +350,28 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
     return inference;
   };
   std::shared_ptr<const Inference> inference;
-  try {
-    // What a Meta kernel says under the settings of another thread's plan must not be remembered.
-    constexpr int kAttempts = 3;
-    bool certain = false;
-    for (int attempt = 0; !certain && attempt < kAttempts; ++attempt) {
-      runtime::await_program_settings();
-      const uint64_t epoch = runtime::ambient_epoch();
+  // What a Meta kernel says under other settings than the call's, those of another thread's plan or
+  // what the program has changed meanwhile, must not be remembered.
+  constexpr int kAttempts = 3;
+  bool certain = false;
+  for (int attempt = 0; !certain && attempt < kAttempts; ++attempt) {
+    runtime::await_program_settings();
+    const uint64_t epoch = runtime::ambient_epoch();
+    try {
       inference = run_meta(op, handle, arguments);
-      certain = epoch % 2 == 0 && runtime::ambient_epoch() == epoch;
+    } catch (const c10::NotImplementedError&) {
+      inference = direct();
+    } catch (const std::exception& error) {
+      if (runtime::is_interrupt(error)) throw;
+      // Wrong arguments, or a result whose shape depends on data. The direct call tells them apart,
+      // with the message that eager gives; it is not remembered, since it may end differently.
+      return direct();
     }
-    if (!certain) return direct();
-  } catch (const c10::NotImplementedError&) {
-    inference = direct();
-  } catch (const std::exception& error) {
-    if (runtime::is_interrupt(error)) throw;
-    // Wrong arguments, or a result whose shape depends on data. The direct call tells them apart,
-    // with the message that eager gives; it is not remembered, since it may end differently.
-    return direct();
+    const auto wanted = static_cast<uint64_t>(signature[1]);
+    certain = epoch % 2 == 0 && runtime::ambient_word(op.precision_sensitive) == wanted &&
+              runtime::ambient_epoch() == epoch;
   }
+  if (!certain) return direct();
   std::lock_guard lock(memo_mutex);
   if (memo().size() >= kMaxSignatures) memo().clear();
   memo().emplace(std::vector<int64_t>(signature.begin(), signature.end()), inference);

@@ -461,10 +461,11 @@ uint32_t Recorder::entry_of(const at::TensorBase& tensor, bool writes, int64_t* 
 }
 
 void Recorder::drop_entries(size_t first) {
-  for (size_t i = first; i < entries_.size(); ++i) {
+  // The last first: each is then the end of its chain.
+  for (size_t i = entries_.size(); i-- > first;) {
     const Entry& entry = entries_[i];
     if (entry.group == i) {
-      // The storage is alive: it is an operand of the call that is being given up.
+      // The entry knows the storage weakly, so even one that has died is there to be written.
       if (LazyStorage* storage = entry.storage._unsafe_get_target()) storage->trace = 0;
     } else {
       for (uint32_t at = entry.group;; at = entries_[at].next) {

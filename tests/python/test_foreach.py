@@ -76,6 +76,17 @@ def test_writes_to_lists_are_counted(name: str, arguments: tuple[Any, ...]) -> N
     assert versions(DEVICE) == versions("cpu") == [3, 3, 3]
 
 
+def test_writes_that_the_cpu_does_not_count() -> None:
+    def versions(device: str) -> list[int]:
+        gradients = [torch.ones(3, device=device) for _ in range(2)]
+        found, scale = torch.zeros(1, device=device), torch.ones(1, device=device)
+        for _ in range(3):
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, scale)
+        return [t._version for t in gradients]
+
+    assert versions(DEVICE) == versions("cpu")
+
+
 def test_backward_after_an_optimizer_has_changed_what_it_needs() -> None:
     def run(device: str) -> None:
         layers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)).to(device)

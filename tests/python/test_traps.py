@@ -283,6 +283,28 @@ def test_thread_count_is_that_of_the_caller(device):
     same(run, device)
 
 
+def test_a_precision_that_is_inherited_stays_so(device):
+    mkldnn = torch.backends.mkldnn
+    before = mkldnn.fp32_precision, mkldnn.matmul.fp32_precision
+
+    def run(where):
+        found = []
+        x = drawn(4, 4, device=where)
+        mkldnn.fp32_precision, mkldnn.matmul.fp32_precision = "bf16", "ieee"
+        y = x @ x
+        mkldnn.matmul.fp32_precision = "none"
+        found.append(mkldnn.matmul.fp32_precision)
+        y.cpu()
+        mkldnn.fp32_precision = "ieee"
+        found.append(mkldnn.matmul.fp32_precision)
+        return found
+
+    try:
+        assert run("cpu") == run(device) == ["bf16", "ieee"]
+    finally:
+        mkldnn.fp32_precision, mkldnn.matmul.fp32_precision = before
+
+
 def test_autocast_does_not_outlive_its_block(device):
     x = drawn(4, 4, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -661,6 +683,19 @@ def test_views_that_come_to_overlap_while_a_plan_is_followed(device: str) -> Non
         data.sum().item()
     with pytest.raises(RuntimeError, match="refer to a single memory location"):
         data[0:8].add_(data[3:11])
+
+
+def test_many_views_of_an_input_in_a_call_that_is_not_the_expected_one(device: str) -> None:
+    def run(where: str) -> list[torch.Tensor]:
+        x = torch.arange(32.0).reshape(16, 2).to(where)
+        x.cpu()
+        found = []
+        for end, dim in ((16, 0), (16, 0), (16, 0), (14, 0), (16, 1), (16, 0)):
+            pieces = [x[0:4], x[4:8], x[8:12], x[12:end]]
+            found.append(torch.cat(pieces, dim).sum().cpu())
+        return found
+
+    same(run, device)
 
 
 def test_an_out_that_is_a_view_of_an_operand(device: str) -> None:

@@ -45,6 +45,20 @@ void install_python() {
   gil.held = [] { return PyGILState_Check() != 0 && Py_IsInitialized() != 0; };
   gil.release = [] { return static_cast<void*>(PyEval_SaveThread()); };
   gil.acquire = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); };
+  static constexpr intptr_t kNotNull = 1;  // added to a state, so that each is a token
+  gil.hold = []() -> void* {
+#if PY_VERSION_HEX >= 0x030D0000
+    const bool ending = Py_IsFinalizing() != 0;
+#else
+    const bool ending = _Py_IsFinalizing() != 0;
+#endif
+    if (Py_IsInitialized() == 0 || ending) return nullptr;
+    return reinterpret_cast<void*>(static_cast<intptr_t>(PyGILState_Ensure()) + kNotNull);
+  };
+  gil.let_go = [](void* token) {
+    const auto state = reinterpret_cast<intptr_t>(token) - kNotNull;
+    PyGILState_Release(static_cast<PyGILState_STATE>(state));
+  };
   gil.is_interrupt = [](const std::exception& error) {
     py::gil_scoped_acquire acquire;
     if (const auto* raised = dynamic_cast<const python_error*>(&error)) {
