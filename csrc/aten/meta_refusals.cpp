@@ -27,10 +27,10 @@ bool gelu(Arguments arguments, torch::jit::Stack&) {
 }
 
 // (real, imag, out)
-bool complex(Arguments arguments, torch::jit::Stack&) {
+bool complex_out(Arguments arguments, torch::jit::Stack&) {
   const c10::ScalarType part = arguments[0].toTensor().scalar_type();
-  if (arguments[1].toTensor().scalar_type() != part) return false;
-  return arguments.size() < 3 || arguments[2].toTensor().scalar_type() == c10::toComplexType(part);
+  return arguments[1].toTensor().scalar_type() == part &&
+         arguments[2].toTensor().scalar_type() == c10::toComplexType(part);
 }
 
 // (self, mask, source)
@@ -133,11 +133,6 @@ bool has_elements(Arguments arguments, torch::jit::Stack&) {
   return tensor(arguments[0]).numel() > 0;
 }
 
-// (self, ...)
-bool is_real_or_complex(Arguments arguments, torch::jit::Stack&) {
-  return tensor(arguments[0]).is_floating_point() || tensor(arguments[0]).is_complex();
-}
-
 // (self, dim, index, ...)
 bool has_index(Arguments arguments, torch::jit::Stack&) {
   return is_dim(arguments[1], tensor(arguments[0])) && is_index(tensor(arguments[2]));
@@ -195,17 +190,6 @@ bool power(Arguments arguments, torch::jit::Stack&) {
   return arguments[1].isInt() && arguments[1].toInt() >= 0;
 }
 
-// CPU kernels lack most arithmetic on complex halves.
-bool not_complex_half(Arguments, torch::jit::Stack& results) {
-  return !on_host() || tensor(results[0]).scalar_type() != c10::kComplexHalf;
-}
-
-// (self)
-bool not_bool(Arguments arguments, torch::jit::Stack&) { return !is_bool(arguments[0]); }
-bool not_complex(Arguments arguments, torch::jit::Stack&) {
-  return !tensor(arguments[0]).is_complex();
-}
-
 bool never(Arguments, torch::jit::Stack&) { return false; }
 
 }  // namespace
@@ -244,14 +228,10 @@ void register_meta_refusals() {
                            "aten::masked_fill_.Scalar", "aten::masked_fill_.Tensor"}) {
     install_meta_rule(name, &masked_fill);
   }
-  for (const char* name :
-       {"aten::std.correction", "aten::var.correction", "aten::std_mean.correction",
-        "aten::var_mean.correction", "aten::ldexp_"}) {
-    install_meta_rule(name, &is_real_or_complex);
+  for (const char* name : {"aten::heaviside_", "aten::linalg_cross"}) {
+    install_meta_rule(name, &same_types);
   }
-  install_meta_rule("aten::heaviside_", &same_types);
-  for (const char* name : {"aten::linalg_cross",
-                           "aten::_euclidean_dist",
+  for (const char* name : {"aten::_euclidean_dist",
                            "aten::_softmax_backward_data",
                            "aten::_log_softmax_backward_data",
                            "aten::addr",
@@ -286,18 +266,9 @@ void register_meta_refusals() {
   for (const char* name : {"aten::pow.Tensor_Scalar", "aten::pow_.Scalar"}) {
     install_meta_rule(name, &power);
   }
-  for (const char* name : {"aten::sum", "aten::sum.dim_IntList", "aten::div.Tensor"}) {
-    install_meta_rule(name, &not_complex_half);
-  }
-  for (const char* name : {"aten::relu", "aten::relu_"}) install_meta_rule(name, &not_bool);
-  for (const char* name : {"aten::floor", "aten::floor_", "aten::ceil", "aten::ceil_",
-                           "aten::trunc", "aten::trunc_"}) {
-    install_meta_rule(name, &not_complex);
-  }
   install_meta_rule("aten::native_batch_norm.out", &batch_norm_out);
   install_meta_rule("aten::gelu", &gelu);
-  install_meta_rule("aten::complex", &complex);
-  install_meta_rule("aten::complex.out", &complex);
+  install_meta_rule("aten::complex.out", &complex_out);
   install_meta_rule("aten::masked_scatter", &masked_scatter);
   install_meta_rule("aten::masked_scatter_", &masked_scatter_);
   install_meta_rule("aten::aminmax.out", &aminmax_out);

@@ -265,22 +265,7 @@ bool pointwise(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// (a, b): nor do these accept all that Meta does.
-bool pointwise_of_reals(Arguments arguments, torch::jit::Stack& results) {
-  return !tensor(results[0]).is_complex() && pointwise(arguments, results);
-}
-bool pointwise_of_numbers(Arguments arguments, torch::jit::Stack& results) {
-  return tensor(results[0]).scalar_type() != c10::kBool && pointwise_of_reals(arguments, results);
-}
-bool pointwise_of_fractions(Arguments arguments, torch::jit::Stack& results) {
-  return !c10::isIntegralType(tensor(results[0]).scalar_type(), /*includeBool=*/true) &&
-         pointwise(arguments, results);
-}
-bool pointwise_of_one_type(Arguments arguments, torch::jit::Stack& results) {
-  return tensor(arguments[0]).scalar_type() == tensor(arguments[1]).scalar_type() &&
-         pointwise(arguments, results);
-}
-// The product of the first and a power, which is in plain order.
+// (self, other). The product of the first and a power, which is in plain order.
 bool ldexp(Arguments arguments, torch::jit::Stack& results) {
   const at::Tensor& other = tensor(arguments[1]);
   if (other.is_complex()) return false;
@@ -437,9 +422,6 @@ void register_meta_rules() {
     install_meta_rule(name, &scatter);
   }
   install_meta_rule("aten::angle", &angle);
-  for (const char* name : {"aten::heaviside", "aten::complex", "aten::polar"}) {
-    install_meta_rule(name, &pointwise_of_one_type);
-  }
   install_meta_rule("aten::ldexp.Tensor", &ldexp);
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);
@@ -482,21 +464,29 @@ void register_meta_rules() {
   install_meta_rule("aten::_weight_norm_interface", &weight_norm);
   install_meta_rule("aten::log_sigmoid_forward", &log_sigmoid);
   install_meta_rule("aten::roll", &roll);
-  for (const char* name :
-       {"aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::nan_to_num",
-        "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::hardtanh_backward",
-        "aten::elu_backward", "aten::softplus_backward", "aten::logit_backward",
-        "aten::special_xlog1py", "aten::div.Tensor_mode"}) {
+  for (const char* name : {"aten::logical_and",
+                           "aten::logical_or",
+                           "aten::logical_xor",
+                           "aten::nan_to_num",
+                           "aten::heaviside",
+                           "aten::complex",
+                           "aten::polar",
+                           "aten::copysign.Tensor",
+                           "aten::xlogy.Tensor",
+                           "aten::floor_divide",
+                           "aten::remainder.Tensor",
+                           "aten::fmod.Tensor",
+                           "aten::logaddexp",
+                           "aten::logaddexp2",
+                           "aten::hardswish_backward",
+                           "aten::hardsigmoid_backward",
+                           "aten::hardtanh_backward",
+                           "aten::elu_backward",
+                           "aten::softplus_backward",
+                           "aten::logit_backward",
+                           "aten::special_xlog1py",
+                           "aten::div.Tensor_mode"}) {
     install_meta_rule(name, &pointwise);
-  }
-  for (const char* name : {"aten::copysign.Tensor", "aten::xlogy.Tensor"}) {
-    install_meta_rule(name, &pointwise_of_reals);
-  }
-  for (const char* name : {"aten::floor_divide", "aten::remainder.Tensor", "aten::fmod.Tensor"}) {
-    install_meta_rule(name, &pointwise_of_numbers);
-  }
-  for (const char* name : {"aten::logaddexp", "aten::logaddexp2"}) {
-    install_meta_rule(name, &pointwise_of_fractions);
   }
 }
 

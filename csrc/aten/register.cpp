@@ -13,6 +13,7 @@
 #include "csrc/runtime/backward.h"
 #include "csrc/runtime/fork.h"
 #include "lazy/record/recorder.h"
+#include "lazy/record/types.h"
 #include "lazy/session.h"
 
 // How the dispatcher reaches us: one boxed recorder for nearly every operator, a fallback for the
@@ -78,7 +79,11 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
       record::left_behind(device) >= base::env::max_pending_bytes()) {
     session::flush(device, record::FlushReason::kCap);
   }
-  if (!recorder.record(op, handle, stack)) return run_now(handle, stack);
+  if (!recorder.record(op, handle, stack)) {
+    const record::Doubt doubt = record::take_doubt();
+    run_now(handle, stack);
+    return record::dismiss(doubt);
+  }
   if (mode == base::env::Mode::NoFuse) session::flush(device, record::FlushReason::kEager);
 }
 

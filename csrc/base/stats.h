@@ -32,6 +32,7 @@ namespace acc::base {
   X(NodesFollowed, "nodes_followed")            \
   X(MemoHits, "memo_hits")                      \
   X(MemoMisses, "memo_misses")                  \
+  X(TypesAsked, "types_asked")                  \
   X(PlansBuilt, "plans_built")                  \
   X(PlanHits, "plan_hits")                      \
   X(PlanFollows, "plan_follows")                \

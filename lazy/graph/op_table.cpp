@@ -261,6 +261,7 @@ bool takes_cpu_tensor(Name name, Name argument) { return contains(kTakeCpu, name
 
 bool needs_integers(Name name, Name argument) {
   return name.starts_with("aten::bitwise_") || name.starts_with("aten::__") ||
+         name.starts_with("aten::gcd") || name.starts_with("aten::lcm") ||
          (name.starts_with("aten::embedding") && argument == "indices");
 }
 

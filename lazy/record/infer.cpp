@@ -20,7 +20,9 @@
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/gil.h"
 #include "lazy/graph/words.h"
+#include "lazy/record/stand_ins.h"
 #include "lazy/record/storage.h"
+#include "lazy/record/types.h"
 
 namespace acc::record {
 namespace {
@@ -123,25 +125,6 @@ at::Tensor to_meta(const at::Tensor& tensor) {
       at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
   copy_flags(tensor, meta);
   return meta;
-}
-
-c10::IValue to_meta(const c10::IValue& value, graph::ListOf list) {
-  if (value.isTensor()) return to_meta(value.toTensor());
-  if (value.isDevice()) return c10::Device(c10::DeviceType::Meta);
-  if (list == graph::ListOf::kTensor) {
-    c10::List<at::Tensor> metas;
-    for (const c10::IValue& item : value.toListRef()) metas.push_back(to_meta(item.toTensor()));
-    return metas;
-  }
-  if (list == graph::ListOf::kOptionalTensor && value.isList()) {
-    c10::List<std::optional<at::Tensor>> metas;
-    for (const c10::IValue& item : value.toListRef()) {
-      metas.push_back(item.isTensor() ? std::optional<at::Tensor>(to_meta(item.toTensor()))
-                                      : std::nullopt);
-    }
-    return metas;
-  }
-  return value;
 }
 
 void append_result(const at::Tensor& tensor, Inference* inference) {
@@ -261,7 +244,7 @@ std::shared_ptr<const Inference> run_meta(const graph::Op& op, const c10::Operat
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (size_t i = 0; i < arguments.size(); ++i) {
-    stack.push_back(to_meta(arguments[i], op.arguments[i].list));
+    stack.push_back(stand_in(arguments[i], op.arguments[i].list, c10::DeviceType::Meta, &to_meta));
   }
   torch::jit::Stack metas = stack;
   bool promoted = false;
@@ -372,6 +355,9 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
               runtime::ambient_epoch() == epoch;
   }
   if (!certain) return direct();
+  if (inference->recordable && !takes_types(signature, op, handle, arguments, inference->largest)) {
+    return direct();
+  }
   std::lock_guard lock(memo_mutex);
   if (memo().size() >= kMaxSignatures) memo().clear();
   memo().emplace(std::vector<int64_t>(signature.begin(), signature.end()), inference);

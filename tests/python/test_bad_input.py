@@ -70,6 +70,7 @@ WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "deviation of ints": lambda a, b: a.long().std(),
     "negative power of ints": lambda a, b: a.long() ** -1,
     "difference of bools": lambda a, b: (a > 0) - (a > 0),
+    "difference of a bool": lambda a, b: True - a,
     "relu of bools": lambda a, b: (a > 0).relu(),
     "mixed heaviside": lambda a, b: torch.heaviside(a, a.double()),
     "gelu of a kind": lambda a, b: F.gelu(a, approximate="tan"),
