@@ -143,6 +143,9 @@ Process& process() {
   return state;
 }
 
+// Whether this thread has a scope: it must not wait for itself.
+thread_local bool in_scope = false;
+
 // `now`, but for the settings in which it is still what a plan made it, `own`: these from `before`.
 uint64_t without(uint64_t now, uint64_t own, uint64_t before) {
   uint64_t result = now;
@@ -218,6 +221,7 @@ uint64_t ambient_word(bool products) {
 uint64_t ambient_epoch() { return process().epoch.load(std::memory_order_acquire); }
 
 void await_program_settings() {
+  if (in_scope) return;
   std::shared_mutex& plans = process().plans;
   if (!plans.try_lock_shared()) {
     const GilRelease release;
@@ -231,9 +235,11 @@ void await_program_settings() {
 AmbientScope::AmbientScope() : initial_(read_word(true)) {
   const std::lock_guard turn(process().turn);
   process().plans.lock_shared();
+  in_scope = true;
 }
 
 AmbientScope::~AmbientScope() {
+  in_scope = false;
   Process& shared = process();
   if (!alone_) {
     const uint64_t now = read_word(true);

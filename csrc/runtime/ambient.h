@@ -26,8 +26,8 @@ uint64_t ambient_word(bool products);
 // was learnt between two equal even answers was learnt under the settings of the program.
 uint64_t ambient_epoch();
 
-// Waits, without the interpreter lock, until no plan has settings of its own in force. The next may
-// begin at once.
+// Waits, without the interpreter lock, until no plan of another thread has settings of its own in
+// force. The next may begin at once.
 void await_program_settings();
 
 // Lets a plan's operators run under the settings they were recorded with, and brings back what was

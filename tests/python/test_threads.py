@@ -427,7 +427,8 @@ def with_kernel(body: str, code: str) -> str:
 @pytest.mark.parametrize(
     "use",
     ["ones[0].sum().item()", "ones[1].add_(1)", "torch.acc.empty_cache()", "made.cpu()"]
-    + ["made.untyped_storage().resize_(4096)", "torch.acc.synchronize(1)"],
+    + ["made.untyped_storage().resize_(4096)", "torch.acc.synchronize(1)"]
+    + ["torch.eye(2, device='acc')", "torch.randperm(4, device='acc')"],
 )
 def test_a_kernel_that_uses_the_device_is_refused(acc_only, use):
     # Its step cannot wait for itself, nor two devices for each other.
@@ -437,7 +438,9 @@ def test_a_kernel_that_uses_the_device_is_refused(acc_only, use):
 for t in ones:
     t.cpu()
 made = ones[0] * 2
+torch.use_deterministic_algorithms(True)
 y = torch.erfinv(made * 0)
+torch.use_deterministic_algorithms(False)
 try:
     y.cpu()
 except RuntimeError as error:
