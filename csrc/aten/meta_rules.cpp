@@ -337,7 +337,7 @@ bool loss_backward(Arguments arguments, torch::jit::Stack& results) {
   return one_type(arguments) && contiguous(arguments, results);
 }
 bool binary_cross_entropy(Arguments arguments, torch::jit::Stack& results) {
-  if (!one_type(arguments)) return false;
+  if (!one_type(arguments) || !tensor(arguments[1]).is_floating_point()) return false;
   if (tensor(results[0]).sizes() == tensor(arguments[0]).sizes()) {
     restride(results[0], record::pointwise_strides(arguments.slice(0, 1)));
   }

@@ -204,6 +204,16 @@ const graph::Op* make_op(const c10::OperatorHandle& handle) {
 
 namespace {
 
+// PyTorch has left the tag out of some in-place forms, and of floor_divide.
+bool is_pointwise(const c10::OperatorHandle& handle) {
+  const c10::OperatorName& name = handle.operator_name();
+  if (handle.hasTag(at::Tag::pointwise) || name.name.starts_with("aten::floor_divide")) return true;
+  if (!name.name.ends_with('_')) return false;
+  const auto functional = c10::Dispatcher::singleton().findSchema(
+      {name.name.substr(0, name.name.size() - 1), name.overload_name});
+  return functional.has_value() && functional->hasTag(at::Tag::pointwise);
+}
+
 const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   static std::unordered_map<std::string, const graph::Op*> made_ops;
   const c10::FunctionSchema& schema = handle.schema();
@@ -221,6 +231,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     made.writes = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
                   graph::table::writes_undeclared(schema.name(), argument.name());
     made.out = argument.is_out();
+    made.is_type = argument.real_type()->str().find("ScalarType") != std::string::npos;
     made.integers = graph::table::needs_integers(schema.name(), argument.name());
     made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());
     op.writes |= made.writes;
@@ -238,9 +249,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   }
   op.removable = !graph::table::must_run(schema.name()) && (op.writes || !op.returns.empty());
   op.mergeable = !handle.hasTag(at::Tag::nondeterministic_seeded);
-  // PyTorch has left the tag out of floor_divide's overloads.
-  op.pointwise =
-      handle.hasTag(at::Tag::pointwise) || schema.name().starts_with("aten::floor_divide");
+  op.pointwise = is_pointwise(handle);
   op.precision_sensitive = graph::table::multiplies(schema.name());
   op.casts_numbers =
       graph::table::casts_numbers(schema.name()) && schema.overload_name() == "Tensor";

@@ -12,6 +12,8 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
 
 namespace acc::runtime {
@@ -104,13 +106,13 @@ void apply(uint64_t from, uint64_t to) {
   for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
     const int position = kPrecision + 2 * static_cast<int>(i);
     if (field(changed, position, 2) == 0) continue;
-    const auto [backend, op] = kPrecisionSlots[i];
+    const auto [library, op] = kPrecisionSlots[i];
     const auto wanted = static_cast<at::Float32Precision>(field(to, position, 2));
     // An operator without a precision of its own has that of its backend. Which of the two was read
     // cannot be told; inherited, it goes on following the backend's.
-    context.setFloat32Precision(backend, op, at::Float32Precision::NONE);
-    if (context.float32Precision(backend, op) != wanted) {
-      context.setFloat32Precision(backend, op, wanted);
+    context.setFloat32Precision(library, op, at::Float32Precision::NONE);
+    if (context.float32Precision(library, op) != wanted) {
+      context.setFloat32Precision(library, op, wanted);
     }
   }
 }
@@ -173,28 +175,32 @@ uint64_t complete(uint64_t word, uint64_t base) {
   return test(word, kForProducts) ? word : (word & kWithoutProducts) | (base & ~kWithoutProducts);
 }
 
-// The settings as they are.
+// The settings as they are. Those of CUDA's libraries count only where they are used.
 uint64_t read_word(bool products) {
+  static const bool cuda = backend().alias_type() == c10::kCUDA;
   const at::Context& context = at::globalContext();
   uint64_t word = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype |
                   field(static_cast<uint64_t>(at::get_num_threads()), 0, 16) << kThreads |
                   bit(context.deterministicAlgorithms(), kDeterministic) |
                   bit(context.deterministicAlgorithmsWarnOnly(), kWarnOnly) |
                   bit(context.deterministicFillUninitializedMemory(), kFillUninitialized) |
-                  bit(context.userEnabledCuDNN(), kCudnn) |
-                  bit(context.benchmarkCuDNN(), kCudnnBenchmark) |
-                  bit(context.deterministicCuDNN(), kCudnnDeterministic) |
                   bit(context.userEnabledMkldnn(), kMkldnn) |
                   bit(context.deterministicMkldnn(), kMkldnnDeterministic) |
-                  static_cast<uint64_t>(context.allowFP16ReductionCuBLAS()) << kFp16Reduction |
-                  static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()) << kBf16Reduction |
-                  bit(context.allowFP16AccumulationCuBLAS(), kFp16Accumulation) |
                   bit((_mm_getcsr() & kFlushBits) == kFlushBits, kFlushDenormal);
+  if (cuda) {
+    word |= bit(context.userEnabledCuDNN(), kCudnn) |
+            bit(context.benchmarkCuDNN(), kCudnnBenchmark) |
+            bit(context.deterministicCuDNN(), kCudnnDeterministic) |
+            static_cast<uint64_t>(context.allowFP16ReductionCuBLAS()) << kFp16Reduction |
+            static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()) << kBf16Reduction |
+            bit(context.allowFP16AccumulationCuBLAS(), kFp16Accumulation);
+  }
   if (products) {
     word |= bit(true, kForProducts) | bit(c10::GradMode::is_enabled(), kGradMode);
     for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
-      word |= static_cast<uint64_t>(
-                  context.float32Precision(kPrecisionSlots[i].backend, kPrecisionSlots[i].op))
+      const auto [library, op] = kPrecisionSlots[i];
+      if (library == at::Float32Backend::CUDA && !cuda) continue;
+      word |= static_cast<uint64_t>(context.float32Precision(library, op))
               << (kPrecision + 2 * static_cast<int>(i));
     }
   }
@@ -221,7 +227,7 @@ uint64_t ambient_word(bool products) {
 uint64_t ambient_epoch() { return process().epoch.load(std::memory_order_acquire); }
 
 void await_program_settings() {
-  if (in_scope) return;
+  if (in_scope || in_bad_fork()) return;
   std::shared_mutex& plans = process().plans;
   if (!plans.try_lock_shared()) {
     const GilRelease release;
@@ -274,8 +280,9 @@ void AmbientScope::set(uint64_t word) {
   const uint64_t different = word ^ read_word(test(word, kForProducts));
   if (different == 0) return;
   if (!alone_ && (different & ~kOfThreadAlone) == 0) {
+    // The process's may have changed by now: they are the program's.
     const uint64_t now = read_word(true);
-    apply(now, complete(word, now));
+    apply(now, (now & ~kOfThreadAlone) | (complete(word, now) & kOfThreadAlone));
     return;
   }
   if (!alone_) go_alone();

@@ -35,9 +35,10 @@ void await_program_settings();
 //
 // Plans that find what they want in force run side by side. One that wants something else runs
 // alone from there on, and holds the interpreter lock: no Python of another thread sees its
-// settings, saves them or changes them. So nothing here may be waited for with that lock held. A
-// kernel written in Python may let other threads run: what these change to another value than the
-// plan's stays. One thread has one scope at a time.
+// settings, saves them or changes them. So nothing here may be waited for with that lock held, and
+// a kernel must not wait for a thread that needs it. A kernel written in Python may let other
+// threads run: what these change to another value than the plan's stays. One thread has one scope
+// at a time.
 class AmbientScope {
  public:
   AmbientScope();

@@ -221,6 +221,17 @@ class Decoder {
   const bool cast_numbers_;
 };
 
+bool has_moved(const at::Tensor& tensor, const at::Tensor& place) {
+  return tensor.storage().unsafeGetStorageImpl() != place.storage().unsafeGetStorageImpl() ||
+         tensor.storage_offset() != place.storage_offset() || tensor.sizes() != place.sizes() ||
+         tensor.strides() != place.strides() || tensor.dtype() != place.dtype() ||
+         tensor.is_conj() != place.is_conj() || tensor.is_neg() != place.is_neg();
+}
+
+void put_back(const at::Tensor& tensor, const at::Tensor& place) {
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(place.getIntrusivePtr());
+}
+
 const c10::OperatorHandle& handle_of(const void* handle) {
   return *static_cast<const c10::OperatorHandle*>(handle);
 }
@@ -258,6 +269,9 @@ AtenCall::AtenCall(const graph::Graph& graph, const graph::Node& node,
   const std::vector<int64_t> zeros(node.n_values, 0);
   Decoder decoder(&slots, device, zeros.data(),
                   node.op->casts_numbers && float32_throughout(graph, node));
+  const auto place = [&](const int64_t* tensor) {
+    return alias(tensor, slots[static_cast<size_t>(tensor[1])]);
+  };
   const int64_t* word = graph.words.data() + node.words;
   for (uint32_t i = 0; i < node.op->arguments.size(); ++i) {
     if (graph::item_values(word) > 0) {
@@ -265,15 +279,14 @@ AtenCall::AtenCall(const graph::Graph& graph, const graph::Node& node,
       patches_.push_back({i, value, word});
     }
     arguments_.push_back(decoder.item(word, node.op->arguments[i].list));
+    if (node.op->arguments[i].writes && graph::tag_of(*word) == Tag::kTensor) {
+      written_.push_back({arguments_.back().toTensor(), place(word)});
+    }
     word += graph::item_words(word);
   }
   if (into) {
-    slot_ = slots[static_cast<size_t>(word[1])];
-    into_ = alias(word, slot_);
-    offset_ = into_.storage_offset();
-    sizes_ = into_.sizes().vec();
-    strides_ = into_.strides().vec();
-    arguments_.emplace_back(into_);
+    arguments_.emplace_back(place(word));
+    written_.push_back({arguments_.back().toTensor(), place(word)});
   }
 }
 
@@ -293,40 +306,25 @@ torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
       stack[patch.argument] = decoder.item(patch.word, graph::ListOf::kNone);
     }
   }
-  if (!into_.defined()) {
-    handle_.callBoxed(stack);
-    return stack;
-  }
   try {
     handle_.callBoxed(stack);
-    if (has_moved()) keep_place();
+    for (const Written& written : written_) {
+      if (has_moved(written.tensor, written.place)) keep_place(written);
+    }
   } catch (...) {
-    put_back();
+    for (const Written& written : written_) put_back(written.tensor, written.place);
     throw;
   }
   return stack;
 }
 
-bool AtenCall::has_moved() const {
-  return into_.storage().unsafeGetStorageImpl() != slot_.get() ||
-         into_.storage_offset() != offset_ || into_.sizes() != c10::IntArrayRef(sizes_) ||
-         into_.strides() != c10::IntArrayRef(strides_);
-}
-
-void AtenCall::put_back() const {
-  c10::TensorImpl* impl = into_.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(slot_);
-  impl->set_storage_offset(offset_);
-  impl->set_sizes_and_strides(sizes_, strides_);
-}
-
-// The kernel has given its result another layout than the user was told, or other memory.
-void AtenCall::keep_place() const {
-  check_promise(into_, into_.scalar_type(), sizes_);
+// The kernel has given what it wrote another layout than the user was told, or other memory.
+void AtenCall::keep_place(const Written& written) {
+  check_promise(written.tensor, written.place.scalar_type(), written.place.sizes());
   base::count(base::Counter::StrideCopies);
-  const at::Tensor made = into_.clone();
-  put_back();
-  into_.copy_(made);
+  const at::Tensor made = written.tensor.clone();
+  put_back(written.tensor, written.place);
+  written.tensor.copy_(made);
 }
 
 void check_promise(const at::Tensor& result, c10::ScalarType dtype, c10::IntArrayRef sizes) {

@@ -39,10 +39,6 @@ class AtenCall {
   torch::jit::Stack run(std::span<const int64_t> values) const;
 
  private:
-  bool has_moved() const;
-  void put_back() const;
-  void keep_place() const;
-
   // An argument that depends on the value block.
   struct Patch {
     uint32_t argument;
@@ -52,11 +48,13 @@ class AtenCall {
   const c10::OperatorHandle& handle_;
   torch::jit::Stack arguments_;
   std::vector<Patch> patches_;
-  at::Tensor into_;  // the last argument, if the operator writes into it, and its place
-  Slot slot_;
-  int64_t offset_ = 0;
-  std::vector<int64_t> sizes_;
-  std::vector<int64_t> strides_;
+  // A tensor that the operator writes, and a second one where it has to be afterwards.
+  struct Written {
+    at::Tensor tensor;
+    at::Tensor place;
+  };
+  static void keep_place(const Written& written);
+  std::vector<Written> written_;
 };
 
 }  // namespace acc::library

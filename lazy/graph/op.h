@@ -33,6 +33,7 @@ struct Argument {
   ListOf list = ListOf::kNone;
   bool writes = false;    // declared in the schema, or added by the op table
   bool out = false;       // an out= argument, which takes the geometry of the result
+  bool is_type = false;   // an element type, as its number
   bool integers = false;  // must hold integers or booleans
   bool cpu_ok = false;    // takes CPU tensors of one or more dimensions (indices)
 };

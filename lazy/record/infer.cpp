@@ -355,7 +355,8 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
               runtime::ambient_epoch() == epoch;
   }
   if (!certain) return direct();
-  if (inference->recordable && !takes_types(signature, op, handle, arguments, inference->largest)) {
+  if (inference->recordable && inference->resizes.empty() &&
+      !takes_types(signature, op, handle, arguments, inference->largest)) {
     return direct();
   }
   std::lock_guard lock(memo_mutex);

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -32,43 +33,65 @@ std::set<std::vector<int64_t>>& known() {
 }
 thread_local Doubt doubted;
 
-bool is_plain(int64_t tag) {
-  const auto dtype = static_cast<c10::ScalarType>(graph::dtype_of(tag));
-  switch (graph::tag_of(tag)) {
-    case Tag::kTensor:
-      return dtype == c10::kFloat || dtype == c10::kDouble;
-    case Tag::kNumber:
-      return !c10::isComplexType(dtype);
-    case Tag::kBool:  // a number, unlike a flag, that is a bool
-      return (graph::flags_of(tag) & graph::kValueFlag) == 0;
-    case Tag::kComplex:
-      return false;
-    default:
-      return true;
-  }
-}
+bool is_plain(c10::ScalarType type) { return type == c10::kFloat || type == c10::kDouble; }
 
-// The operator and the tags of its arguments; empty: it need not, or must not, be asked for them.
-std::vector<int64_t> types_of(std::span<const int64_t> signature, bool pointwise) {
-  std::vector<int64_t> types{signature[0]};
-  bool plain = true;
+// What is said of types in a call.
+struct Types {
+  std::vector<int64_t> key;  // the operator, the tags of its arguments and the types it is given
+  bool plain = true;         // only float32, only float64, or neither
+  bool mixed = false;        // tensors of several types
+  bool integers = false;     // among them
+  bool empty = false;        // a tensor has no elements
   std::optional<c10::ScalarType> first;
-  bool mixed = false;
-  bool integers = false;
-  for (auto rest = signature.subspan(2); !rest.empty();) {
-    types.push_back(rest[0]);
-    plain &= is_plain(rest[0]);
-    if (graph::tag_of(rest[0]) == Tag::kTensor) {
-      const auto dtype = static_cast<c10::ScalarType>(graph::dtype_of(rest[0]));
-      mixed |= dtype != first.value_or(dtype);
-      integers |= c10::isIntegralType(dtype, /*includeBool=*/true);
-      first = dtype;
+
+  void add(const graph::Argument& argument, const int64_t* word) {
+    key.push_back(*word);
+    const auto type = static_cast<c10::ScalarType>(graph::dtype_of(*word));
+    switch (graph::tag_of(*word)) {
+      case Tag::kTensor: {
+        plain &= is_plain(type);
+        mixed |= type != first.value_or(type);
+        integers |= c10::isIntegralType(type, /*includeBool=*/true);
+        empty |= std::ranges::count(graph::read_tensor(word).sizes, 0) > 0;
+        first = type;
+        break;
+      }
+      case Tag::kNumber:
+        plain &= !c10::isComplexType(type);
+        break;
+      case Tag::kBool:  // a flag, or a number
+        plain &= argument.role != graph::Role::kValue;
+        break;
+      case Tag::kComplex:
+        plain = false;
+        break;
+      case Tag::kInt:
+        if (!argument.is_type) break;
+        key.push_back(word[1]);
+        plain &= is_plain(static_cast<c10::ScalarType>(word[1]));
+        break;
+      case Tag::kList: {
+        const uint32_t items = graph::count_of(*word++);
+        for (uint32_t i = 0; i < items; ++i) {
+          add(argument, word);
+          word += graph::item_words(word);
+        }
+        break;
+      }
+      default:
+        break;
     }
-    rest = rest.subspan(graph::tag_of(rest[0]) == Tag::kList ? 1 : graph::item_words(rest.data()));
   }
-  // Integers beside fractions are positions, pivots, lengths, which not every kernel checks.
-  const bool unsafe = mixed && integers && !pointwise;
-  if (unsafe || (plain && !mixed)) types.clear();
+};
+
+Types types_of(std::span<const int64_t> signature, const graph::Op& op) {
+  Types types;
+  types.key.push_back(signature[0]);
+  const int64_t* word = signature.data() + 2;
+  for (const graph::Argument& argument : op.arguments) {
+    types.add(argument, word);
+    word += graph::item_words(word);
+  }
   return types;
 }
 
@@ -134,23 +157,25 @@ void believe(std::vector<int64_t> types) {
 bool takes_types(std::span<const int64_t> signature, const graph::Op& op,
                  const c10::OperatorHandle& handle, c10::ArrayRef<c10::IValue> arguments,
                  uint64_t result_bytes) {
-  std::vector<int64_t> types = types_of(signature, op.pointwise);
-  if (types.empty()) return true;
   if (!op.name.starts_with("aten::") || !op.mergeable) return true;
   // It takes what the forward operator made, workspaces of its own among it.
   if (op.name.find("_backward") != std::string::npos) return true;
+  Types types = types_of(signature, op);
+  // Who has nothing to do may not look at the types.
+  if ((types.plain && !types.mixed) || types.empty) return true;
+  // Integers beside fractions are positions, pivots, lengths, which not every kernel checks.
+  if (types.mixed && types.integers && !op.pointwise) return true;
   {
     const std::lock_guard lock(mutex);
-    if (known().contains(types)) return true;
+    if (known().contains(types.key)) return true;
   }
   size_t bytes = result_bytes;
   for (const c10::IValue& argument : arguments) bytes += bytes_of(argument);
-  if (bytes > kMaxBytes) return true;
-  if (!runs(op, handle, arguments)) {
-    doubted = std::move(types);
+  if (bytes > kMaxBytes || !runs(op, handle, arguments)) {
+    doubted = std::move(types.key);
     return false;
   }
-  believe(std::move(types));
+  believe(std::move(types.key));
   return true;
 }
 

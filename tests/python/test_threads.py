@@ -475,6 +475,42 @@ for _ in range(2):
     assert told.splitlines() == ["(3, 1) [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]"] * 2
 
 
+@pytest.mark.parametrize("body", ["out.set_(x + 1)", "out.as_strided_(out.shape, (1, 2))"])
+def test_a_kernel_that_moves_what_the_user_gave_it(acc_only, body):
+    told = with_kernel(
+        body,
+        """
+x = torch.arange(6.0, device="acc").reshape(2, 3)
+out = torch.zeros(2, 3, device="acc")
+kept = out.view(6)
+for _ in range(3):
+    torch.erfinv(x, out=out)
+    print(out.tolist(), kept.sum().item())
+    out.zero_()
+""",
+    )
+    assert told.splitlines() == ["[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]] 21.0"] * 3
+
+
+def test_a_kernel_that_changes_the_type_of_its_result(acc_only):
+    told = with_kernel(
+        """
+    if act == "double":
+        out.data = (x + 1).double()
+        return out""",
+        """
+x = torch.arange(6.0, device="acc")
+for act in ["", "double", ""]:
+    try:
+        print(torch.erfinv(x).tolist())
+    except RuntimeError as error:
+        print("had promised Float" in str(error))
+""",
+    )
+    good = "[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]"
+    assert told.splitlines() == [good, "True", good]
+
+
 def test_a_kernel_that_gives_another_shape_or_fails_spoils_nothing(acc_only):
     told = with_kernel(
         """

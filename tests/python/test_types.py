@@ -108,8 +108,42 @@ def test_a_kernel_that_dislikes_the_values_it_is_asked_with(acc_only: str) -> No
 
 
 def test_large_operands_are_not_made_to_ask(acc_only: str) -> None:
-    large = torch.ones(5 << 20, dtype=torch.int32, device=acc_only)
+    large = torch.ones(5 << 20, dtype=torch.int32).to(acc_only)
+    with pytest.raises(RuntimeError, match="std and var"):
+        large.std()
     with helpers.counting() as counted:
-        made = large.bitwise_xor(3)
-    assert counted["types_asked"] == 0
-    assert made[-1].item() == 2
+        made = [large.bitwise_xor(3) for _ in range(3)]
+    # The first runs at once; then its types are known.
+    assert (counted["types_asked"], counted["run_now"]) == (0, 1)
+    assert [m[-1].item() for m in made] == [2] * 3
+
+
+def test_a_call_on_nothing_says_nothing_of_types(device: str) -> None:
+    for n in (0, 3):
+        x = torch.ones(n, n, dtype=torch.bool, device=device)
+        if n:
+            with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
+                x @ x
+        else:
+            assert (x @ x).cpu().shape == (0, 0)
+
+
+def test_a_type_that_is_an_argument(device: str) -> None:
+    x = torch.ones(3).to(device)
+    assert x.sum(dtype=torch.float64).item() == 3
+    assert x.long().sum(dtype=torch.float64).item() == 3
+    for y in (x, x.long()):
+        with pytest.raises(RuntimeError, match="not implemented for 'ComplexHalf'"):
+            y.sum(dtype=torch.complex32)
+
+
+@pytest.mark.parametrize("name", ["lt_", "copysign_", "heaviside_", "eq_"])
+def test_two_types_in_place(device: str, name: str) -> None:
+    taken = [compare(lambda a, b: getattr(a, name)(b), a, b) for a in TYPES for b in TYPES]
+    assert any(taken)
+
+
+def test_targets_of_another_type(device: str) -> None:
+    p, target = torch.full((3,), 0.5).to(device), torch.ones(3).long().to(device)
+    with pytest.raises(RuntimeError, match="Found dtype Long but expected Float"):
+        F.binary_cross_entropy(p, target)
