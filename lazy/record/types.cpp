@@ -161,10 +161,11 @@ bool takes_types(std::span<const int64_t> signature, const graph::Op& op,
   // It takes what the forward operator made, workspaces of its own among it.
   if (op.name.find("_backward") != std::string::npos) return true;
   Types types = types_of(signature, op);
-  // Who has nothing to do may not look at the types.
-  if ((types.plain && !types.mixed) || types.empty) return true;
+  if (types.plain && !types.mixed) return true;
   // Integers beside fractions are positions, pivots, lengths, which not every kernel checks.
   if (types.mixed && types.integers && !op.pointwise) return true;
+  // A kernel that has nothing to do may not look at the types: what it says holds for this call.
+  if (types.empty) return runs(op, handle, arguments);
   {
     const std::lock_guard lock(mutex);
     if (known().contains(types.key)) return true;

@@ -16,10 +16,10 @@ namespace acc::record {
 // Whether the call's kernel takes its types. An operator is asked once for each combination that is
 // not all float32 or all float64: its kernel is called with operands of the call's geometry that
 // nobody keeps, ones and, for integers, zeros. What is random, part of a backward or not PyTorch's,
-// what takes integers beside other types without being pointwise, and what has no elements is
-// believed without being asked. A call is doubted that is refused, since the kernel may have
-// disliked the values, or that would take more than 16 MiB to ask. `signature` as for `infer`; the
-// caller holds no lock.
+// and what takes integers beside other types without being pointwise is believed without being
+// asked. The answer to a call without elements holds for that one only. A call is doubted that is
+// refused, since the kernel may have disliked the values, or that would take more than 16 MiB to
+// ask. `signature` as for `infer`; the caller holds no lock.
 bool takes_types(std::span<const int64_t> signature, const graph::Op& op,
                  const c10::OperatorHandle& handle, c10::ArrayRef<c10::IValue> arguments,
                  uint64_t result_bytes);
