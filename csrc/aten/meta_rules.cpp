@@ -43,8 +43,9 @@ c10::MemoryFormat convolution_format(const at::Tensor& input, const at::Tensor& 
   // One-dimensional convolutions copy their input into plain order and run as two-dimensional ones.
   const bool one_dimensional = input.dim() == 3;
   at::Tensor x = input;
-  if (one_dimensional && !input.is_contiguous())
+  if (one_dimensional && !input.is_contiguous()) {
     x = at::detail::empty_meta(input.sizes(), input.scalar_type());
+  }
   x = geometry_only(x);
   const at::Tensor w = geometry_only(weight);
   const at::Tensor b = geometry_only(bias);

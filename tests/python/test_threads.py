@@ -409,8 +409,9 @@ def test_exit_by_a_signal(device):
 
 PYTHON_KERNEL = """
 import torch
+from torch import library
 ones = [torch.ones(3, device=f"acc:{i}") for i in range(2)]
-lib = torch.library.Library("aten", "IMPL")
+lib = library.Library("aten", "IMPL")
 def kernel(x, *, out):
     BODY
     return out.copy_(x + 1)
@@ -660,7 +661,7 @@ torch.set_default_dtype(torch.float32)
 for _ in range(30):
     a = (a @ a).clamp(-1, 1)
 step = threading.Thread(target=lambda: (b.cpu(), a.cpu()))
-seen = set()
+seen = {torch.get_default_dtype()}  # should the step end before this thread runs again
 step.start()
 while step.is_alive():
     old = torch.get_default_dtype()
@@ -680,7 +681,8 @@ def test_a_step_that_has_to_run_alone_gets_its_turn(acc_only):
     code = """
 import os, threading, time
 import torch
-lib = torch.library.Library("aten", "IMPL")
+from torch import library
+lib = library.Library("aten", "IMPL")
 def kernel(x, *, out):
     time.sleep(0.05 + 0.02 * x.numel())
     return out.copy_(x)
