@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <string_view>
 
@@ -16,10 +17,11 @@
 namespace acc::base::env {
 namespace {
 
-// Every value is kept as a number; a choice as the index of its word, which is its enumerator.
+// Every value is kept as a number; a choice as the index of its word, which is its enumerator. A
+// string is kept beside it, and its number only says whether it was read.
 using Value = int64_t;
 
-enum class Type : uint8_t { Choice, Integer, Flag };
+enum class Type : uint8_t { Choice, Integer, Flag, String };
 
 constexpr size_t kMaxChoices = 4;
 
@@ -46,6 +48,10 @@ constexpr Entry integer(const char* name, Value default_value, Value min, Value 
 constexpr Entry flag(const char* name, bool default_value, const char* doc) {
   return {name, Type::Flag, default_value, {}, 0, 1, doc};
 }
+// Any text; the default is the empty one.
+constexpr Entry string(const char* name, const char* doc) {
+  return {name, Type::String, 0, {}, 0, 0, doc};
+}
 
 // The order of kEntries.
 enum Id : size_t {
@@ -59,6 +65,10 @@ enum Id : size_t {
   kMaxInflight,
   kSourceLines,
   kDump,
+  kCxx,
+  kCompileTimeoutS,
+  kCacheDir,
+  kCacheMb,
   kCount,
 };
 
@@ -87,6 +97,16 @@ constexpr Entry kEntries[] = {
          "1: every recorded operator remembers its Python line, for errors and reports."),
     choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan"},
            "Prints each new graph, or each new plan, to standard error."),
+    string("ACC_CXX",
+           "The C++ compiler for generated kernels, a path or a name; unset takes the first of "
+           "g++, clang++ and c++ in PATH."),
+    integer("ACC_COMPILE_TIMEOUT_S", 60, 1, 3600,
+            "Seconds after which a compiler is ended; its kernels then run unfused."),
+    string("ACC_CACHE_DIR",
+           "Where generated kernels are kept between runs; unset takes torchacc/kernels in "
+           "XDG_CACHE_HOME or in ~/.cache."),
+    integer("ACC_CACHE_MB", 256, 1, 1 << 20,
+            "Size of that directory in MiB; the least recently used kernels go first."),
 };
 static_assert(std::size(kEntries) == kCount);
 
@@ -102,6 +122,10 @@ struct Slot {
   std::atomic<Value> value{kUnread};
 };
 Slot slots[kCount];
+
+// The values of the strings. Written and read under the mutex.
+std::mutex strings_mutex;
+std::string strings[kCount];
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -120,6 +144,7 @@ std::optional<Value> parse_integer(std::string_view text, Value min, Value max) 
 }
 
 std::string allowed(const Entry& entry) {
+  if (entry.type == Type::String) return "any";
   if (entry.type != Type::Choice) {
     return entry.type == Type::Flag ? "0, 1" : concat(entry.min, "..", entry.max);
   }
@@ -133,6 +158,7 @@ std::string allowed(const Entry& entry) {
 }
 
 std::string text_of(const Entry& entry, Value value) {
+  if (entry.type == Type::String) return "";
   if (entry.type == Type::Choice) return entry.choices[static_cast<size_t>(value)];
   return std::to_string(value);
 }
@@ -168,6 +194,15 @@ Value get(Id id) {
   return value != kUnread ? value : read(id);
 }
 
+std::string get_string(Id id) {
+  const std::lock_guard lock(strings_mutex);
+  if (slots[id].value.load(std::memory_order_relaxed) == kUnread) {
+    strings[id] = foreign(kEntries[id].name);
+    slots[id].value.store(0, std::memory_order_relaxed);
+  }
+  return strings[id];
+}
+
 const char* word(Id id, size_t index) { return kEntries[id].choices[index]; }
 
 int local_world_size() {
@@ -194,6 +229,10 @@ uint64_t max_pending_bytes() { return static_cast<uint64_t>(get(kMaxPendingMb)) 
 int max_inflight() { return static_cast<int>(get(kMaxInflight)); }
 bool source_lines() { return get(kSourceLines) != 0; }
 Dump dump() { return static_cast<Dump>(get(kDump)); }
+std::string cxx() { return get_string(kCxx); }
+int compile_timeout_s() { return static_cast<int>(get(kCompileTimeoutS)); }
+std::string cache_dir() { return get_string(kCacheDir); }
+uint64_t cache_bytes() { return static_cast<uint64_t>(get(kCacheMb)) << 20; }
 
 int host_devices() {
   int devices = effective_host_devices.load(std::memory_order_relaxed);
@@ -215,7 +254,8 @@ std::vector<Variable> table() {
   for (const Entry& entry : kEntries) {
     const char* type = entry.type == Type::Choice    ? "choice"
                        : entry.type == Type::Integer ? "integer"
-                                                     : "flag";
+                       : entry.type == Type::Flag    ? "flag"
+                                                     : "string";
     variables.push_back(
         {entry.name, type, allowed(entry), text_of(entry, entry.default_value), entry.doc});
   }
@@ -223,7 +263,9 @@ std::vector<Variable> table() {
 }
 
 void validate() {
-  for (size_t id = 0; id < kCount; ++id) get(static_cast<Id>(id));
+  for (size_t id = 0; id < kCount; ++id) {
+    if (kEntries[id].type != Type::String) get(static_cast<Id>(id));
+  }
   host_devices();
 }
 
@@ -244,6 +286,19 @@ std::vector<std::string> unknown() {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::string foreign(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+std::vector<std::string> all() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    entries.emplace_back(*entry);
+  }
+  return entries;
 }
 
 void forget_for_testing() {

@@ -8,8 +8,9 @@
 // only place that reads the environment; the documentation is generated from `table()`.
 //
 // A variable is read once, at the first call of its getter; an unset or empty one has its default.
-// The case of letters does not matter. A value that is not allowed throws base::Error, which names
-// the variable, the value and what is allowed; the getter reads and throws again at later calls.
+// The case of letters does not matter in words. A value that is not allowed throws base::Error,
+// which names the variable, the value and what is allowed; the getter reads and throws again at
+// later calls.
 namespace acc::base::env {
 
 enum class Mode : uint8_t { Eager, NoFuse, NoGraph, Full };
@@ -37,6 +38,14 @@ int max_inflight();
 // Whether nodes remember the Python line that recorded them.
 bool source_lines();
 Dump dump();
+// The C++ compiler for generated kernels, a path or a name; "" for the first that PATH has.
+std::string cxx();
+// Seconds after which a compiler is ended.
+int compile_timeout_s();
+// Where generated kernels are kept on disk; "" for the user's cache directory.
+std::string cache_dir();
+// The size on disk above which the oldest of them go.
+uint64_t cache_bytes();
 
 // As they are written in the environment.
 const char* name(Mode value);
@@ -46,8 +55,8 @@ const char* name(LogLevel value);
 
 struct Variable {
   std::string name;
-  std::string type;           // "choice", "integer" or "flag"
-  std::string allowed;        // "eager, nofuse, nograph, full" or "1..64"
+  std::string type;           // "choice", "integer", "flag" or "string"
+  std::string allowed;        // "eager, nofuse, nograph, full" or "1..64"; a string: "any"
   std::string default_value;  // "" where unset means off
   std::string doc;            // one line
 };
@@ -62,6 +71,13 @@ void validate();
 // Names in the environment that begin with ACC_ and are neither in the table nor used by the build,
 // by the tests or by OpenACC. Sorted.
 std::vector<std::string> unknown();
+
+// A variable that is not ours (HOME, PATH, TMPDIR), as it is now; "" when it is not set.
+std::string foreign(const char* name);
+
+// The whole environment as NAME=value, for a process to be started. Not for use while another
+// thread changes the environment.
+std::vector<std::string> all();
 
 // Forgets what was read, so that a test can change the environment. Not for use while other threads
 // call getters.
