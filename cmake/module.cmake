@@ -11,6 +11,7 @@ file(GLOB_RECURSE acc_edge_sources CONFIGURE_DEPENDS
   distributed/*.cpp torchacc_device/csrc/*.cpp)
 file(GLOB acc_session_sources CONFIGURE_DEPENDS lazy/*.cpp)
 list(APPEND acc_edge_sources ${acc_session_sources})
+list(REMOVE_ITEM acc_edge_sources ${acc_pure_sources})
 set(acc_cuda_file "/(cuda_[^/]*|[^/]*_cuda|nvrtc)\\.cpp$")
 set(acc_stand_in_file "/no_[^/]*\\.cpp$")
 if(ACC_CUDA)

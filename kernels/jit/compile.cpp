@@ -1,0 +1,355 @@
+#include "kernels/jit/compile.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/base/hash.h"
+#include "kernels/jit/compiler.h"
+#include "kernels/jit/disk_cache.h"
+#include "kernels/jit/library.h"
+#include "kernels/jit/machine.h"
+#include "kernels/jit/process.h"
+#include "kernels/jit/settings.h"
+
+namespace acc::jit {
+namespace {
+
+// Forks between the first process and this one. Whatever began under another number has lost its
+// thread.
+std::atomic<uint64_t> forks{0};
+
+}  // namespace
+
+struct Kernel {
+  std::string name;
+  std::string text;
+  const uint64_t born = forks;
+
+  // Written before `finished`, never after.
+  void* function = nullptr;
+  std::string error;
+  std::atomic<int> finished{0};
+
+  bool done() const { return finished.load(std::memory_order_acquire) != 0 || lost(); }
+  bool lost() const { return born != forks && finished.load(std::memory_order_acquire) == 0; }
+  void finish(void* made, std::string problem) {
+    function = made;
+    error = std::move(problem);
+    text = {};
+    finished.store(1, std::memory_order_release);
+    finished.notify_all();
+  }
+};
+
+namespace {
+
+using Kernels = std::vector<std::shared_ptr<Kernel>>;
+
+// What one call of compile() found neither made nor being made.
+struct Batch {
+  std::string preamble;
+  Kernels kernels;
+  Settings settings;
+};
+
+struct State {
+  std::unordered_map<std::string, std::shared_ptr<Kernel>> kernels;  // by name, for ever
+  std::deque<Batch> waiting;
+  int threads = 0;
+  std::string cache_problem;
+  // The version of the compiler that was asked last; asking costs as much as loading ten kernels.
+  Compiler known_compiler;
+  std::string known_version;
+};
+
+std::mutex mutex;                  // guards the state
+State& state = *new State;         // never destroyed: threads may run when the process ends
+constexpr int kMaxThreads = 2;     // as many compilers; the rest of the machine is the program's
+constexpr int kExitWaitMs = 2000;  // for threads to tidy up after killed compilers
+
+// --- one batch ----------------------------------------------------------------------------------
+
+void note_problem(const std::string& problem) {
+  const std::lock_guard lock(mutex);
+  state.cache_problem = problem;
+}
+
+std::string version_of(const Compiler& compiler, const Settings& settings) {
+  {
+    const std::lock_guard lock(mutex);
+    if (state.known_compiler == compiler) return state.known_version;
+  }
+  const std::string version = compiler_version(compiler, settings);
+  const std::lock_guard lock(mutex);
+  state.known_compiler = compiler;
+  state.known_version = version;
+  return version;
+}
+
+// Everything but the kernel's own text that decides what a library holds.
+base::Hash128 key_of_batch(const Batch& batch, const Compiler& compiler) {
+  base::Hasher hasher;
+  hasher.add(std::string_view(batch.preamble));
+  hasher.add(std::string_view(compiler_options()));
+  hasher.add(std::string_view(compiler.path));
+  hasher.add(compiler.identity.bytes);
+  hasher.add(compiler.identity.modified_ns);
+  hasher.add(std::string_view(version_of(compiler, batch.settings)));
+  hasher.add(std::string_view(processor_text()));
+  hasher.add(std::string_view(c_library_text()));
+  return hasher.finish();
+}
+
+base::Hash128 key_of(const base::Hash128& batch, const Kernel& kernel) {
+  base::Hasher hasher;
+  hasher.add(batch);
+  hasher.add(std::string_view(kernel.name));
+  hasher.add(std::string_view(kernel.text));
+  return hasher.finish();
+}
+
+std::vector<base::Hash128> keys_of(const base::Hash128& batch, const Kernels& kernels) {
+  std::vector<base::Hash128> keys;
+  for (const auto& kernel : kernels) keys.push_back(key_of(batch, *kernel));
+  return keys;
+}
+
+// Finishes what the cache has, and returns the others.
+Kernels look_up(DiskCache& cache, const base::Hash128& batch, const Kernels& kernels) {
+  Kernels missing;
+  for (const auto& kernel : kernels) {
+    void* function = cache.find(key_of(batch, *kernel), kernel->name);
+    if (function != nullptr) {
+      kernel->finish(function, "");
+    } else {
+      missing.push_back(kernel);
+    }
+  }
+  return missing;
+}
+
+// Loads what was just compiled, past the cache.
+void load(const Built& built, const Kernels& kernels) {
+  std::string problem;
+  void* library = nullptr;
+  if (const Descriptor file(open(built.path.c_str(), O_RDONLY | O_CLOEXEC)); file) {
+    library = load_library(file.get(), problem);
+  }
+  // a directory for temporary files may hold no code
+  if (library == nullptr) library = load_library(built.bytes, problem);
+  ACC_CHECK(library != nullptr, "[jit] compiled kernels could not be loaded: ", problem,
+            ". They run unfused. Set TMPDIR to a directory that may hold programs.");
+  for (const auto& kernel : kernels) {
+    void* function = find_function(library, kernel->name);
+    kernel->finish(function,
+                   function != nullptr
+                       ? ""
+                       : base::concat("[jit] the compiler left out the kernel ", kernel->name,
+                                      ". It runs unfused. Set ACC_CXX to "
+                                      "another compiler, or report this."));
+  }
+}
+
+void make(const Batch& batch) {
+  const Settings& settings = batch.settings;
+  const Compiler compiler = find_compiler(settings);
+  const base::Hash128 key = key_of_batch(batch, compiler);
+  DiskCache cache(settings.cache_directory);
+  note_problem(cache.problem());
+  Kernels missing = look_up(cache, key, batch.kernels);
+  if (missing.empty()) return;
+
+  base::Hasher all;
+  for (const base::Hash128& one : keys_of(key, missing)) all.add(one);
+  const DiskCache::Lock lock = cache.lock(all.finish(), settings.time_limit);
+  if (lock.waited()) missing = look_up(cache, key, missing);
+  if (missing.empty()) return;
+
+  std::string text = batch.preamble;
+  for (const auto& kernel : missing) text += base::concat("\n", kernel->text);
+  text += "\n";
+  const Workspace workspace(settings.temporary);
+  const Built built = build(compiler, settings, workspace, text);
+  if (built.same_compiler && cache.publish(built.bytes, keys_of(key, missing))) {
+    missing = look_up(cache, key, missing);
+    cache.trim(settings.cache_bytes);
+  }
+  note_problem(cache.problem());
+  if (!missing.empty()) load(built, missing);
+}
+
+void fail(const Kernels& kernels, const std::string& error) {
+  for (const auto& kernel : kernels) {
+    if (!kernel->done()) kernel->finish(nullptr, error);
+  }
+}
+
+// --- threads ------------------------------------------------------------------------------------
+
+void work() {
+  for (;;) {
+    Batch batch;
+    {
+      const std::lock_guard lock(mutex);
+      if (state.waiting.empty()) {
+        --state.threads;
+        return;
+      }
+      batch = std::move(state.waiting.front());
+      state.waiting.pop_front();
+    }
+    try {
+      make(batch);
+    } catch (const std::exception& error) {
+      fail(batch.kernels, error.what());
+    }
+  }
+}
+
+// The caller holds the mutex.
+void start_thread() {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (state.threads >= std::min(kMaxThreads, std::max(cores, 1))) return;
+  // Signals are for the program's own threads. The mask is inherited.
+  sigset_t every;
+  sigset_t before;
+  sigfillset(&every);
+  pthread_sigmask(SIG_SETMASK, &every, &before);
+  try {
+    std::thread(work).detach();
+    ++state.threads;
+  } catch (const std::system_error& error) {
+    if (state.threads == 0) {
+      for (const Batch& batch : state.waiting) {
+        fail(batch.kernels, base::concat("[jit] no thread for the compiler: ", error.what(),
+                                         ". Kernels run unfused. Allow more threads."));
+      }
+      state.waiting.clear();
+    }
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// The process does not wait for a compiler, and leaves neither it nor its files behind.
+void stop() {
+  stop_processes();
+  for (int waited = 0; waited < kExitWaitMs; ++waited) {
+    {
+      const std::lock_guard lock(mutex);
+      if (state.threads == 0) return;
+    }
+    poll(nullptr, 0, 1);
+  }
+}
+
+void prepare_process() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                   [] {
+                     ++forks;
+                     state.waiting.clear();
+                     state.threads = 0;
+                     mutex.unlock();
+                   });
+    std::atexit(stop);
+  });
+}
+
+}  // namespace
+
+bool Job::done() const {
+  return std::all_of(kernels_.begin(), kernels_.end(),
+                     [](const auto& entry) { return entry.second->done(); });
+}
+
+void Job::wait() const {
+  for (const auto& [name, kernel] : kernels_) {
+    while (!kernel->done()) kernel->finished.wait(0);
+  }
+}
+
+void* Job::function(const std::string& name) const {
+  const auto found = kernels_.find(name);
+  if (found == kernels_.end()) return nullptr;
+  const Kernel& kernel = *found->second;
+  return kernel.done() && !kernel.lost() ? kernel.function : nullptr;
+}
+
+std::string Job::error() const {
+  std::set<std::string> errors;
+  if (!done()) return "";
+  for (const auto& [name, kernel] : kernels_) {
+    if (kernel->lost()) {
+      errors.insert(
+          "[jit] the process was forked while kernels were compiled, and they belong to the "
+          "parent. They run unfused in the child. Start processes with the 'spawn' method.");
+    } else if (!kernel->error.empty()) {
+      errors.insert(kernel->error);
+    }
+  }
+  std::string text;
+  for (const std::string& error : errors) text += (text.empty() ? "" : "\n") + error;
+  return text;
+}
+
+std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources) {
+  prepare_process();
+  auto job = std::make_shared<Job>();
+  Batch batch;
+  const std::lock_guard lock(mutex);
+  for (Source& source : sources) {
+    std::shared_ptr<Kernel>& kernel = state.kernels[source.name];
+    if (kernel == nullptr || kernel->lost()) {
+      kernel = std::make_shared<Kernel>();
+      kernel->name = source.name;
+      kernel->text = std::move(source.text);
+      batch.kernels.push_back(kernel);
+    }
+    job->kernels_.emplace(std::move(source.name), kernel);
+  }
+  if (batch.kernels.empty()) return job;
+  try {
+    batch.preamble = preamble;
+    batch.settings = Settings::read();
+  } catch (const base::Error& error) {
+    fail(batch.kernels, error.what());
+    return job;
+  }
+  state.waiting.push_back(std::move(batch));
+  start_thread();
+  return job;
+}
+
+std::string cache_problem() {
+  const std::lock_guard lock(mutex);
+  return state.cache_problem;
+}
+
+CacheInfo cache_info() {
+  const Settings settings = Settings::read();
+  const DiskCache cache(settings.cache_directory, DiskCache::Missing::Accept);
+  const DiskCache::Usage usage = cache.usage();
+  return {settings.cache_directory, usage.files, usage.bytes, settings.cache_bytes,
+          cache.problem()};
+}
+
+void clear_cache() {
+  const Settings settings = Settings::read();
+  DiskCache(settings.cache_directory, DiskCache::Missing::Accept).clear();
+}
+
+}  // namespace acc::jit

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+// Generated C++ becomes functions of this process: from memory, from the disk, or by the compiler.
+namespace acc::jit {
+
+// One kernel. `name` is the extern "C" symbol that `text` defines with default visibility, and
+// stands for the text: whoever names a kernel puts a hash of its text into the name.
+struct Source {
+  std::string name;
+  std::string text;
+};
+
+struct Kernel;  // a function and what became of it
+
+// Kernels on their way. Every function may be called by any thread.
+class Job {
+ public:
+  // Whether all kernels are there or failed. Does not block.
+  bool done() const;
+  // Until done. In the child of a fork that came in between, everything unfinished has failed.
+  void wait() const;
+  // The function of that name; null before it is done, and when it could not be made.
+  void* function(const std::string& name) const;
+  // Why functions are missing; "" when none is, and before the job is done.
+  std::string error() const;
+
+ private:
+  friend std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources);
+  std::unordered_map<std::string, std::shared_ptr<Kernel>> kernels_;
+};
+
+// Starts to make kernels, on a thread that ends when there is nothing more to do. What is neither
+// in this process nor on the disk becomes one file, `preamble` followed by the texts, for one run
+// of the compiler. A kernel is made once in a process, even if that fails, and stays until it ends.
+std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources);
+
+// What was wrong with the disk cache when it was used last; "" when all was well. Kernels are made
+// all the same.
+std::string cache_problem();
+
+struct CacheInfo {
+  std::string directory;
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+  uint64_t max_bytes = 0;
+  std::string problem;  // why the directory is not used
+};
+CacheInfo cache_info();
+
+// Removes all kernels from the disk. What is loaded, by any process, stays.
+void clear_cache();
+
+}  // namespace acc::jit

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+// What of a machine decides whether a library made on another one runs here.
+namespace acc::jit {
+
+// The features of the processor, sorted; "" where the system does not tell.
+std::string processor_text();
+// The version of the C library; "" where it does not tell.
+std::string c_library_text();
+
+}  // namespace acc::jit
