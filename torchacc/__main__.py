@@ -1,4 +1,4 @@
-"""`python -m torchacc env`: what is installed, and what the device runs on."""
+"""`python -m torchacc env`: what is installed; `cache`: the kernels kept on disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from torchacc.report import environment, render
+from torchacc_device import _C
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,10 +17,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     env = commands.add_parser("env", help="report versions, devices and settings")
     env.add_argument("--json", action="store_true", help="as JSON")
+    cache = commands.add_parser("cache", help="report or remove the kernels kept on disk")
+    cache.add_argument("action", choices=("info", "clear"))
     options = parser.parse_args(arguments)
+    if options.command == "cache":
+        return _cache(options.action)
     report = environment()
     print(json.dumps(report, indent=2) if options.json else render(report))
     return 0
+
+
+def _cache(action: str) -> int:
+    """Status 1 when the directory is one that is not used, or when kernels stayed in it."""
+    info = _C.cache_info()
+    if action == "info":
+        section = {
+            "directory": info["directory"] or None,
+            "libraries": info["files"],
+            "size": _size(info["bytes"]),
+            "limit": _size(info["max_bytes"]),
+            "problem": info["problem"] or None,
+        }
+        print(render({"cache": section}))
+        return 1 if info["problem"] else 0
+    if info["problem"]:
+        print(info["problem"], file=sys.stderr)
+        return 1
+    _C.clear_cache()
+    left = _C.cache_info()
+    freed = _size(info["bytes"] - left["bytes"])
+    print(f"{info['directory']}: {info['files'] - left['files']} libraries, {freed} freed")
+    return 1 if left["files"] else 0
+
+
+def _size(count: int) -> str:
+    """Bytes for people: `_size(14_000)` is "13.7 KiB"."""
+    if count < 1 << 10:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 3)
+    return f"{count / (1 << 10 * power):.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/base/hash.h"
+#include "csrc/base/stats.h"
 #include "kernels/jit/compiler.h"
 #include "kernels/jit/disk_cache.h"
 #include "kernels/jit/library.h"
@@ -82,7 +83,9 @@ constexpr int kExitWaitMs = 2000;  // for threads to tidy up after killed compil
 
 // --- one batch ----------------------------------------------------------------------------------
 
+// Kept when a later batch has none: whoever reports it may come late.
 void note_problem(const std::string& problem) {
+  if (problem.empty()) return;
   const std::lock_guard lock(mutex);
   state.cache_problem = problem;
 }
@@ -131,7 +134,7 @@ std::vector<base::Hash128> keys_of(const base::Hash128& batch, const Kernels& ke
 Kernels look_up(DiskCache& cache, const base::Hash128& batch, const Kernels& kernels) {
   Kernels missing;
   for (const auto& kernel : kernels) {
-    void* function = cache.find(key_of(batch, *kernel), kernel->name);
+    void* const function = cache.find(key_of(batch, *kernel), kernel->name);
     if (function != nullptr) {
       kernel->finish(function, "");
     } else {
@@ -172,6 +175,7 @@ void make(const Batch& batch) {
   Kernels missing = look_up(cache, key, batch.kernels);
   if (missing.empty()) return;
 
+  // Other processes of the same program want the same kernels at the same time.
   base::Hasher all;
   for (const base::Hash128& one : keys_of(key, missing)) all.add(one);
   const DiskCache::Lock lock = cache.lock(all.finish(), settings.time_limit);
@@ -183,6 +187,7 @@ void make(const Batch& batch) {
   text += "\n";
   const Workspace workspace(settings.temporary);
   const Built built = build(compiler, settings, workspace, text);
+  base::count_keyed("jit", "compiled", missing.size());
   if (built.same_compiler && cache.publish(built.bytes, keys_of(key, missing))) {
     missing = look_up(cache, key, missing);
     cache.trim(settings.cache_bytes);

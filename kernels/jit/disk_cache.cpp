@@ -290,9 +290,7 @@ void DiskCache::trim(uint64_t max_bytes) {
 }
 
 void DiskCache::clear() {
-  for (const File& file : files()) {
-    if (file.library) remove(file.name);
-  }
+  for (const File& file : files()) remove(file.name);
 }
 
 DiskCache::Usage DiskCache::usage() const {

@@ -42,7 +42,7 @@ class DiskCache {
   // Removes the libraries used longest ago when all together exceed `max_bytes`, down to three
   // quarters of that, and what interrupted processes left behind.
   void trim(uint64_t max_bytes);
-  // Removes all libraries.
+  // Removes everything that is ours. A process that is about to keep a library starts over.
   void clear();
 
   struct Usage {

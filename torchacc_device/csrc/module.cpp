@@ -17,6 +17,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/register.h"
+#include "kernels/jit/compile.h"
 #include "lazy/record/infer.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session.h"
@@ -98,6 +99,17 @@ py::dict stats() {
   return result;
 }
 
+py::dict cache_info() {
+  const jit::CacheInfo info = jit::cache_info();
+  py::dict result;
+  result["directory"] = info.directory;
+  result["files"] = info.files;
+  result["bytes"] = info.bytes;
+  result["max_bytes"] = info.max_bytes;
+  result["problem"] = info.problem;
+  return result;
+}
+
 void check_acc(const char* function, const at::Tensor& tensor) {
   if (tensor.device().type() == c10::DeviceType::PrivateUse1) return;
   throw py::type_error(
@@ -162,6 +174,8 @@ void bind_session(py::module_& m) {
     return rows;
   });
   m.def("unknown_environment", &base::env::unknown);
+  m.def("cache_info", &cache_info, "The kernels kept on disk: directory, files, bytes, problem.");
+  m.def("clear_cache", &jit::clear_cache, "Removes the kernels kept on disk.");
 }
 
 }  // namespace
