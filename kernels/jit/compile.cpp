@@ -39,16 +39,14 @@ struct Kernel {
   std::string text;
   const uint64_t born = forks;
 
-  // Written before `finished`, never after.
+  // Written by the thread that makes the kernel, before `finished`.
   void* function = nullptr;
   std::string error;
   std::atomic<int> finished{0};
 
   bool done() const { return finished.load(std::memory_order_acquire) != 0 || lost(); }
   bool lost() const { return born != forks && finished.load(std::memory_order_acquire) == 0; }
-  void finish(void* made, std::string problem) {
-    function = made;
-    error = std::move(problem);
+  void finish() {
     text = {};
     finished.store(1, std::memory_order_release);
     finished.notify_all();
@@ -130,16 +128,12 @@ std::vector<base::Hash128> keys_of(const base::Hash128& batch, const Kernels& ke
   return keys;
 }
 
-// Finishes what the cache has, and returns the others.
+// Takes what the cache has, and returns the others.
 Kernels look_up(DiskCache& cache, const base::Hash128& batch, const Kernels& kernels) {
   Kernels missing;
   for (const auto& kernel : kernels) {
-    void* const function = cache.find(key_of(batch, *kernel), kernel->name);
-    if (function != nullptr) {
-      kernel->finish(function, "");
-    } else {
-      missing.push_back(kernel);
-    }
+    kernel->function = cache.find(key_of(batch, *kernel), kernel->name);
+    if (kernel->function == nullptr) missing.push_back(kernel);
   }
   return missing;
 }
@@ -156,13 +150,11 @@ void load(const Built& built, const Kernels& kernels) {
   ACC_CHECK(library != nullptr, "[jit] compiled kernels could not be loaded: ", problem,
             ". They run unfused. Set TMPDIR to a directory that may hold programs.");
   for (const auto& kernel : kernels) {
-    void* function = find_function(library, kernel->name);
-    kernel->finish(function,
-                   function != nullptr
-                       ? ""
-                       : base::concat("[jit] the compiler left out the kernel ", kernel->name,
-                                      ". It runs unfused. Set ACC_CXX to "
-                                      "another compiler, or report this."));
+    kernel->function = find_function(library, kernel->name);
+    if (kernel->function != nullptr) continue;
+    kernel->error = base::concat("[jit] the compiler left out the kernel ", kernel->name,
+                                 ". It runs unfused. Set ACC_CXX to another compiler, or report "
+                                 "this.");
   }
 }
 
@@ -196,9 +188,11 @@ void make(const Batch& batch) {
   if (!missing.empty()) load(built, missing);
 }
 
-void fail(const Kernels& kernels, const std::string& error) {
+// `error` says why those without a function have none.
+void finish(const Kernels& kernels, const std::string& error) {
   for (const auto& kernel : kernels) {
-    if (!kernel->done()) kernel->finish(nullptr, error);
+    if (kernel->function == nullptr && kernel->error.empty()) kernel->error = error;
+    kernel->finish();
   }
 }
 
@@ -216,11 +210,14 @@ void work() {
       batch = std::move(state.waiting.front());
       state.waiting.pop_front();
     }
+    std::string error;
     try {
       make(batch);
-    } catch (const std::exception& error) {
-      fail(batch.kernels, error.what());
+    } catch (const std::exception& caught) {
+      error = caught.what();
     }
+    // only now: when a job is done, its lock is free and its temporary files are gone
+    finish(batch.kernels, error);
   }
 }
 
@@ -239,8 +236,8 @@ void start_thread() {
   } catch (const std::system_error& error) {
     if (state.threads == 0) {
       for (const Batch& batch : state.waiting) {
-        fail(batch.kernels, base::concat("[jit] no thread for the compiler: ", error.what(),
-                                         ". Kernels run unfused. Allow more threads."));
+        finish(batch.kernels, base::concat("[jit] no thread for the compiler: ", error.what(),
+                                           ". Kernels run unfused. Allow more threads."));
       }
       state.waiting.clear();
     }
@@ -331,7 +328,7 @@ std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sour
     batch.preamble = preamble;
     batch.settings = Settings::read();
   } catch (const base::Error& error) {
-    fail(batch.kernels, error.what());
+    finish(batch.kernels, error.what());
     return job;
   }
   state.waiting.push_back(std::move(batch));

@@ -70,12 +70,12 @@ std::vector<std::string> environment_for(const Settings& settings, const std::st
   return environment;
 }
 
-// Compilers may write anything, and messages are text.
+// Compilers may write anything, and a message is text within a sentence.
 std::string printable(std::string text) {
   for (char& c : text) {
     if ((c < ' ' || c > '~') && c != '\n' && c != '\t') c = '?';
   }
-  while (!text.empty() && text.back() == '\n') text.pop_back();
+  while (text.ends_with('\n') || text.ends_with('.')) text.pop_back();
   return text;
 }
 

@@ -88,7 +88,7 @@ class JitTest : public testing::Test {
   }
 
   void write_script(const std::string& path, const std::string& body) {
-    write_text(path, "#!/bin/sh\nreal() { " + real_compiler() +
+    write_text(path, "#!/bin/sh\nreal() { PATH=/usr/bin:/bin " + real_compiler() +
                          " \"$@\"; }\n"
                          "here='" +
                          directory_ +
