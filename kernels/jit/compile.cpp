@@ -103,6 +103,7 @@ std::string version_of(const Compiler& compiler, const Settings& settings) {
 // Everything but the kernel's own text that decides what a library holds.
 base::Hash128 key_of_batch(const Batch& batch, const Compiler& compiler) {
   base::Hasher hasher;
+  hasher.add(DiskCache::kFormat);
   hasher.add(std::string_view(batch.preamble));
   hasher.add(std::string_view(compiler_options()));
   hasher.add(std::string_view(compiler.path));

@@ -26,9 +26,9 @@ namespace {
 
 // --- files ------------------------------------------------------------------------------------
 
-// Behind each library. The number at its end is that of the format.
+// Behind each library.
 struct Footer {
-  char magic[8] = {'a', 'c', 'c', 'k', 'e', 'r', 'n', '1'};
+  char magic[8] = {'a', 'c', 'c', 'k', 'e', 'r', 'n', '0' + DiskCache::kFormat};
   uint64_t bytes = 0;
   base::Hash128 checksum;
 };

@@ -22,6 +22,9 @@ namespace acc::jit {
 
 class DiskCache {
  public:
+  // The format of the files; a part of every key, so that versions that differ keep apart.
+  static constexpr uint64_t kFormat = 1;
+
   enum class Missing { Create, Accept };
 
   // Opens the directory, which is made with `Create`. A directory that is not the user's alone is

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -130,6 +131,7 @@ class JitTest : public testing::Test {
 // Runs `body` in a child of a fork and returns its wait status. What it returns is the exit status.
 template <class Body>
 int in_child(const Body& body) {
+  fflush(stdout);  // or a child that calls exit prints it again
   const pid_t pid = fork();
   if (pid == 0) _exit(body());
   int status = -1;

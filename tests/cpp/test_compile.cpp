@@ -35,6 +35,14 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+// For children of a fork, which want a kernel: their exit status, 0 when they got it.
+int want(const Source& kernel, int value) {
+  const auto job = finished({kernel});
+  if (call(job->function(kernel.name)) == value) return 0;
+  fprintf(stderr, "%s\n", job->error().c_str());
+  return 1;
+}
+
 // Whether a process that a script wrote the number of has ended.
 bool is_gone(const std::string& file) {
   const std::string text = read_text(file);
@@ -206,6 +214,22 @@ TEST_F(CompileTest, TheCompilerIsAProcessOfItsOwnAndThreadsTakeNoSignals) {
   end(*job);
 }
 
+TEST_F(CompileTest, AProgramWithoutStandardStreamsCompiles) {
+  use_compiler("real \"$@\"");
+  const Source kernel = source(3);
+  EXPECT_EQ(in_child([&] {
+              for (const int fd : {0, 1, 2}) close(fd);
+              return want(kernel, 3);
+            }),
+            0);
+  const Source wrong{source(1).name, "API this is no C++"};
+  EXPECT_EQ(in_child([&] {
+              for (const int fd : {0, 1, 2}) close(fd);
+              return contains(finished({wrong})->error(), "kernels.cpp") ? 0 : 1;
+            }),
+            0);
+}
+
 // --- which compiler -----------------------------------------------------------------------------
 
 TEST_F(CompileTest, WithoutACompilerEveryJobSaysSo) {
@@ -349,15 +373,6 @@ TEST_F(CompileTest, ACompilerIsUsedThoughNobodyHearsOfItsEnd) {
 }
 
 // --- the cache ----------------------------------------------------------------------------------
-
-// The status of a child of a fork that wants `kernel`: 0 when it got it. One compiler run more is
-// seen in the script's counter.
-int want(const Source& kernel, int value) {
-  const auto job = finished({kernel});
-  if (call(job->function(kernel.name)) == value) return 0;
-  fprintf(stderr, "%s\n", job->error().c_str());
-  return 1;
-}
 
 TEST_F(CompileTest, TheNextProcessCompilesNothing) {
   use_compiler("real \"$@\"");
