@@ -144,8 +144,6 @@ Outcome run(const Command& command) {
   }
   const Descriptor reading(ends[0]);
   Descriptor writing(ends[1]);
-  // A host program without standard streams gives the pipe one of their numbers.
-  writing = Descriptor(fcntl(writing.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
   pid_t pid = 0;
   {
     const std::lock_guard lock(mutex);

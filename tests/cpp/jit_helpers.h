@@ -128,12 +128,19 @@ class JitTest : public testing::Test {
   std::map<std::string, std::optional<std::string>> saved_;
 };
 
+// Whether this is a child of `in_child`. It has what threads of its parent had allocated, and no
+// thread to free it: its leaks are none.
+inline bool is_child = false;
+
 // Runs `body` in a child of a fork and returns its wait status. What it returns is the exit status.
 template <class Body>
 int in_child(const Body& body) {
   fflush(stdout);  // or a child that calls exit prints it again
   const pid_t pid = fork();
-  if (pid == 0) _exit(body());
+  if (pid == 0) {
+    is_child = true;
+    _exit(body());
+  }
   int status = -1;
   EXPECT_EQ(waitpid(pid, &status, 0), pid);
   return status;
