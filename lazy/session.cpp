@@ -132,6 +132,12 @@ void dump(const plan::Plan& plan) {
   std::fputs(graph::print(program ? plan.program : plan.graph).c_str(), stderr);
 }
 
+bool may_fuse() {
+  const base::env::Mode mode = base::env::mode();
+  return runtime::backend().alias_type() == c10::kCPU &&
+         (mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph);
+}
+
 void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
   Trace& trace = work.trace;
   if (trace.followed != nullptr) {
@@ -156,7 +162,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
     work.plan = *found;
     return;
   }
-  work.plan = plan::build(std::move(trace.graph), key, alive);
+  work.plan = plan::build(std::move(trace.graph), key, alive, may_fuse());
   work.first = true;
   dump(*work.plan);
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
@@ -168,7 +174,7 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = outputs[i] || alive[i];
-  Cached wider = plan::build(plan->graph, plan->key, std::move(outputs));
+  Cached wider = plan::build(plan->graph, plan->key, std::move(outputs), may_fuse());
   wider->next = plan->next;
   if (Cached* cached =
           device.plans.find(plan->key, [&](const Cached& other) { return other == plan; })) {
@@ -199,11 +205,10 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
 }
 
 // Poisons what the steps from `step` on were to write: in place, or as a result.
-void poison_rest(const plan::Plan& plan, const Trace& trace, size_t step,
-                 const std::shared_ptr<const record::Poison>& poison) {
-  for (; step < plan.steps.size(); ++step) {
-    for (const graph::Use& use :
-         graph::uses(plan.program, plan.program.nodes[plan.steps[step].node])) {
+void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const Trace& trace,
+                 size_t step, const std::shared_ptr<const record::Poison>& poison) {
+  for (; step < schedule.steps.size(); ++step) {
+    for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
       if (!use.writes) continue;
       const uint32_t first = plan.graph.buffers[use.buffer].group;
       if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
@@ -212,7 +217,8 @@ void poison_rest(const plan::Plan& plan, const Trace& trace, size_t step,
 }
 
 // What the user has to know when memory ran out: how much the step takes, and what is held.
-std::string memory_situation(const plan::Plan& plan, c10::DeviceIndex device) {
+std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
+                             c10::DeviceIndex device) {
   uint64_t results = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     if (plan.outputs[i]) results += plan.graph.buffers[i].nbytes;
@@ -220,8 +226,8 @@ std::string memory_situation(const plan::Plan& plan, c10::DeviceIndex device) {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
   constexpr uint64_t kMiB = uint64_t{1} << 20;
-  return base::concat(" Out of memory: these ", plan.steps.size(), " operators need ",
-                      plan.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
+  return base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
+                      schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
                       " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
                       " MiB on acc:", static_cast<int>(device), ".");
 }
@@ -268,12 +274,13 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   }
 
   count(Counter::Errors);
-  const graph::Node& failed = plan.program.nodes[plan.steps[outcome.failed_step].node];
+  const plan::Schedule& schedule = *outcome.schedule;
+  const graph::Node& failed = plan.program.nodes[schedule.steps[outcome.failed_step].nodes[0]];
   std::string message = base::concat(
       "[", failed.op->name, "] failed", work.first || failed.source == 0 ? "" : ", first recorded",
       record::source_text(failed.source), ": ", text_of(outcome.error));
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
-  if (no_memory) message += memory_situation(plan, recorder.device());
+  if (no_memory) message += memory_situation(plan, schedule, recorder.device());
   if (outcome.stopped != nullptr) {
     std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
     hand_out(work.trace, complete);
@@ -288,7 +295,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   } else {
     auto poison = std::make_shared<record::Poison>();
     poison->message = message;
-    poison_rest(plan, work.trace, outcome.failed_step, poison);
+    poison_rest(plan, schedule, work.trace, outcome.failed_step, poison);
   }
   rethrow_as(outcome.error, no_memory, message);
 }
@@ -344,9 +351,9 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   const auto& suspended = devices_[static_cast<size_t>(recorder.device())].suspended;
   if (suspended == nullptr) return false;
   const plan::Plan& plan = *suspended->work.plan;
-  for (size_t step = exec::next_step(*suspended->run); step < plan.steps.size(); ++step) {
-    for (const graph::Use& use :
-         graph::uses(plan.program, plan.program.nodes[plan.steps[step].node])) {
+  const plan::Schedule& schedule = exec::schedule(*suspended->run);
+  for (size_t step = exec::next_step(*suspended->run); step < schedule.steps.size(); ++step) {
+    for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
       const record::Entry& entry =
           suspended->work.trace.entries[plan.graph.buffers[use.buffer].group];
       if (use.writes && entry.storage._unsafe_get_target() == &storage) return true;

@@ -22,13 +22,15 @@ INCLUDES: dict[str, tuple[str, ...]] = {
     "csrc/runtime": ("csrc/base",),
     "lazy/graph": ("csrc/base",),
     "lazy/record": ("csrc/base", "csrc/runtime", "lazy/graph"),
-    "lazy/passes": ("csrc/base", "lazy/graph"),
+    "lazy/passes": ("csrc/base", "lazy/graph", "kernels/codegen/kernel_spec.h"),
     "lazy/plan": ("csrc/base", "lazy/graph", "lazy/passes", "kernels/codegen/kernel_spec.h"),
     "lazy/exec": (
         "csrc/base",
         "csrc/runtime",
         "lazy/graph",
         "lazy/plan",
+        "lazy/passes",
+        "kernels/codegen",
         "kernels/jit",
         "kernels/library",
     ),
@@ -123,6 +125,11 @@ CPP_BANS: dict[str, tuple[re.Pattern[str], tuple[str, ...], str]] = {
         re.compile(r"\bstd::hash\b"),
         (),
         "use base::Hasher, which gives the same value in every process",
+    ),
+    "filesystem": (
+        re.compile(r"\bstd::filesystem\b"),
+        (),
+        "use POSIX: libtorch_cpu exports its own, older std::filesystem, and the two crash",
     ),
     "dead-code": (re.compile(r"^\s*#\s*if\s+0\b", re.MULTILINE), (), "remove it"),
     "cuda-ifdef": (

@@ -40,6 +40,7 @@ namespace acc::base {
   X(PlansEvicted, "plans_evicted")              \
   X(NodesRemoved, "nodes_removed")              \
   X(Steps, "steps")                             \
+  X(KernelLaunches, "kernel_launches")          \
   X(StrideCopies, "stride_copies")              \
   X(RunNow, "run_now")                          \
   X(Materialisations, "materialisations")       \

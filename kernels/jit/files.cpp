@@ -1,11 +1,11 @@
 #include "kernels/jit/files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -83,8 +83,12 @@ Workspace::Workspace(const std::vector<std::string>& parents) {
 }
 
 Workspace::~Workspace() {
-  std::error_code ignored;  // what is left in a directory for temporary files does no harm
-  std::filesystem::remove_all(path_, ignored);
+  // What is left in a directory for temporary files does no harm.
+  if (DIR* const folder = opendir(path_.c_str())) {
+    while (const dirent* const entry = readdir(folder)) unlinkat(dirfd(folder), entry->d_name, 0);
+    closedir(folder);
+  }
+  rmdir(path_.c_str());
 }
 
 bool is_private(const struct stat& status) {

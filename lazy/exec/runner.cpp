@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/on_device.h"
 #include "kernels/library/aten_call.h"
+#include "lazy/exec/kernels.h"
 #include "lazy/graph/words.h"
 
 namespace acc::exec {
@@ -36,9 +38,11 @@ struct Result {
   const int64_t* word;
 };
 
+// A step of a plan: one operator of ATen's, or launches of a kernel.
 struct PreparedStep {
-  library::AtenCall call;
+  std::optional<library::AtenCall> call;
   std::vector<Result> results;
+  std::optional<KernelCall> kernel;
 };
 
 // What a plan needs at run time beyond pure data. Made at the first run.
@@ -84,21 +88,26 @@ std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) 
   return results;
 }
 
-std::shared_ptr<Prepared> prepare(const plan::Plan& plan, c10::Device device) {
+std::shared_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& schedule,
+                                  c10::Device device) {
   auto prepared = std::make_shared<Prepared>();
   for (const graph::Buffer& buffer : plan.graph.buffers) {
     prepared->slots.push_back(library::make_slot(
         buffer.kind == graph::BufferKind::kHost ? c10::Device(c10::kCPU) : device));
   }
-  prepared->steps.reserve(plan.steps.size());
-  for (const plan::Step& step : plan.steps) {
-    const graph::Node& node = plan.program.nodes[step.node];
+  prepared->steps.reserve(schedule.steps.size());
+  for (const plan::Step& step : schedule.steps) {
+    PreparedStep& made = prepared->steps.emplace_back();
+    if (step.kernel != plan::kNoKernel) {
+      made.kernel.emplace(plan, step, prepared->slots);
+      continue;
+    }
+    const graph::Node& node = plan.program.nodes[step.nodes[0]];
     std::vector<Result> results = results_of(plan, node);
     const bool into = results.size() == 1 && node.op->out_handle != nullptr &&
-                      plan.places[static_cast<size_t>(results[0].word[1])] != Place::kAdopted;
-    if (into) results.clear();
-    prepared->steps.push_back(
-        {library::AtenCall(plan.program, node, prepared->slots, device, into), std::move(results)});
+                      schedule.places[static_cast<size_t>(results[0].word[1])] != Place::kAdopted;
+    if (!into) made.results = std::move(results);
+    made.call.emplace(plan.program, node, prepared->slots, device, into);
   }
   return prepared;
 }
@@ -139,8 +148,10 @@ class Held {
 
 class Run {
  public:
-  Run(plan::Plan& plan, Prepared& prepared, c10::DeviceIndex index, std::vector<Given>& given)
+  Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepared,
+      c10::DeviceIndex index, std::vector<Given>& given)
       : plan_(plan),
+        schedule_(schedule),
         prepared_(prepared),
         device_(runtime::backend().alias_type(),
                 runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : index),
@@ -158,25 +169,23 @@ class Run {
 
   // `called` is set when the operator is about to run.
   void step(size_t index, std::span<const int64_t> values, bool* called) {
-    const plan::Step& step = plan_.steps[index];
-    const PreparedStep& prepared = prepared_.steps[index];
+    const plan::Step& step = schedule_.steps[index];
+    PreparedStep& prepared = prepared_.steps[index];
     for (const uint32_t buffer : step.allocate) {
       own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
     }
     *called = true;
-    torch::jit::Stack stack = prepared.call.run(values);
-    for (const Result& result : prepared.results) {
-      const c10::IValue& value = stack[result.stack];
-      adopt(result, result.item < 0
-                        ? value.toTensor()
-                        : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
+    if (prepared.kernel.has_value()) {
+      prepared.kernel->run(values);
+    } else {
+      call(prepared, values);
     }
     for (const uint32_t buffer : step.release) release(buffer);
   }
 
   // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
   void leave_out(size_t index, const std::vector<bool>& touched) {
-    const plan::Step& step = plan_.steps[index];
+    const plan::Step& step = schedule_.steps[index];
     for (const uint32_t buffer : step.allocate) {
       if (touched[buffer]) own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
     }
@@ -202,21 +211,31 @@ class Run {
   }
 
  private:
+  void call(const PreparedStep& prepared, std::span<const int64_t> values) {
+    torch::jit::Stack stack = prepared.call->run(values);
+    for (const Result& result : prepared.results) {
+      const c10::IValue& value = stack[result.stack];
+      adopt(result, result.item < 0
+                        ? value.toTensor()
+                        : value.toListRef()[static_cast<size_t>(result.item)].toTensor());
+    }
+  }
+
   void place_arena(c10::DeviceIndex index) {
-    if (plan_.arena_bytes == 0) return;
-    held_.take_arena(plan_.arena_bytes);
+    if (schedule_.arena_bytes == 0) return;
+    held_.take_arena(schedule_.arena_bytes);
     Arena& arena = arena_of(index);
-    if (arena.bytes < plan_.arena_bytes) {
+    if (arena.bytes < schedule_.arena_bytes) {
       arena.memory.clear();
       arena.bytes = 0;
-      arena.memory = runtime::backend().allocator()->allocate(plan_.arena_bytes);
-      arena.bytes = plan_.arena_bytes;
+      arena.memory = runtime::backend().allocator()->allocate(schedule_.arena_bytes);
+      arena.bytes = schedule_.arena_bytes;
     }
     if (prepared_.arena == arena.memory.get()) return;
     prepared_.arena = arena.memory.get();
-    for (size_t i = 0; i < plan_.places.size(); ++i) {
-      if (plan_.places[i] != Place::kArena) continue;
-      library::point(prepared_.slots[i], static_cast<char*>(prepared_.arena) + plan_.offsets[i],
+    for (size_t i = 0; i < schedule_.places.size(); ++i) {
+      if (schedule_.places[i] != Place::kArena) continue;
+      library::point(prepared_.slots[i], static_cast<char*>(prepared_.arena) + schedule_.offsets[i],
                      plan_.graph.buffers[i].nbytes);
     }
   }
@@ -261,7 +280,8 @@ class Run {
     return storage.allocator() == nullptr && !storage.resizable();
   }
 
-  plan::Plan& plan_;
+  const plan::Plan& plan_;
+  const plan::Schedule& schedule_;
   Prepared& prepared_;
   const c10::Device device_;
   std::vector<c10::Storage> memory_;
@@ -274,7 +294,7 @@ class Run {
 class Stopped {
  public:
   Stopped(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given)
-      : plan_(plan), device_(device), given_(std::move(given)) {}
+      : plan_(plan), schedule_(choose_schedule(plan)), device_(device), given_(std::move(given)) {}
 
   Outcome go_on(std::span<const int64_t> values) {
     // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
@@ -304,6 +324,7 @@ class Stopped {
         }
       }
     }
+    outcome.schedule = &schedule_;
     outcome.failed_step = outcome.stopped == nullptr ? step_ : outcome.stopped->step_;
     count(Counter::Steps, outcome.failed_step - begin);
     if (outcome.stopped == nullptr) outcome.outputs = take_outputs();
@@ -311,13 +332,13 @@ class Stopped {
   }
 
   Outcome give_up(std::exception_ptr error) {
-    return {take_outputs(), step_, std::move(error), nullptr};
+    return {&schedule_, take_outputs(), step_, std::move(error), nullptr};
   }
 
   void leave_out_unneeded(std::vector<bool> needed) {
     needed_ = std::move(needed);
     touched_.assign(plan_.graph.buffers.size(), false);
-    for (size_t step = step_; step < plan_.steps.size(); ++step) {
+    for (size_t step = step_; step < schedule_.steps.size(); ++step) {
       if (!is_needed(step)) continue;
       for (const graph::Use& use : uses_of(step)) touched_[use.buffer] = true;
     }
@@ -326,7 +347,7 @@ class Stopped {
   std::vector<c10::Storage> complete_outputs() const {
     if (!run_.has_value()) return std::vector<c10::Storage>(plan_.graph.buffers.size());
     std::vector<c10::Storage> outputs = run_->outputs();
-    for (size_t step = step_; step < plan_.steps.size(); ++step) {
+    for (size_t step = step_; step < schedule_.steps.size(); ++step) {
       for (const graph::Use& use : uses_of(step)) {
         if (use.writes) outputs[use.buffer] = c10::Storage();
       }
@@ -335,6 +356,7 @@ class Stopped {
   }
 
   size_t next_step() const { return step_; }
+  const plan::Schedule& schedule() const { return schedule_; }
 
  private:
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
@@ -344,30 +366,36 @@ class Stopped {
       const c10::Device alias_device(
           runtime::backend().alias_type(),
           runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : device_);
-      if (plan_.prepared == nullptr) plan_.prepared = prepare(plan_, alias_device);
-      run_.emplace(plan_, *static_cast<Prepared*>(plan_.prepared.get()), device_, given_);
+      if (schedule_.prepared == nullptr) {
+        schedule_.prepared = prepare(plan_, schedule_, alias_device);
+      }
+      run_.emplace(plan_, schedule_, *static_cast<Prepared*>(schedule_.prepared.get()), device_,
+                   given_);
     }
-    for (; step_ < plan_.steps.size(); ++step_) {
+    for (; step_ < schedule_.steps.size(); ++step_) {
       called_ = false;
       if (!is_needed(step_)) {
         run_->leave_out(step_, touched_);
         continue;
       }
-      ambient.set(plan_.program.nodes[plan_.steps[step_].node].ambient);
+      ambient.set(plan_.program.nodes[schedule_.steps[step_].nodes[0]].ambient);
       run_->step(step_, values, &called_);
     }
   }
 
-  bool is_needed(size_t step) const { return needed_.empty() || needed_[plan_.steps[step].node]; }
+  bool is_needed(size_t step) const {
+    return needed_.empty() || std::ranges::any_of(schedule_.steps[step].nodes,
+                                                  [this](uint32_t node) { return needed_[node]; });
+  }
 
   std::vector<graph::Use> uses_of(size_t step) const {
-    return graph::uses(plan_.program, plan_.program.nodes[plan_.steps[step].node]);
+    return plan::uses(plan_, schedule_.steps[step]);
   }
 
   // Whether the step that failed can be run as if it never had been.
   bool may_repeat() const {
     if (!run_.has_value() || !called_) return true;
-    const graph::Op& op = *plan_.program.nodes[plan_.steps[step_].node].op;
+    const graph::Op& op = *plan_.program.nodes[schedule_.steps[step_].nodes[0]].op;
     return !op.writes && op.removable;
   }
 
@@ -377,6 +405,7 @@ class Stopped {
   }
 
   plan::Plan& plan_;
+  plan::Schedule& schedule_;
   c10::DeviceIndex device_;
   std::vector<Given> given_;
   std::optional<Run> run_;
@@ -401,6 +430,8 @@ std::vector<c10::Storage> complete_outputs(const Stopped& stopped) {
 }
 
 size_t next_step(const Stopped& stopped) { return stopped.next_step(); }
+
+const plan::Schedule& schedule(const Stopped& stopped) { return stopped.schedule(); }
 
 Outcome give_up(Stopped& stopped, std::exception_ptr error) {
   return stopped.give_up(std::move(error));

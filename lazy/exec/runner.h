@@ -26,7 +26,8 @@ class Stopped;
 // complete, those after it did not run, and what the failed one did is unknown unless `stopped` is
 // set: then there are no outputs yet, and `resume` goes on at that very step.
 struct Outcome {
-  std::vector<c10::Storage> outputs;  // per buffer; null where the plan keeps none
+  const plan::Schedule* schedule = nullptr;  // of the plan: the steps that were run
+  std::vector<c10::Storage> outputs;         // per buffer; null where the plan keeps none
   size_t failed_step = 0;
   std::exception_ptr error;
   std::shared_ptr<Stopped> stopped;
@@ -47,8 +48,9 @@ Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bo
 // Per buffer, the memory that is complete: no step that did not run writes it.
 std::vector<c10::Storage> complete_outputs(const Stopped& stopped);
 
-// The first step that did not run.
+// The first step that did not run, and the steps that it is one of.
 size_t next_step(const Stopped& stopped);
+const plan::Schedule& schedule(const Stopped& stopped);
 
 // Gives a run up: as if its next step had failed for good with `error`.
 Outcome give_up(Stopped& stopped, std::exception_ptr error);

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "csrc/base/hash.h"
+#include "kernels/codegen/kernel_spec.h"
 #include "lazy/graph/graph.h"
+#include "lazy/passes/lower.h"
 
 // What is run, and run again: a step's nodes in order, where each buffer lives and when it dies.
 namespace acc::plan {
@@ -19,10 +21,25 @@ enum class Place : uint8_t {
   kNowhere,    // no step that stays touches it
 };
 
+inline constexpr uint32_t kNoKernel = UINT32_MAX;
+
 struct Step {
-  uint32_t node = 0;               // of the program
-  std::vector<uint32_t> allocate;  // buffers to allocate before the step
-  std::vector<uint32_t> release;   // buffers that nobody needs after it
+  std::vector<uint32_t> nodes;           // of the program, in order; a single one without a kernel
+  uint32_t kernel = kNoKernel;           // of the plan
+  std::vector<passes::Launch> launches;  // of the kernel, in any order: independent of each other
+  std::vector<uint32_t> allocate;        // buffers to allocate before the step
+  std::vector<uint32_t> release;         // buffers that nobody needs after it
+};
+
+// Steps in order, and the memory that this order needs.
+struct Schedule {
+  std::vector<Step> steps;
+  std::vector<Place> places;      // per buffer
+  std::vector<uint64_t> offsets;  // per buffer, in the arena
+  uint64_t arena_bytes = 0;
+
+  // What the executor prepared at the first run.
+  std::shared_ptr<void> prepared;
 };
 
 struct Plan {
@@ -31,15 +48,14 @@ struct Plan {
       program;  // what is run: the graph after the passes, over the same buffers and values
   base::Hash128 key;
   std::vector<bool> outputs;  // per buffer: kept for the user at the end
-  std::vector<Step> steps;
-  std::vector<Place> places;      // per buffer
-  std::vector<uint64_t> offsets;  // per buffer, in the arena
-  uint64_t arena_bytes = 0;
   // Buffers of a written group with more than one member: how they overlap is part of the plan.
   std::vector<uint32_t> overlapping;
 
-  // What the executor prepared at the first run.
-  std::shared_ptr<void> prepared;
+  Schedule unfused;                          // the program, node by node
+  std::vector<codegen::KernelSpec> kernels;  // for the steps that can be fused; empty: none can
+  Schedule fused;                            // with those of the kernels that are available
+  std::shared_ptr<void> compilation;         // the executor's, of the kernels
+
   // The plan that ran after this one the last time.
   std::weak_ptr<Plan> next;
 
@@ -47,7 +63,15 @@ struct Plan {
 };
 
 // Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the
-// end.
-std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive);
+// end. `fuse`: whether to look for kernels.
+std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
+                            bool fuse);
+
+// Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
+// runs node by node.
+void use_kernels(Plan& plan, const std::vector<bool>& usable);
+
+// The buffers that a step touches.
+std::vector<graph::Use> uses(const Plan& plan, const Step& step);
 
 }  // namespace acc::plan

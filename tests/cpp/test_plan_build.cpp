@@ -86,10 +86,10 @@ TEST(Build, ResultsOfOperatorsWithoutAnOutKernelAreAdoptedAndReleasedAfterTheirL
   const uint32_t z = b.fresh();
   b.call("convolution", {{x}}, {{y}});
   b.call("batch_norm", {{y}}, {{z}});
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}));
-  EXPECT_EQ(plan->places[y], Place::kAdopted);
-  EXPECT_EQ(plan->steps[0].release, (std::vector<uint32_t>{x}));
-  EXPECT_EQ(plan->steps[1].release, (std::vector<uint32_t>{y}));
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), /*fuse=*/false);
+  EXPECT_EQ(plan->unfused.places[y], Place::kAdopted);
+  EXPECT_EQ(plan->unfused.steps[0].release, (std::vector<uint32_t>{x}));
+  EXPECT_EQ(plan->unfused.steps[1].release, (std::vector<uint32_t>{y}));
 }
 
 TEST(Build, IntermediatesWithAnOutKernelLiveInTheArenaAndOutputsOnTheirOwn) {
@@ -102,11 +102,11 @@ TEST(Build, IntermediatesWithAnOutKernelLiveInTheArenaAndOutputsOnTheirOwn) {
   b.last_op().out_handle = &kKernel;
   b.call("tanh", {{y, 16}}, {{z, 16}});
   b.last_op().out_handle = &kKernel;
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}));
-  EXPECT_EQ(plan->places[y], Place::kArena);
-  EXPECT_EQ(plan->places[z], Place::kAllocated);
-  EXPECT_EQ(plan->steps[1].allocate, (std::vector<uint32_t>{z}));
-  EXPECT_EQ(plan->arena_bytes, 256U);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), /*fuse=*/false);
+  EXPECT_EQ(plan->unfused.places[y], Place::kArena);
+  EXPECT_EQ(plan->unfused.places[z], Place::kAllocated);
+  EXPECT_EQ(plan->unfused.steps[1].allocate, (std::vector<uint32_t>{z}));
+  EXPECT_EQ(plan->unfused.arena_bytes, 256U);
 }
 
 TEST(Build, ALargeIntermediateHasABlockOfItsOwnUntilItsLastUse) {
@@ -120,11 +120,11 @@ TEST(Build, ALargeIntermediateHasABlockOfItsOwnUntilItsLastUse) {
   b.last_op().out_handle = &kKernel;
   b.call("sum", {{y, kElements}}, {{z}});
   b.last_op().out_handle = &kKernel;
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}));
-  EXPECT_EQ(plan->places[y], Place::kAllocated);
-  EXPECT_EQ(plan->steps[0].allocate, (std::vector<uint32_t>{y}));
-  EXPECT_EQ(plan->steps[1].release, (std::vector<uint32_t>{y}));
-  EXPECT_EQ(plan->arena_bytes, 0U);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), /*fuse=*/false);
+  EXPECT_EQ(plan->unfused.places[y], Place::kAllocated);
+  EXPECT_EQ(plan->unfused.steps[0].allocate, (std::vector<uint32_t>{y}));
+  EXPECT_EQ(plan->unfused.steps[1].release, (std::vector<uint32_t>{y}));
+  EXPECT_EQ(plan->unfused.arena_bytes, 0U);
 }
 
 TEST(Build, ABufferThatNoRemainingStepTouchesIsNowhere) {
@@ -132,9 +132,9 @@ TEST(Build, ABufferThatNoRemainingStepTouchesIsNowhere) {
   const uint32_t x = b.input();
   const uint32_t y = b.fresh();
   b.call("relu", {{x}}, {{y}});
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {}));
-  EXPECT_TRUE(plan->steps.empty());
-  EXPECT_EQ(plan->places[y], Place::kNowhere);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {}), /*fuse=*/false);
+  EXPECT_TRUE(plan->unfused.steps.empty());
+  EXPECT_EQ(plan->unfused.places[y], Place::kNowhere);
 }
 
 // Runs a plan on pretended memory: each arena byte remembers which buffer wrote it last, and a read
@@ -162,17 +162,18 @@ TEST(Build, NoStepOverwritesWhatALaterStepReads) {
     }
     std::vector<bool> live(b.graph.buffers.size());
     for (size_t i = 1; i < live.size(); ++i) live[i] = random() % 5 == 0;
-    const auto plan = plan::build(b.graph, {}, live);
-    std::vector<int64_t> owner(plan->arena_bytes, -1);
-    for (const plan::Step& step : plan->steps) {
-      const auto uses = graph::uses(plan->program, plan->program.nodes[step.node]);
+    const auto plan = plan::build(b.graph, {}, live, /*fuse=*/false);
+    std::vector<int64_t> owner(plan->unfused.arena_bytes, -1);
+    for (const plan::Step& step : plan->unfused.steps) {
+      const auto uses = graph::uses(plan->program, plan->program.nodes[step.nodes[0]]);
       for (const bool write : {false, true}) {
         for (const graph::Use& use : uses) {
-          if (plan->places[use.buffer] != Place::kArena || use.fresh != write) continue;
-          const uint64_t begin = plan->offsets[use.buffer];
+          if (plan->unfused.places[use.buffer] != Place::kArena || use.fresh != write) continue;
+          const uint64_t begin = plan->unfused.offsets[use.buffer];
           for (uint64_t at = begin; at < begin + plan->graph.buffers[use.buffer].nbytes; ++at) {
             if (write) owner[at] = use.buffer;
-            ASSERT_EQ(owner[at], use.buffer) << "round " << round << " step of node " << step.node;
+            ASSERT_EQ(owner[at], use.buffer)
+                << "round " << round << " step of node " << step.nodes[0];
           }
         }
       }

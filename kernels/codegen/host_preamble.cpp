@@ -1,0 +1,192 @@
+#include <string_view>
+
+#include "kernels/codegen/host_math.h"
+#include "kernels/codegen/render.h"
+
+// The first part of a file of host kernels, with everything that the functions of render.cpp call
+// but mathematics: names end in what they take (to_bf16, cast_I64_F32) where C++ cannot tell by
+// type.
+namespace acc::codegen {
+namespace {
+
+constexpr std::string_view kVectors = R"(
+#if __AVX512F__
+#define W 16
+#else
+#define W 8
+#endif
+#define VECTOR(type) __attribute__((vector_size(W * sizeof(type))))
+typedef unsigned char u8; typedef unsigned char b8; typedef signed char i8; typedef short i16;
+typedef unsigned short u16; typedef unsigned short f16; typedef unsigned short bf16;
+typedef int i32; typedef long i64; typedef float f32; typedef double f64;
+typedef u8 U8 VECTOR(u8); typedef i8 I8 VECTOR(i8); typedef i16 I16 VECTOR(i16);
+typedef u16 U16 VECTOR(u16); typedef i32 I32 VECTOR(i32); typedef unsigned U32 VECTOR(unsigned);
+typedef i64 I64 VECTOR(i64); typedef f32 F32 VECTOR(f32); typedef f64 F64 VECTOR(f64);
+typedef I32 Mask;  // lanes of 0 or -1
+
+#define MEMORY(type, Vector)                                                                 \
+  static inline Vector load(const type* p) {                                                 \
+    typedef Vector Loose __attribute__((aligned(sizeof(type)), may_alias));                  \
+    return *(const Loose*)p;                                                                 \
+  }                                                                                          \
+  static inline void store(type* p, Vector v) {                                              \
+    typedef Vector Loose __attribute__((aligned(sizeof(type)), may_alias));                  \
+    *(Loose*)p = v;                                                                          \
+  }                                                                                          \
+  static inline Vector gather(const type* p, long s) {                                       \
+    Vector v;                                                                                \
+    for (int k = 0; k < W; ++k) v[k] = p[k * s];                                             \
+    return v;                                                                                \
+  }                                                                                          \
+  static inline void scatter(type* p, long s, Vector v) {                                    \
+    for (int k = 0; k < W; ++k) p[k * s] = v[k];                                             \
+  }                                                                                          \
+  static inline Vector spread(type x) { return x - Vector{}; }
+MEMORY(u8, U8) MEMORY(i8, I8) MEMORY(i16, I16) MEMORY(u16, U16)
+MEMORY(i32, I32) MEMORY(i64, I64) MEMORY(f32, F32) MEMORY(f64, F64)
+
+#define CONVERT(v, Vector) __builtin_convertvector(v, Vector)
+static inline double as_double(long bits) {
+  double x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+template <class T> static inline F32 splat_F32(T x) { return (f32)x - F32{}; }
+template <class T> static inline F64 splat_F64(T x) { return (f64)x - F64{}; }
+template <class T> static inline I32 splat_I32(T x) { return (i32)x - I32{}; }
+template <class T> static inline I64 splat_I64(T x) { return (i64)x - I64{}; }
+template <class T> static inline Mask splat_Mask(T x) { return Mask{} - (i32)(x != 0); }
+
+static inline F32 cast_F64_F32(F64 v) { return CONVERT(v, F32); }
+static inline F32 cast_I32_F32(I32 v) { return CONVERT(v, F32); }
+static inline F32 cast_I64_F32(I64 v) { return CONVERT(v, F32); }
+static inline F32 cast_Mask_F32(Mask v) { return CONVERT(v & 1, F32); }
+static inline F64 cast_F32_F64(F32 v) { return CONVERT(v, F64); }
+static inline F64 cast_I32_F64(I32 v) { return CONVERT(v, F64); }
+static inline F64 cast_I64_F64(I64 v) { return CONVERT(v, F64); }
+static inline F64 cast_Mask_F64(Mask v) { return CONVERT(v & 1, F64); }
+static inline I32 cast_F32_I32(F32 v) { return CONVERT(v, I32); }
+static inline I32 cast_F64_I32(F64 v) { return CONVERT(v, I32); }
+static inline I32 cast_I64_I32(I64 v) { return CONVERT(v, I32); }
+static inline I32 cast_Mask_I32(Mask v) { return v & 1; }
+static inline I64 cast_F32_I64(F32 v) { return CONVERT(v, I64); }
+static inline I64 cast_F64_I64(F64 v) { return CONVERT(v, I64); }
+static inline I64 cast_I32_I64(I32 v) { return CONVERT(v, I64); }
+static inline I64 cast_Mask_I64(Mask v) { return CONVERT(v & 1, I64); }
+static inline Mask cast_F32_Mask(F32 v) { return v != 0.0f; }
+static inline Mask cast_F64_Mask(F64 v) { return CONVERT(v != 0.0, Mask); }
+static inline Mask cast_I32_Mask(I32 v) { return v != 0; }
+static inline Mask cast_I64_Mask(I64 v) { return CONVERT(v != 0, Mask); }
+
+static inline I32 from_u8(U8 v) { return CONVERT(v, I32); }
+static inline I32 from_i8(I8 v) { return CONVERT(v, I32); }
+static inline I32 from_i16(I16 v) { return CONVERT(v, I32); }
+static inline I32 from_i32(I32 v) { return v; }
+static inline I64 from_i64(I64 v) { return v; }
+static inline F32 from_f32(F32 v) { return v; }
+static inline F64 from_f64(F64 v) { return v; }
+static inline Mask from_b8(U8 v) { return CONVERT(v, I32) != 0; }
+static inline I32 to_i32(I32 v) { return v; }
+static inline I64 to_i64(I64 v) { return v; }
+static inline F32 to_f32(F32 v) { return v; }
+static inline F64 to_f64(F64 v) { return v; }
+static inline U8 to_b8(Mask v) { return CONVERT(v & 1, U8); }
+
+static inline F32 from_bf16(U16 v) { return (F32)(CONVERT(v, U32) << 16); }
+static inline U16 to_bf16(F32 v) {
+  const U32 bits = (U32)v;
+  const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return CONVERT(v != v ? (bits >> 16 | 0x40) : rounded, U16);
+}
+#if __F16C__
+typedef short Half8 __attribute__((vector_size(16)));
+typedef float Float8 __attribute__((vector_size(32)));
+static inline F32 from_f16(U16 v) {
+  F32 result;
+  for (int k = 0; k < W; k += 8) {
+    Half8 half;
+    __builtin_memcpy(&half, (const char*)&v + 2 * k, sizeof half);
+    const Float8 wide = __builtin_ia32_vcvtph2ps256(half);
+    __builtin_memcpy((char*)&result + 4 * k, &wide, sizeof wide);
+  }
+  return result;
+}
+static inline U16 to_f16(F32 v) {
+  U16 result;
+  for (int k = 0; k < W; k += 8) {
+    Float8 wide;
+    __builtin_memcpy(&wide, (const char*)&v + 4 * k, sizeof wide);
+    const Half8 half = __builtin_ia32_vcvtps2ph256(wide, 0);
+    __builtin_memcpy((char*)&result + 2 * k, &half, sizeof half);
+  }
+  return result;
+}
+#else
+static inline F32 from_f16(U16 v) {
+  const U32 bits = CONVERT(v, U32);
+  const U32 magnitude = (bits & 0x7fff) << 13;
+  const U32 finite = (U32)((F32)magnitude * 0x1p112f);  // rescales denormals too
+  const U32 special = magnitude | 0x7f800000;
+  return (F32)((magnitude >= (0x7c00u << 13) ? special : finite) | (bits & 0x8000) << 16);
+}
+static inline U16 to_f16(F32 v) {
+  const U32 bits = (U32)v & 0x7fffffff;
+  const U32 special = bits > 0x7f800000 ? U32{} + 0x7e00 : U32{} + 0x7c00;
+  const U32 denormal = (U32)((F32)bits + 0.5f) - 0x3f000000;
+  const U32 normal = (bits + 0xc8000fff + ((bits >> 13) & 1)) >> 13;
+  const U32 half = bits >= 0x47800000 ? special : bits < 0x38800000 ? denormal : normal;
+  return CONVERT(half | ((U32)v >> 16 & 0x8000), U16);
+}
+#endif
+
+// Comparisons give masks of lanes as wide as those compared.
+static inline Mask mask_of(I32 v) { return v; }
+static inline Mask mask_of(I64 v) { return CONVERT(v, Mask); }
+template <class T> static inline Mask eq_(T a, T b) { return mask_of(a == b); }
+template <class T> static inline Mask ne_(T a, T b) { return mask_of(a != b); }
+template <class T> static inline Mask lt_(T a, T b) { return mask_of(a < b); }
+template <class T> static inline Mask le_(T a, T b) { return mask_of(a <= b); }
+template <class T> static inline Mask gt_(T a, T b) { return mask_of(a > b); }
+template <class T> static inline Mask ge_(T a, T b) { return mask_of(a >= b); }
+static inline F32 select(Mask m, F32 a, F32 b) { return m ? a : b; }
+static inline I32 select(Mask m, I32 a, I32 b) { return m ? a : b; }
+static inline F64 select(Mask m, F64 a, F64 b) { return CONVERT(m, I64) ? a : b; }
+static inline I64 select(Mask m, I64 a, I64 b) { return CONVERT(m, I64) ? a : b; }
+// NaN if either is.
+template <class T> static inline T max_(T a, T b) { return select(mask_of((a < b) | (b != b)), b, a); }
+template <class T> static inline T min_(T a, T b) { return select(mask_of((b < a) | (b != b)), b, a); }
+template <class T> static inline T neg_(T a) { return -a; }
+template <class T> static inline T not_(T a) { return ~a; }
+static inline F32 abs_(F32 a) { return (F32)((I32)a & 0x7fffffff); }
+static inline F64 abs_(F64 a) { return (F64)((I64)a & 0x7fffffffffffffff); }
+static inline I32 abs_(I32 a) { return a < 0 ? -a : a; }
+static inline I64 abs_(I64 a) { return a < 0 ? -a : a; }
+static inline I32 fma_(I32 a, I32 b, I32 c) { return a * b + c; }
+static inline I64 fma_(I64 a, I64 b, I64 c) { return a * b + c; }
+static inline F64 fma_(F64 a, F64 b, F64 c) {
+#if __FMA__ || __aarch64__
+  F64 r;
+  for (int k = 0; k < W; ++k) r[k] = __builtin_fma(a[k], b[k], c[k]);
+  return r;
+#else
+  return a * b + c;
+#endif
+}
+static inline F64 sqrt_(F64 a) {
+  F64 r;
+  for (int k = 0; k < W; ++k) r[k] = __builtin_sqrt(a[k]);
+  return r;
+}
+static inline F64 rsqrt_(F64 a) { return 1.0 / sqrt_(a); }
+static inline F64 reciprocal_(F64 a) { return 1.0 / a; }
+)";
+
+}  // namespace
+
+const std::string& host_preamble() {
+  static const std::string& text =
+      *new std::string(std::string(kVectors) + host_math(host_math_names()));
+  return text;
+}
+
+}  // namespace acc::codegen

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "lazy/graph/formula.h"
+
+// What a generated kernel computes. It says nothing of sizes and addresses, which are arguments, so
+// one kernel serves every shape, and equal computations are equal text.
+namespace acc::codegen {
+
+// How an operand goes with the turns of the innermost loop.
+enum class Walk : uint8_t {
+  kBroadcast,   // not at all
+  kContiguous,  // from element to element
+  kStrided,     // in steps that are an argument
+};
+
+struct Operand {
+  uint8_t dtype = 0;  // see lazy/graph/dtype.h
+  Walk walk = Walk::kContiguous;
+  bool stored = false;
+
+  bool operator==(const Operand&) const = default;
+};
+
+// One value of the computation at an element; inputs are earlier instructions. Types are those that
+// kernels compute in: f32, f64, i32, i64, bool.
+struct Instruction {
+  graph::Fn fn = graph::Fn::kConstant;
+  uint8_t dtype = 0;  // of the value
+  std::array<uint32_t, 3> inputs{};
+  uint32_t index = 0;   // kOperand, kScalar: which; kCast: the half type that it rounds to, or 0
+  double constant = 0;  // kConstant
+
+  bool operator==(const Instruction&) const = default;
+};
+
+struct Store {
+  uint32_t operand = 0;
+  uint32_t value = 0;  // an instruction
+
+  bool operator==(const Store&) const = default;
+};
+
+// For each turn of `loops` nested loops: all instructions in order, then the stores.
+struct KernelSpec {
+  uint32_t loops = 1;
+  std::vector<Operand> operands;
+  std::vector<bool> scalars;  // per number: whether it is a double (else an int64)
+  std::vector<Instruction> instructions;
+  std::vector<Store> stores;
+
+  bool operator==(const KernelSpec&) const = default;
+};
+
+// What the launch of a kernel passes:
+//   pointers  per operand, its first element
+//   geometry  the sizes of the loops, outermost first; then per operand its strides in elements
+//   numbers   per scalar, the bits of a double or an int64
+//   begin,end which elements, counted through all loops
+using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,
+                              const int64_t* numbers, int64_t begin, int64_t end);
+
+}  // namespace acc::codegen

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/codegen/kernel_spec.h"
+
+// Kernels as text for a compiler, without any header.
+namespace acc::codegen {
+
+struct KernelText {
+  std::string name;  // of the function; a hash of all that decides what it does
+  std::string text;  // the function
+};
+
+// A function of type HostFunction in C++ with the compiler's vector types.
+KernelText render_host(const KernelSpec& kernel);
+
+// What has to stand before the functions, in one file: types, conversions, mathematics. It is the
+// same for all, so that a kernel is the same thing in whichever file it is compiled.
+const std::string& host_preamble();
+
+}  // namespace acc::codegen

@@ -1,0 +1,133 @@
+#include "lazy/exec/kernels.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/base/stats.h"
+#include "kernels/codegen/render.h"
+#include "kernels/jit/compile.h"
+
+namespace acc::exec {
+namespace {
+
+using base::count;
+using base::Counter;
+
+// Threads get whole blocks, so that their vectors begin where cache lines do.
+constexpr int64_t kBlock = 64;
+
+// Elements below which a second thread costs more than it brings, as in ATen
+// (at::internal::GRAIN_SIZE), for kernels of one operation; they get fewer as operations get more.
+constexpr int64_t kGrain = 32768;
+
+struct Compilation {
+  std::shared_ptr<jit::Job> job;
+  std::vector<std::string> names;  // per kernel of the plan
+  std::vector<codegen::HostFunction> functions;
+};
+
+Compilation& compilation_of(const plan::Plan& plan) {
+  return *static_cast<Compilation*>(plan.compilation.get());
+}
+
+void request(plan::Plan& plan) {
+  auto compilation = std::make_shared<Compilation>();
+  std::vector<jit::Source> sources;
+  for (const codegen::KernelSpec& kernel : plan.kernels) {
+    codegen::KernelText text = codegen::render_host(kernel);
+    compilation->names.push_back(text.name);
+    sources.push_back({std::move(text.name), std::move(text.text)});
+  }
+  compilation->job = jit::compile(codegen::host_preamble(), std::move(sources));
+  plan.compilation = std::move(compilation);
+}
+
+// Says once what keeps kernels from being made or kept.
+void warn_once(const std::string& what) {
+  static std::string& told = *new std::string;  // plans of a device are run one at a time; a
+  if (what.empty() || told == what) return;     // repetition by another device does no harm
+  told = what;
+  TORCH_WARN(what);
+}
+
+void use_what_is_there(plan::Plan& plan) {
+  Compilation& compilation = compilation_of(plan);
+  compilation.job->wait();
+  std::vector<bool> usable;
+  for (const std::string& name : compilation.names) {
+    compilation.functions.push_back(
+        reinterpret_cast<codegen::HostFunction>(compilation.job->function(name)));
+    usable.push_back(compilation.functions.back() != nullptr);
+  }
+  warn_once(compilation.job->error());
+  plan::use_kernels(plan, usable);
+  compilation.job.reset();
+}
+
+}  // namespace
+
+plan::Schedule& choose_schedule(plan::Plan& plan) {
+  if (plan.kernels.empty()) return plan.unfused;
+  if (plan.compilation == nullptr) {
+    request(plan);
+    return plan.unfused;
+  }
+  if (compilation_of(plan).job != nullptr) {
+    use_what_is_there(plan);
+    plan.unfused = plan::Schedule();
+  }
+  return plan.fused;
+}
+
+KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
+                       const std::vector<library::Slot>& slots)
+    : function_(compilation_of(plan).functions[step.kernel]) {
+  for (const passes::Launch& launch : step.launches) {
+    launches_.push_back({&launch, memory_.size(), numbers_.size(), blocks_});
+    for (const passes::Launch::Operand& operand : launch.operands) {
+      memory_.push_back(slots[operand.buffer].get());
+    }
+    numbers_.resize(numbers_.size() + launch.numbers.size());
+    blocks_ += (launch.elements + kBlock - 1) / kBlock;
+  }
+  pointers_.resize(memory_.size());
+  const auto operations = static_cast<int64_t>(plan.kernels[step.kernel].instructions.size());
+  grain_ = std::max(int64_t{1}, kGrain / kBlock / std::max(int64_t{1}, operations / 4));
+}
+
+void KernelCall::run(std::span<const int64_t> values) {
+  count(Counter::KernelLaunches, launches_.size());
+  for (const Launch& launch : launches_) {
+    for (size_t i = 0; i < launch.spec->operands.size(); ++i) {
+      const size_t at = launch.pointers + i;
+      pointers_[at] = static_cast<char*>(const_cast<void*>(memory_[at]->data())) +
+                      launch.spec->operands[i].byte_offset;
+    }
+    for (size_t i = 0; i < launch.spec->numbers.size(); ++i) {
+      const passes::Number& number = launch.spec->numbers[i];
+      numbers_[launch.numbers + i] =
+          number.immediate ? number.bits : values[static_cast<size_t>(number.bits)];
+    }
+  }
+  if (blocks_ <= grain_) return run_blocks(0, blocks_);
+  at::parallel_for(0, blocks_, grain_,
+                   [this](int64_t begin, int64_t end) { run_blocks(begin, end); });
+}
+
+void KernelCall::run_blocks(int64_t begin, int64_t end) const {
+  auto launch = std::ranges::upper_bound(launches_, begin, {}, &Launch::first_block) - 1;
+  for (; launch != launches_.end() && launch->first_block < end; ++launch) {
+    const int64_t elements = launch->spec->elements;
+    const int64_t first = std::max(int64_t{0}, (begin - launch->first_block) * kBlock);
+    const int64_t last = std::min(elements, (end - launch->first_block) * kBlock);
+    function_(pointers_.data() + launch->pointers, launch->spec->geometry.data(),
+              numbers_.data() + launch->numbers, first, last);
+  }
+}
+
+}  // namespace acc::exec

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/library/aten_call.h"
+#include "lazy/plan/plan.h"
+
+// Generated kernels of a plan: made while its first run goes on without them, called from the
+// second.
+namespace acc::exec {
+
+// The schedule that the next run of the plan goes by. The first time the kernels are requested; the
+// second time it waits for them, and what could be made is fused from then on.
+plan::Schedule& choose_schedule(plan::Plan& plan);
+
+// One step's launches, ready to be called again and again.
+class KernelCall {
+ public:
+  KernelCall(const plan::Plan& plan, const plan::Step& step,
+             const std::vector<library::Slot>& slots);
+
+  // Runs them, by as many threads as ATen's kernels do.
+  void run(std::span<const int64_t> values);
+
+ private:
+  struct Launch {
+    const passes::Launch* spec;
+    size_t pointers;      // begin of its pointers
+    size_t numbers;       // begin of its numbers
+    int64_t first_block;  // of all launches' blocks in a row
+  };
+  void run_blocks(int64_t begin, int64_t end) const;
+
+  codegen::HostFunction function_;
+  std::vector<Launch> launches_;
+  std::vector<const c10::StorageImpl*> memory_;  // per operand of all launches
+  std::vector<char*> pointers_;
+  std::vector<int64_t> numbers_;
+  int64_t blocks_ = 0;
+  int64_t grain_ = 1;
+};
+
+}  // namespace acc::exec

@@ -1,0 +1,246 @@
+#include <array>
+#include <bit>
+#include <charconv>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+#include "csrc/base/check.h"
+#include "lazy/graph/dtype.h"
+#include "lazy/graph/formula.h"
+#include "lazy/graph/words.h"
+
+// The table of formulas, and which one a node has.
+namespace acc::graph {
+namespace {
+
+struct Row {
+  const char* op;       // in-place forms ("aten::add_.Tensor") are found under the functional name
+  const char* guard;    // "argument=value": only for nodes with that value; "": for all
+  const char* formula;  // `count`: the number of elements
+};
+
+// Constants are those of ATen's kernels: 0.7071067811865476 = sqrt(1/2), 0.3989422804014327 =
+// 1/sqrt(2 pi), 0.7978845608028654 = sqrt(2/pi), 0.044715 of the tanh approximation of GELU
+// (Hendrycks & Gimpel, arXiv:1606.08415).
+constexpr Row kRows[] = {
+    {"aten::copy_", "", "src"},
+    {"aten::_to_copy", "", "self"},
+    {"aten::clone", "", "self"},
+    {"aten::fill_.Scalar", "", "value"},
+    {"aten::fill_.Tensor", "", "value"},
+    {"aten::zero_", "", "0"},
+
+    {"aten::add.Tensor", "", "fma(alpha, other, self)"},
+    {"aten::add.Scalar", "", "fma(alpha, other, self)"},
+    {"aten::sub.Tensor", "", "fma(-alpha, other, self)"},
+    {"aten::sub.Scalar", "", "fma(-alpha, other, self)"},
+    {"aten::rsub.Tensor", "", "fma(-alpha, self, other)"},
+    {"aten::rsub.Scalar", "", "fma(-alpha, self, other)"},
+    {"aten::mul.Tensor", "", "self * other"},
+    {"aten::mul.Scalar", "", "self * other"},
+    {"aten::div.Tensor", "", "self / other"},
+    {"aten::div.Scalar", "", "self / other"},
+    {"aten::addcmul", "", "self + value * tensor1 * tensor2"},
+    {"aten::addcdiv", "", "self + value * tensor1 / tensor2"},
+    {"aten::lerp.Scalar", "",
+     "fma(abs(weight) < 0.5 ? weight : weight - 1, end - self, abs(weight) < 0.5 ? self : end)"},
+    {"aten::lerp.Tensor", "",
+     "fma(abs(weight) < 0.5 ? weight : weight - 1, end - self, abs(weight) < 0.5 ? self : end)"},
+    {"aten::neg", "", "-self"},
+    {"aten::abs", "", "abs(self)"},
+    {"aten::sign", "", "self > 0 ? 1 : (self < 0 ? -1 : 0)"},
+    {"aten::reciprocal", "", "reciprocal(self)"},
+    {"aten::sqrt", "", "sqrt(self)"},
+    {"aten::rsqrt", "", "rsqrt(self)"},
+    {"aten::pow.Tensor_Scalar", "exponent=0.5", "sqrt(self)"},
+    {"aten::pow.Tensor_Scalar", "exponent=2", "self * self"},
+    {"aten::pow.Tensor_Scalar", "exponent=3", "self * self * self"},
+    {"aten::pow.Tensor_Scalar", "exponent=-0.5", "rsqrt(self)"},
+    {"aten::pow.Tensor_Scalar", "exponent=-1", "reciprocal(self)"},
+    {"aten::pow.Tensor_Scalar", "exponent=-2", "reciprocal(self * self)"},
+    {"aten::maximum", "", "max(other, self)"},
+    {"aten::minimum", "", "min(other, self)"},
+    {"aten::clamp", "min=None", "min(self, max)"},
+    {"aten::clamp", "max=None", "max(self, min)"},
+    {"aten::clamp", "", "min(max(self, min), max)"},
+    {"aten::clamp_min", "", "max(self, min)"},
+    {"aten::clamp_max", "", "min(self, max)"},
+
+    {"aten::eq.Tensor", "", "self == other"},
+    {"aten::eq.Scalar", "", "self == other"},
+    {"aten::ne.Tensor", "", "self != other"},
+    {"aten::ne.Scalar", "", "self != other"},
+    {"aten::lt.Tensor", "", "self < other"},
+    {"aten::lt.Scalar", "", "self < other"},
+    {"aten::le.Tensor", "", "self <= other"},
+    {"aten::le.Scalar", "", "self <= other"},
+    {"aten::gt.Tensor", "", "self > other"},
+    {"aten::gt.Scalar", "", "self > other"},
+    {"aten::ge.Tensor", "", "self >= other"},
+    {"aten::ge.Scalar", "", "self >= other"},
+    {"aten::logical_not", "", "self == 0"},
+    {"aten::logical_and", "", "(self != 0) & (other != 0)"},
+    {"aten::logical_or", "", "(self != 0) | (other != 0)"},
+    {"aten::logical_xor", "", "(self != 0) ^ (other != 0)"},
+    {"aten::bitwise_not", "", "!self"},
+    {"aten::bitwise_and.Tensor", "", "self & other"},
+    {"aten::bitwise_or.Tensor", "", "self | other"},
+    {"aten::bitwise_xor.Tensor", "", "self ^ other"},
+    {"aten::where.self", "", "condition ? self : other"},
+    {"aten::masked_fill.Scalar", "", "mask ? value : self"},
+    {"aten::masked_fill.Tensor", "", "mask ? value : self"},
+
+    {"aten::exp", "", "exp(self)"},
+    {"aten::exp2", "", "exp2(self)"},
+    {"aten::expm1", "", "expm1(self)"},
+    {"aten::log", "", "log(self)"},
+    {"aten::log2", "", "log2(self)"},
+    {"aten::log10", "", "log10(self)"},
+    {"aten::log1p", "", "log1p(self)"},
+    {"aten::sin", "", "sin(self)"},
+    {"aten::cos", "", "cos(self)"},
+    {"aten::tan", "", "tan(self)"},
+    {"aten::asin", "", "asin(self)"},
+    {"aten::acos", "", "acos(self)"},
+    {"aten::atan", "", "atan(self)"},
+    {"aten::sinh", "", "sinh(self)"},
+    {"aten::cosh", "", "cosh(self)"},
+    {"aten::erf", "", "erf(self)"},
+    {"aten::erfc", "", "erfc(self)"},
+    {"aten::floor", "", "floor(self)"},
+    {"aten::ceil", "", "ceil(self)"},
+    {"aten::trunc", "", "trunc(self)"},
+    {"aten::round", "", "round(self)"},
+
+    {"aten::relu", "", "self < 0 ? 0 : self"},
+    {"aten::threshold", "", "self <= threshold ? value : self"},
+    {"aten::threshold_backward", "", "self <= threshold ? 0 : grad_output"},
+    {"aten::tanh", "", "tanh(self)"},
+    {"aten::tanh_backward", "", "grad_output * (1 - output * output)"},
+    {"aten::sigmoid", "", "sigmoid(self)"},
+    {"aten::sigmoid_backward", "", "grad_output * (1 - output) * output"},
+    {"aten::silu", "", "self / (1 + exp(-self))"},
+    {"aten::silu_backward", "", "grad_output * sigmoid(self) * (1 + self * (1 - sigmoid(self)))"},
+    {"aten::gelu", "approximate=none", "self * 0.5 * (1 + erf(self * 0.7071067811865476))"},
+    {"aten::gelu", "approximate=tanh",
+     "0.5 * self * (1 + tanh(0.7978845608028654 * (self + 0.044715 * (self * self * self))))"},
+    {"aten::gelu_backward", "approximate=none",
+     "grad_output * (0.5 * (1 + erf(self * 0.7071067811865476)) + "
+     "self * (0.3989422804014327 * exp(self * self * -0.5)))"},
+    {"aten::leaky_relu", "", "self > 0 ? self : self * negative_slope"},
+    {"aten::leaky_relu_backward", "", "self > 0 ? grad_output : grad_output * negative_slope"},
+    {"aten::elu", "", "self < 0 ? expm1(self * input_scale) * (alpha * scale) : self * scale"},
+    {"aten::hardtanh_backward", "", "(self <= min_val) | (self >= max_val) ? 0 : grad_output"},
+    {"aten::softplus", "", "self * beta > threshold ? self : log1p(exp(self * beta)) / beta"},
+    {"aten::softplus_backward", "",
+     "self * beta > threshold ? grad_output : "
+     "grad_output * exp(self * beta) / (exp(self * beta) + 1)"},
+    {"aten::hardswish", "", "self * min(max(self + 3, 0), 6) / 6"},
+    {"aten::hardsigmoid", "", "min(max(self + 3, 0), 6) / 6"},
+    {"aten::mse_loss_backward", "reduction=1", "2 / count * (self - target) * grad_output"},
+    {"aten::mse_loss_backward", "", "2 * (self - target) * grad_output"},
+    {"aten::native_dropout_backward", "", "grad_output * (mask ? scale : 0)"},
+};
+
+// Operators that convert: each argument is taken in its own type.
+bool converts(std::string_view op) {
+  return op == "aten::copy_" || op == "aten::_to_copy" || op == "aten::clone";
+}
+
+struct Guarded {
+  int argument = -1;  // -1: no guard
+  std::string value;
+  Formula formula;
+};
+
+// "aten::add_.Tensor" -> "aten::add.Tensor"
+std::string functional_name(const std::string& name) {
+  const size_t dot = std::min(name.find('.'), name.size());
+  if (dot == 0 || name[dot - 1] != '_') return name;
+  return name.substr(0, dot - 1) + name.substr(dot);
+}
+
+std::vector<Guarded> parse_rows(const Op& op, std::string_view name) {
+  std::vector<std::string> names;
+  for (const Argument& argument : op.arguments) names.push_back(argument.name);
+  names.emplace_back("count");
+  std::vector<Guarded> rows;
+  for (const Row& row : kRows) {
+    if (name != row.op) continue;
+    Guarded& made = rows.emplace_back();
+    made.formula = parse_formula(row.formula, names);
+    made.formula.converts = converts(name);
+    const std::string_view guard = row.guard;
+    if (guard.empty()) continue;
+    const size_t equals = guard.find('=');
+    made.value = guard.substr(equals + 1);
+    for (size_t i = 0; i < op.arguments.size(); ++i) {
+      if (op.arguments[i].name == guard.substr(0, equals)) made.argument = static_cast<int>(i);
+    }
+    ACC_CHECK(made.argument >= 0, "[formula] ", op.name, " has no argument for the guard '", guard,
+              "'. Correct the table.");
+  }
+  return rows;
+}
+
+// Whether the item at `word` is the value that a guard names. Numbers have to be structure.
+bool has_value(const int64_t* word, const std::string& value) {
+  const bool slot = (flags_of(*word) & kValueFlag) != 0;
+  switch (tag_of(*word)) {
+    case Tag::kNone:
+      return value == "None";
+    case Tag::kString:
+      return value == std::string_view(reinterpret_cast<const char*>(word + 1), count_of(*word));
+    case Tag::kInt:
+    case Tag::kFloat: {
+      if (slot) return false;
+      double number = 0;
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+      if (error != std::errc() || end != value.data() + value.size()) return false;
+      return number == (tag_of(*word) == Tag::kInt ? static_cast<double>(word[1])
+                                                   : std::bit_cast<double>(word[1]));
+    }
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+const Formula* formula_of(const Graph& graph, const Node& node) {
+  // Plans are built under the mutex of a device, and there are several devices.
+  static std::mutex mutex;
+  static auto& parsed = *new std::map<const Op*, std::vector<Guarded>>;
+  const std::lock_guard lock(mutex);
+  auto found = parsed.find(node.op);
+  if (found == parsed.end()) {
+    std::string name = node.op->name;
+    std::vector<Guarded> rows = parse_rows(*node.op, name);
+    if (rows.empty()) rows = parse_rows(*node.op, functional_name(name));
+    found = parsed.emplace(node.op, std::move(rows)).first;
+  }
+  if (found->second.empty()) return nullptr;
+  std::vector<const int64_t*> items;
+  for (auto rest = graph.arguments(node); !rest.empty();
+       rest = rest.subspan(item_words(rest.data()))) {
+    items.push_back(rest.data());
+  }
+  for (const Guarded& row : found->second) {
+    if (row.argument >= 0 && !has_value(items[static_cast<size_t>(row.argument)], row.value)) {
+      continue;
+    }
+    return &row.formula;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> operators_with_formulas() {
+  std::vector<std::string> names;
+  for (const Row& row : kRows) {
+    if (names.empty() || names.back() != row.op) names.emplace_back(row.op);
+  }
+  return names;
+}
+
+}  // namespace acc::graph

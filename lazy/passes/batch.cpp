@@ -1,0 +1,129 @@
+#include "lazy/passes/batch.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "lazy/graph/edges.h"
+
+namespace acc::passes {
+namespace {
+
+constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+
+// A function of one number costs ATen 2 to 4 times what it costs a generated kernel
+// (docs/kernel-math.md); below so many elements the call outweighs it.
+constexpr int64_t kWorthAlone = 4096;
+
+// A launch that makes more than this much new memory does not move up to an earlier step: the
+// memory would be held from there on.
+constexpr uint64_t kMaxMovedBytes = 64 << 10;
+
+// Per buffer, whether anybody but one cluster sees what is in it.
+std::vector<bool> find_stored(const graph::Graph& graph, const std::vector<Cluster>& clusters,
+                              const std::vector<bool>& outputs) {
+  std::vector<bool> seen(graph.buffers.size(), false);  // per storage, by its first buffer
+  std::vector<uint32_t> owner(graph.buffers.size(), kNobody);
+  for (size_t i = 0; i < graph.buffers.size(); ++i) {
+    const graph::Buffer& buffer = graph.buffers[i];
+    if (outputs[i] || buffer.kind != graph::BufferKind::kFresh) seen[buffer.group] = true;
+  }
+  for (uint32_t i = 0; i < clusters.size(); ++i) {
+    for (const uint32_t node : clusters[i].nodes) {
+      for (const graph::Use& use : graph::uses(graph, graph.nodes[node])) {
+        const uint32_t group = graph.buffers[use.buffer].group;
+        if (owner[group] != kNobody && owner[group] != i) seen[group] = true;
+        owner[group] = i;
+      }
+    }
+  }
+  std::vector<bool> stored(graph.buffers.size());
+  for (size_t i = 0; i < stored.size(); ++i) stored[i] = seen[graph.buffers[i].group];
+  return stored;
+}
+
+bool has_function(const codegen::KernelSpec& kernel) {
+  return std::ranges::any_of(kernel.instructions, [](const codegen::Instruction& instruction) {
+    return graph::is_function(instruction.fn);
+  });
+}
+
+class Batches {
+ public:
+  Batches(const graph::Graph& graph, const std::vector<bool>& outputs,
+          std::vector<Cluster> clusters)
+      : graph_(graph),
+        clusters_(std::move(clusters)),
+        stored_(find_stored(graph, clusters_, outputs)),
+        step_of_(graph.nodes.size()),
+        before_(graph.nodes.size()) {
+    for (const graph::Edge& edge : graph::edges(graph)) before_[edge.to].push_back(edge.from);
+  }
+
+  std::vector<Batch> run() {
+    for (Cluster& cluster : clusters_) add(cluster);
+    for (Batch& batch : batches_) {
+      std::ranges::sort(batch.nodes);
+      // A node alone is ATen's.
+      const bool worth =
+          batch.nodes.size() > 1 || (!batch.launches.empty() && has_function(batch.kernel) &&
+                                     batch.launches.front().elements >= kWorthAlone);
+      if (!worth) batch.launches.clear();
+    }
+    return std::move(batches_);
+  }
+
+ private:
+  void add(Cluster& cluster) {
+    if (!cluster.elementwise()) return append({cluster.nodes, {}, {}});
+    Lowered lowered = lower(graph_, cluster, stored_);
+    // Everything that it needs must be done before the step that it joins.
+    uint32_t earliest = 0;
+    for (const uint32_t node : cluster.nodes) {
+      for (const uint32_t before : before_[node]) {
+        if (std::ranges::binary_search(cluster.nodes, before)) continue;
+        earliest = std::max(earliest, step_of_[before] + 1);
+      }
+    }
+    for (uint32_t i = earliest; may_move(lowered.launch) && i < batches_.size(); ++i) {
+      Batch& batch = batches_[i];
+      if (batch.launches.empty() || !(batch.kernel == lowered.kernel)) continue;
+      if (graph_.nodes[batch.nodes[0]].ambient != graph_.nodes[cluster.nodes[0]].ambient) continue;
+      batch.launches.push_back(std::move(lowered.launch));
+      batch.nodes.insert(batch.nodes.end(), cluster.nodes.begin(), cluster.nodes.end());
+      for (const uint32_t node : cluster.nodes) step_of_[node] = i;
+      return;
+    }
+    append({cluster.nodes, std::move(lowered.kernel), {std::move(lowered.launch)}});
+  }
+
+  bool may_move(const Launch& launch) const {
+    uint64_t bytes = 0;
+    for (const Launch::Operand& operand : launch.operands) {
+      const graph::Buffer& buffer = graph_.buffers[operand.buffer];
+      if (operand.stored && buffer.kind == graph::BufferKind::kFresh) bytes += buffer.nbytes;
+    }
+    return bytes <= kMaxMovedBytes;
+  }
+
+  void append(Batch batch) {
+    for (const uint32_t node : batch.nodes) step_of_[node] = static_cast<uint32_t>(batches_.size());
+    batches_.push_back(std::move(batch));
+  }
+
+  const graph::Graph& graph_;
+  std::vector<Cluster> clusters_;
+  const std::vector<bool> stored_;
+  std::vector<uint32_t> step_of_;              // per node
+  std::vector<std::vector<uint32_t>> before_;  // per node
+  std::vector<Batch> batches_;
+};
+
+}  // namespace
+
+std::vector<Batch> batch(const graph::Graph& graph, std::vector<Cluster> clusters,
+                         const std::vector<bool>& outputs) {
+  return Batches(graph, outputs, std::move(clusters)).run();
+}
+
+}  // namespace acc::passes

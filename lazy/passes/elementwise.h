@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "lazy/graph/formula.h"
+#include "lazy/graph/graph.h"
+#include "lazy/passes/loops.h"
+
+// A node that computes each element of its result from the operands' elements at its place.
+namespace acc::passes {
+
+struct Elementwise {
+  const graph::Formula* formula = nullptr;
+  uint8_t computed = 0;               // the type in which the formula computes
+  uint8_t rounded = 0;                // the half type to which a cast rounds; 0: none
+  std::vector<int32_t> operands;      // per argument, its access; -1: no tensor, or not read
+  std::vector<const int64_t*> items;  // per argument, its words
+  std::vector<uint32_t> values;       // per argument, where its numbers begin in the value block
+  Nest nest;                          // over the result; its access is the last
+};
+
+// Nothing for operators without a formula, and for operands that generated kernels do not know:
+// complex and quantized types, lazy conjugation, arithmetic in 8 and 16 bit integers, results that
+// overlap themselves, empty results.
+std::optional<Elementwise> as_elementwise(const graph::Graph& graph, const graph::Node& node);
+
+}  // namespace acc::passes

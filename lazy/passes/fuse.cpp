@@ -1,0 +1,248 @@
+#include "lazy/passes/fuse.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <queue>
+#include <utility>
+
+#include "lazy/graph/edges.h"
+#include "lazy/passes/elementwise.h"
+
+namespace acc::passes {
+namespace {
+
+using graph::Graph;
+
+// Accesses per cluster, counted once per node that makes them. A kernel of more has its pointers
+// and values in memory rather than in registers; and comparing accesses is quadratic.
+constexpr size_t kMaxAccesses = 192;
+
+// More loops than these do not occur in programs; each costs every row an addition per operand.
+constexpr size_t kMaxLoops = 6;
+
+struct Open : Cluster {
+  uint64_t ambient = 0;
+  int64_t elements = 0;
+  std::vector<bool> writes;  // per access
+  uint32_t low = 0;          // the first and the last node
+  uint32_t high = 0;
+};
+
+class Fusion {
+ public:
+  explicit Fusion(const Graph& graph) : graph_(graph), owner_(graph.nodes.size()) {
+    std::iota(owner_.begin(), owner_.end(), 0U);
+    before_.resize(graph.nodes.size());
+    for (const graph::Edge& edge : graph::edges(graph)) {
+      std::vector<uint32_t>& before = before_[edge.to];
+      if (before.empty() || before.back() != edge.from) before.push_back(edge.from);
+    }
+    for (std::vector<uint32_t>& before : before_) {
+      std::ranges::sort(before);
+      const auto rest = std::ranges::unique(before);
+      before.erase(rest.begin(), rest.end());
+    }
+    for (uint32_t i = 0; i < graph.nodes.size(); ++i) open_.push_back(single(i));
+    visited_.assign(open_.size(), 0);
+  }
+
+  std::vector<Cluster> run() {
+    for (uint32_t node = 0; node < open_.size(); ++node) {
+      if (!open_[node].elementwise()) continue;
+      // The latest first: what is nearest is most likely to have the same loops.
+      for (size_t i = before_[node].size(); i-- > 0;) {
+        const uint32_t a = owner_[before_[node][i]];
+        const uint32_t b = owner_[node];
+        if (a != b && open_[a].elementwise()) join(a, b);
+      }
+    }
+    return in_order();
+  }
+
+ private:
+  Open single(uint32_t index) const {
+    const graph::Node& node = graph_.nodes[index];
+    Open made;
+    made.nodes = {index};
+    made.first = {0};
+    made.ambient = node.ambient;
+    made.low = made.high = index;
+    auto found = as_elementwise(graph_, node);
+    if (!found.has_value()) return made;
+    Nest& nest = found->nest;
+    sort_loops(nest, Access(nest.accesses.back()));
+    coalesce(nest);
+    if (nest.sizes.size() > kMaxLoops) return made;
+    made.writes.assign(nest.accesses.size(), false);
+    made.writes.back() = true;
+    made.elements =
+        std::accumulate(nest.sizes.begin(), nest.sizes.end(), int64_t{1}, std::multiplies<>());
+    // A call that reads what it writes element by element, and nothing else of it.
+    if (clash(nest, made.writes, nest, made.writes)) return made;
+    made.nest = std::move(nest);
+    return made;
+  }
+
+  // Where an access begins in its storage, as the number of a storage and bytes.
+  std::pair<uint32_t, int64_t> place_of(const Access& access) const {
+    const graph::Buffer& buffer = graph_.buffers[access.buffer];
+    const int64_t base = buffer.written ? buffer.group_offset : 0;
+    return {buffer.group, base + access.offset * graph::element_bytes(access.dtype)};
+  }
+
+  bool same_place(const Access& a, const Access& b) const {
+    return a.dtype == b.dtype && place_of(a) == place_of(b);
+  }
+
+  // Whether elements of one nest depend on other elements of the other.
+  bool clash(const Nest& a, const std::vector<bool>& a_writes, const Nest& b,
+             const std::vector<bool>& b_writes) const {
+    for (size_t i = 0; i < a.accesses.size(); ++i) {
+      for (size_t j = 0; j < b.accesses.size(); ++j) {
+        if (!a_writes[i] && !b_writes[j]) continue;
+        const Access& one = a.accesses[i];
+        const Access& other = b.accesses[j];
+        if (graph_.buffers[one.buffer].group != graph_.buffers[other.buffer].group) continue;
+        if (same_place(one, other) && one.strides == other.strides) continue;
+        const int64_t shift = place_of(one).second - place_of(other).second;
+        const ByteRange x = bytes_of({0, one.dtype, 0, one.strides}, a.sizes);
+        const ByteRange y = bytes_of({0, other.dtype, 0, other.strides}, b.sizes);
+        if (x.begin + shift < y.end && y.begin < x.end + shift) return true;
+      }
+    }
+    return false;
+  }
+
+  // The accesses by which two clusters can be brought into one order: of the same place, one of
+  // them a write.
+  std::optional<std::pair<size_t, size_t>> link(const Open& a, const Open& b) const {
+    for (size_t i = a.nest.accesses.size(); i-- > 0;) {
+      for (size_t j = 0; j < b.nest.accesses.size(); ++j) {
+        if (!a.writes[i] && !b.writes[j]) continue;
+        if (same_place(a.nest.accesses[i], b.nest.accesses[j])) return std::pair{i, j};
+      }
+    }
+    return std::nullopt;
+  }
+
+  bool join(uint32_t a_index, uint32_t b_index) {
+    const Open& a = open_[a_index];
+    const Open& b = open_[b_index];
+    if (a.elements != b.elements || a.ambient != b.ambient) return false;
+    if (a.nest.accesses.size() + b.nest.accesses.size() > kMaxAccesses) return false;
+    const auto common = link(a, b);
+    if (!common.has_value()) return false;
+    Nest x = a.nest;
+    Nest y = b.nest;
+    sort_loops(x, Access(x.accesses[common->first]));
+    sort_loops(y, Access(y.accesses[common->second]));
+    coalesce(x);
+    coalesce(y);
+    if (!refine(x, y) || x.sizes.size() > kMaxLoops) return false;
+    if (clash(x, a.writes, y, b.writes)) return false;
+    if (path(a_index, b_index) || path(b_index, a_index)) return false;
+    merge(a_index, b_index, std::move(x), std::move(y));
+    return true;
+  }
+
+  // Whether something outside depends on `from`, and `to` on that.
+  bool path(uint32_t from, uint32_t to) {
+    ++visit_;
+    std::vector<uint32_t> stack{to};
+    visited_[to] = visit_;
+    while (!stack.empty()) {
+      const uint32_t at = stack.back();
+      stack.pop_back();
+      for (const uint32_t node : open_[at].nodes) {
+        for (const uint32_t before : before_[node]) {
+          const uint32_t next = owner_[before];
+          if (next == from) {
+            if (at != to) return true;
+            continue;
+          }
+          // What ends before `from` begins cannot depend on it.
+          if (visited_[next] == visit_ || open_[next].high < open_[from].low) continue;
+          visited_[next] = visit_;
+          stack.push_back(next);
+        }
+      }
+    }
+    return false;
+  }
+
+  // Puts b into a, nodes in order.
+  void merge(uint32_t a_index, uint32_t b_index, Nest x, Nest y) {
+    Open& a = open_[a_index];
+    Open& b = open_[b_index];
+    Open made;
+    made.ambient = a.ambient;
+    made.elements = a.elements;
+    made.low = std::min(a.low, b.low);
+    made.high = std::max(a.high, b.high);
+    made.nest.sizes = x.sizes;
+    const auto take = [&made](Open& from, Nest& nest, size_t i) {
+      const size_t end = i + 1 < from.nodes.size() ? from.first[i + 1] : nest.accesses.size();
+      made.nodes.push_back(from.nodes[i]);
+      made.first.push_back(static_cast<uint32_t>(made.nest.accesses.size()));
+      for (size_t k = from.first[i]; k < end; ++k) {
+        made.nest.accesses.push_back(std::move(nest.accesses[k]));
+        made.writes.push_back(from.writes[k]);
+      }
+    };
+    for (size_t i = 0, j = 0; i < a.nodes.size() || j < b.nodes.size();) {
+      const bool from_a = j == b.nodes.size() || (i < a.nodes.size() && a.nodes[i] < b.nodes[j]);
+      if (from_a) {
+        take(a, x, i++);
+      } else {
+        take(b, y, j++);
+      }
+    }
+    for (const uint32_t node : b.nodes) owner_[node] = a_index;
+    b = Open();
+    a = std::move(made);
+  }
+
+  // Program order, as far as clusters allow.
+  std::vector<Cluster> in_order() {
+    std::vector<std::vector<uint32_t>> after(open_.size());
+    std::vector<uint32_t> waits(open_.size(), 0);
+    for (uint32_t node = 0; node < before_.size(); ++node) {
+      for (const uint32_t before : before_[node]) {
+        if (owner_[before] == owner_[node]) continue;
+        after[owner_[before]].push_back(owner_[node]);
+        ++waits[owner_[node]];
+      }
+    }
+    using Entry = std::pair<uint32_t, uint32_t>;  // the first node, the cluster
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
+    for (uint32_t i = 0; i < open_.size(); ++i) {
+      if (!open_[i].nodes.empty() && waits[i] == 0) ready.emplace(open_[i].low, i);
+    }
+    std::vector<Cluster> ordered;
+    while (!ready.empty()) {
+      const uint32_t at = ready.top().second;
+      ready.pop();
+      for (const uint32_t next : after[at]) {
+        if (--waits[next] == 0) ready.emplace(open_[next].low, next);
+      }
+      ordered.push_back(std::move(static_cast<Cluster&>(open_[at])));
+    }
+    return ordered;
+  }
+
+  const Graph& graph_;
+  std::vector<std::vector<uint32_t>> before_;  // per node: those that it depends on, ascending
+  std::vector<uint32_t> owner_;                // per node: its cluster
+  std::vector<Open> open_;
+  std::vector<uint32_t> visited_;
+  uint32_t visit_ = 0;
+};
+
+}  // namespace
+
+std::vector<Cluster> fuse(const Graph& graph) { return Fusion(graph).run(); }
+
+}  // namespace acc::passes

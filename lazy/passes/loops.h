@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lazy/graph/graph.h"
+#include "lazy/graph/words.h"
+
+// A nest of loops over elements, and how its operands walk through memory.
+namespace acc::passes {
+
+// Where an operand begins and how far it goes with each turn of each loop.
+struct Access {
+  uint32_t buffer = 0;
+  uint8_t dtype = 0;
+  int64_t offset = 0;            // elements from the begin of the buffer
+  std::vector<int64_t> strides;  // elements, per loop; 0: the same element at each turn
+
+  bool operator==(const Access&) const = default;
+};
+
+// Loops with the outermost first, and all that is accessed in them.
+struct Nest {
+  std::vector<int64_t> sizes;
+  std::vector<Access> accesses;
+};
+
+// The access of `tensor` in loops over `sizes`, along which it is broadcast by PyTorch's rules.
+// Nothing if it does not fit.
+std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<const int64_t> sizes);
+
+// Drops loops of one turn and puts the loop with the largest stride of `by` outermost.
+void sort_loops(Nest& nest, const Access& by);
+
+// Joins neighbouring loops that all accesses walk through as one.
+void coalesce(Nest& nest);
+
+// Splits the loops of both until they have the same sizes. False, with both unchanged, where the
+// boundaries of one cut through the other.
+bool refine(Nest& a, Nest& b);
+
+// The first byte and the byte after the last that an access touches, from the begin of its buffer.
+struct ByteRange {
+  int64_t begin;
+  int64_t end;
+};
+ByteRange bytes_of(const Access& access, std::span<const int64_t> sizes);
+
+// Whether no element is touched twice.
+bool is_injective(const Access& access, std::span<const int64_t> sizes);
+
+}  // namespace acc::passes

@@ -1,0 +1,276 @@
+#include "lazy/passes/lower.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+
+#include "csrc/base/check.h"
+#include "lazy/graph/dtype.h"
+#include "lazy/graph/words.h"
+#include "lazy/passes/elementwise.h"
+
+namespace acc::passes {
+namespace {
+
+using codegen::Instruction;
+using codegen::Walk;
+using graph::Fn;
+using graph::Tag;
+namespace dtype = graph::dtype;
+
+constexpr uint32_t kNone = UINT32_MAX;
+
+// The loops in the order in which most operands go from element to element in the innermost. Stores
+// count twice: a strided load is a gather, a strided store a loop.
+void put_fastest_inside(Nest& nest, const std::vector<bool>& writes) {
+  size_t best = nest.sizes.size() - 1;
+  int best_score = -1;
+  for (size_t loop = nest.sizes.size(); loop-- > 0;) {
+    int score = 0;
+    for (size_t i = 0; i < nest.accesses.size(); ++i) {
+      if (nest.accesses[i].strides[loop] == 1) score += writes[i] ? 2 : 1;
+    }
+    if (score > best_score) {
+      best = loop;
+      best_score = score;
+    }
+  }
+  const auto rotate = [best](std::vector<int64_t>& values) {
+    const auto at = values.begin() + static_cast<std::ptrdiff_t>(best);
+    std::rotate(at, at + 1, values.end());
+  };
+  rotate(nest.sizes);
+  for (Access& access : nest.accesses) rotate(access.strides);
+}
+
+class Lowering {
+ public:
+  Lowering(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored)
+      : graph_(graph), cluster_(cluster), stored_(stored), nest_(cluster.nest) {}
+
+  Lowered run() {
+    order_loops();
+    for (size_t i = 0; i < cluster_.nodes.size(); ++i) add_node(i);
+    add_stores();
+    made_.launch.elements = 1;
+    for (const int64_t size : nest_.sizes) made_.launch.elements *= size;
+    made_.kernel.loops = static_cast<uint32_t>(nest_.sizes.size());
+    std::vector<int64_t> geometry = nest_.sizes;
+    for (const uint32_t access : operands_) {
+      const std::vector<int64_t>& strides = nest_.accesses[access].strides;
+      geometry.insert(geometry.end(), strides.begin(), strides.end());
+    }
+    made_.launch.geometry = std::move(geometry);
+    return std::move(made_);
+  }
+
+ private:
+  // Memory that the kernel touches, and the value that is there at this point of the program.
+  struct Place {
+    uint32_t access;
+    uint32_t value;
+    uint32_t operand = kNone;  // once it was loaded
+    bool written = false;
+  };
+
+  void order_loops() {
+    if (nest_.sizes.empty()) {
+      // A single element.
+      nest_.sizes = {1};
+      for (Access& access : nest_.accesses) access.strides = {1};
+      return;
+    }
+    std::vector<bool> writes(nest_.accesses.size());
+    for (size_t i = 0; i < cluster_.nodes.size(); ++i) writes[result_of(i)] = true;
+    put_fastest_inside(nest_, writes);
+    coalesce(nest_);
+  }
+
+  // The access of a node's result: its last.
+  size_t result_of(size_t i) const {
+    const size_t next =
+        i + 1 < cluster_.nodes.size() ? cluster_.first[i + 1] : nest_.accesses.size();
+    return next - 1;
+  }
+
+  bool same_place(const Access& a, const Access& b) const {
+    const graph::Buffer& x = graph_.buffers[a.buffer];
+    const graph::Buffer& y = graph_.buffers[b.buffer];
+    if (a.dtype != b.dtype || a.strides != b.strides || x.group != y.group) return false;
+    if (a.buffer == b.buffer) return a.offset == b.offset;
+    // Of a storage that nobody writes, only one buffer per beginning is known.
+    const auto bytes = static_cast<int64_t>(graph::element_bytes(a.dtype));
+    return x.written && x.group_offset + a.offset * bytes == y.group_offset + b.offset * bytes;
+  }
+
+  Place* find_place(const Access& access) {
+    for (Place& place : places_) {
+      if (same_place(nest_.accesses[place.access], access)) return &place;
+    }
+    return nullptr;
+  }
+
+  uint32_t add(const Instruction& instruction) {
+    std::vector<Instruction>& all = made_.kernel.instructions;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (all[i] == instruction) return static_cast<uint32_t>(i);
+    }
+    all.push_back(instruction);
+    return static_cast<uint32_t>(all.size() - 1);
+  }
+
+  uint8_t type_of(uint32_t value) const { return made_.kernel.instructions[value].dtype; }
+
+  uint32_t cast(uint32_t value, uint8_t type) {
+    if (type_of(value) == type) return value;
+    Instruction instruction;
+    instruction.fn = Fn::kCast;
+    instruction.dtype = type;
+    instruction.inputs[0] = value;
+    return add(instruction);
+  }
+
+  // To a half type and back.
+  uint32_t round_to(uint32_t value, uint8_t half) {
+    Instruction instruction;
+    instruction.fn = Fn::kCast;
+    instruction.dtype = dtype::kF32;
+    instruction.inputs[0] = value;
+    instruction.index = half;
+    return add(instruction);
+  }
+
+  uint32_t add_operand(uint32_t access, bool stored) {
+    const Access& memory = nest_.accesses[access];
+    const int64_t stride = memory.strides.back();
+    const Walk walk = stride == 0   ? Walk::kBroadcast
+                      : stride == 1 ? Walk::kContiguous
+                                    : Walk::kStrided;
+    made_.kernel.operands.push_back({memory.dtype, walk, stored});
+    made_.launch.operands.push_back(
+        {memory.buffer, memory.offset * static_cast<int64_t>(graph::element_bytes(memory.dtype)),
+         stored});
+    operands_.push_back(access);
+    return static_cast<uint32_t>(made_.kernel.operands.size() - 1);
+  }
+
+  uint32_t load(uint32_t access) {
+    const Access& memory = nest_.accesses[access];
+    if (const Place* place = find_place(memory)) return place->value;
+    const uint32_t operand = add_operand(access, false);
+    Instruction instruction;
+    instruction.fn = Fn::kOperand;
+    instruction.index = operand;
+    const bool small =
+        memory.dtype == dtype::kU8 || memory.dtype == dtype::kI8 || memory.dtype == dtype::kI16;
+    instruction.dtype = small ? dtype::kI32 : dtype::computed_in(memory.dtype);
+    const uint32_t value = add(instruction);
+    places_.push_back({access, value, operand, false});
+    return value;
+  }
+
+  uint32_t add_constant(double number, uint8_t type) {
+    Instruction instruction;
+    instruction.fn = Fn::kConstant;
+    instruction.dtype = type;
+    instruction.constant = number;
+    return add(instruction);
+  }
+
+  uint32_t add_number(Number number, bool floating, uint8_t type) {
+    auto& numbers = made_.launch.numbers;
+    const auto found = std::ranges::find(numbers, number);
+    const auto index = static_cast<uint32_t>(found - numbers.begin());
+    if (found == numbers.end()) {
+      numbers.push_back(number);
+      made_.kernel.scalars.push_back(floating);
+    }
+    Instruction instruction;
+    instruction.fn = Fn::kScalar;
+    instruction.dtype = type;
+    instruction.index = index;
+    return add(instruction);
+  }
+
+  uint32_t argument(const Elementwise& node, const graph::Term& term, uint32_t first) {
+    if (term.argument >= node.items.size()) {  // the number of elements
+      int64_t count = 1;
+      for (const int64_t size : node.nest.sizes) count *= size;
+      return add_number({true, count}, false, node.computed);
+    }
+    if (const int32_t operand = node.operands[term.argument]; operand >= 0) {
+      const uint32_t value = load(first + static_cast<uint32_t>(operand));
+      return term.truth ? value : cast(value, node.computed);
+    }
+    const int64_t* word = node.items[term.argument];
+    const Tag tag = graph::tag_of(*word);
+    const bool floating =
+        tag == Tag::kFloat || (tag == Tag::kNumber && dtype::is_floating(graph::dtype_of(*word)));
+    if ((graph::flags_of(*word) & graph::kValueFlag) != 0 || tag == Tag::kNumber) {
+      return add_number({false, node.values[term.argument]}, floating, node.computed);
+    }
+    return add_constant(floating ? std::bit_cast<double>(word[1]) : static_cast<double>(word[1]),
+                        node.computed);
+  }
+
+  void add_node(size_t i) {
+    const auto node = as_elementwise(graph_, graph_.nodes[cluster_.nodes[i]]);
+    ACC_CHECK(node.has_value());
+    std::vector<uint32_t> values;
+    for (const graph::Term& term : node->formula->terms) {
+      if (term.fn == Fn::kArgument) {
+        values.push_back(argument(*node, term, cluster_.first[i]));
+      } else if (term.fn == Fn::kConstant) {
+        values.push_back(add_constant(term.constant, node->computed));
+      } else {
+        Instruction instruction;
+        instruction.fn = term.fn;
+        instruction.dtype = term.truth ? dtype::kBool : node->computed;
+        for (int k = 0; k < graph::arity(term.fn); ++k) {
+          instruction.inputs[static_cast<size_t>(k)] = values[term.inputs[k]];
+        }
+        values.push_back(add(instruction));
+      }
+    }
+    const auto access = static_cast<uint32_t>(result_of(i));
+    const uint8_t type = nest_.accesses[access].dtype;
+    uint32_t value = cast(values.back(), dtype::computed_in(type));
+    if (node->rounded != 0) value = round_to(value, node->rounded);
+    if (Place* place = find_place(nest_.accesses[access])) {
+      place->value = value;
+      place->written = true;
+    } else {
+      places_.push_back({access, value, kNone, true});
+    }
+  }
+
+  void add_stores() {
+    for (const Place& place : places_) {
+      if (!place.written || !stored_[nest_.accesses[place.access].buffer]) continue;
+      uint32_t operand = place.operand;
+      if (operand == kNone) {
+        operand = add_operand(place.access, true);
+      } else {
+        made_.kernel.operands[operand].stored = true;
+        made_.launch.operands[operand].stored = true;
+      }
+      made_.kernel.stores.push_back({operand, place.value});
+    }
+  }
+
+  const graph::Graph& graph_;
+  const Cluster& cluster_;
+  const std::vector<bool>& stored_;
+  Nest nest_;
+  std::vector<Place> places_;
+  std::vector<uint32_t> operands_;  // per operand of the kernel, its access
+  Lowered made_;
+};
+
+}  // namespace
+
+Lowered lower(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored) {
+  return Lowering(graph, cluster, stored).run();
+}
+
+}  // namespace acc::passes
