@@ -24,6 +24,7 @@
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
+#include "lazy/passes/switches.h"
 #include "lazy/plan/cache.h"
 #include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
@@ -599,6 +600,13 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
 }
 
 std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }
+
+void skip_passes(const std::string& names) {
+  passes::skip(names);
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    release_memory(static_cast<c10::DeviceIndex>(i));
+  }
+}
 
 void release_memory(c10::DeviceIndex device) {
   flush(device, FlushReason::kExplicit);

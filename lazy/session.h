@@ -51,6 +51,9 @@ void resize_storage(record::LazyStorage& storage, size_t nbytes);
 // The text form of the plan that ran last on `device`.
 std::string last_plan(c10::DeviceIndex device);
 
+// Leaves out the passes in `names` (see ACC_SKIP_PASSES) from now on, in plans of all devices.
+void skip_passes(const std::string& names);
+
 // Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.
 void release_memory(c10::DeviceIndex device);
 

@@ -65,6 +65,8 @@ enum Id : size_t {
   kMaxInflight,
   kSourceLines,
   kDump,
+  kSkipPasses,
+  kExact,
   kCxx,
   kCompileTimeoutS,
   kCacheDir,
@@ -97,6 +99,12 @@ constexpr Entry kEntries[] = {
          "1: every recorded operator remembers its Python line, for errors and reports."),
     choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan"},
            "Prints each new graph, or each new plan, to standard error."),
+    string("ACC_SKIP_PASSES",
+           "Passes that are left out, separated by commas, to find out which one a fault comes "
+           "from: dce, lists, fuse, batch."),
+    flag("ACC_EXACT", false,
+         "1: generated kernels round to half types after each operator, as eager does; 0: where a "
+         "value is stored or cast."),
     string("ACC_CXX",
            "The C++ compiler for generated kernels, a path or a name; unset takes the first of "
            "g++, clang++ and c++ in PATH."),
@@ -229,6 +237,8 @@ uint64_t max_pending_bytes() { return static_cast<uint64_t>(get(kMaxPendingMb)) 
 int max_inflight() { return static_cast<int>(get(kMaxInflight)); }
 bool source_lines() { return get(kSourceLines) != 0; }
 Dump dump() { return static_cast<Dump>(get(kDump)); }
+std::string skip_passes() { return get_string(kSkipPasses); }
+bool exact() { return get(kExact) != 0; }
 std::string cxx() { return get_string(kCxx); }
 int compile_timeout_s() { return static_cast<int>(get(kCompileTimeoutS)); }
 std::string cache_dir() { return get_string(kCacheDir); }

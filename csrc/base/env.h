@@ -38,6 +38,10 @@ int max_inflight();
 // Whether nodes remember the Python line that recorded them.
 bool source_lines();
 Dump dump();
+// Names of passes, separated by commas.
+std::string skip_passes();
+// Whether generated kernels round to half types after each operator.
+bool exact();
 // The C++ compiler for generated kernels, a path or a name; "" for the first that PATH has.
 std::string cxx();
 // Seconds after which a compiler is ended.

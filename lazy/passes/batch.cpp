@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lazy/graph/edges.h"
+#include "lazy/passes/switches.h"
 
 namespace acc::passes {
 namespace {
@@ -85,7 +86,8 @@ class Batches {
         earliest = std::max(earliest, step_of_[before] + 1);
       }
     }
-    for (uint32_t i = earliest; may_move(lowered.launch) && i < batches_.size(); ++i) {
+    const bool moves = enabled(Pass::kBatch) && may_move(lowered.launch);
+    for (uint32_t i = earliest; moves && i < batches_.size(); ++i) {
       Batch& batch = batches_[i];
       if (batch.launches.empty() || !(batch.kernel == lowered.kernel)) continue;
       if (graph_.nodes[batch.nodes[0]].ambient != graph_.nodes[cluster.nodes[0]].ambient) continue;

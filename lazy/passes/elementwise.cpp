@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 
+#include "csrc/base/env.h"
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
 
@@ -90,6 +91,7 @@ class Analysis {
     const uint8_t type = made_.formula->truth() ? common_type() : result_.dtype;
     if (!is_result(type) || (made_.formula->truth() && result_.dtype != dtype::kBool)) return false;
     made_.computed = dtype::computed_in(type);
+    if (base::env::exact() && dtype::is_half(result_.dtype)) made_.rounded = result_.dtype;
     for (const graph::Term& term : made_.formula->terms) {
       if (term.fn != Fn::kArgument || term.argument >= made_.items.size()) continue;
       if (!fits(term, type)) return false;

@@ -13,8 +13,8 @@ namespace acc::passes {
 
 struct Elementwise {
   const graph::Formula* formula = nullptr;
-  uint8_t computed = 0;               // the type in which the formula computes
-  uint8_t rounded = 0;                // the half type to which a cast rounds; 0: none
+  uint8_t computed = 0;  // the type in which the formula computes
+  uint8_t rounded = 0;   // the half type to which the result rounds before it is used; 0: none
   std::vector<int32_t> operands;      // per argument, its access; -1: no tensor, or not read
   std::vector<const int64_t*> items;  // per argument, its words
   std::vector<uint32_t> values;       // per argument, where its numbers begin in the value block

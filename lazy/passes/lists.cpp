@@ -158,18 +158,20 @@ class Run {
 
 }  // namespace
 
-Graph run_lists_by_item(const Graph& graph, const std::vector<bool>& stays) {
+Graph run_lists_by_item(const Graph& graph, const std::vector<bool>& stays, bool split) {
   Graph out;
   out.buffers = graph.buffers;
   Run run(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (!stays[i]) continue;
-    if (std::optional<Split> split = Splitter(graph, graph.nodes[i]).run()) {
+    std::optional<Split> items;
+    if (split) items = Splitter(graph, graph.nodes[i]).run();
+    if (items.has_value()) {
       Graph lowered;  // for `uses`, which wants words and nodes together
-      lowered.words = split->words;
-      if (run.add(*split, lowered)) continue;
+      lowered.words = items->words;
+      if (run.add(*items, lowered)) continue;
       run.flush(&out);
-      if (run.add(std::move(*split), lowered)) continue;
+      if (run.add(std::move(*items), lowered)) continue;
     }
     run.flush(&out);
     Run::append(graph.nodes[i], graph.words, &out);

@@ -12,7 +12,8 @@ namespace acc::passes {
 // cache.
 //
 // `stays` says per node of `graph` whether it is to run. Returns the nodes that run, over the same
-// buffers and values.
-graph::Graph run_lists_by_item(const graph::Graph& graph, const std::vector<bool>& stays);
+// buffers and values; with `split` false, the lists as they are.
+graph::Graph run_lists_by_item(const graph::Graph& graph, const std::vector<bool>& stays,
+                               bool split);
 
 }  // namespace acc::passes

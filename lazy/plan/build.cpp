@@ -1,18 +1,20 @@
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "csrc/base/stats.h"
-#include "lazy/graph/edges.h"
 #include "lazy/passes/batch.h"
 #include "lazy/passes/dce.h"
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/lists.h"
+#include "lazy/passes/switches.h"
 #include "lazy/plan/plan.h"
 #include "lazy/plan/schedule.h"
 
 namespace acc::plan {
 namespace {
+
+using passes::enabled;
+using passes::Pass;
 
 std::vector<Step> one_by_one(const graph::Graph& program) {
   std::vector<Step> steps(program.nodes.size());
@@ -44,12 +46,13 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   plan->key = key;
   plan->outputs = std::move(alive);
 
-  const auto stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
+  std::vector<bool> stays(plan->graph.nodes.size(), true);
+  if (enabled(Pass::kDce)) stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
   base::count(base::Counter::NodesRemoved, static_cast<uint64_t>(std::ranges::count(stays, false)));
-  plan->program = passes::run_lists_by_item(plan->graph, stays);
+  plan->program = passes::run_lists_by_item(plan->graph, stays, enabled(Pass::kLists));
   plan->program.shrink_to_fit();
   plan->unfused = schedule(*plan, one_by_one(plan->program));
-  if (fuse) {
+  if (fuse && enabled(Pass::kFuse)) {
     for (passes::Batch& batch :
          passes::batch(plan->program, passes::fuse(plan->program), plan->outputs)) {
       Step& step = plan->fused.steps.emplace_back();

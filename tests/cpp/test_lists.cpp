@@ -92,7 +92,7 @@ struct Lists {
 
   std::vector<std::string> lowered() const {
     const graph::Graph out =
-        passes::run_lists_by_item(graph, std::vector<bool>(graph.nodes.size(), true));
+        passes::run_lists_by_item(graph, std::vector<bool>(graph.nodes.size(), true), /*split=*/true);
     std::vector<std::string> lines;
     std::string text = graph::print(out);
     for (size_t at = 0; at < text.size();) {
@@ -174,7 +174,7 @@ TEST(Lists, EachItemTakesItsOwnNumber) {
   b.results();
   b.end();
   scale_list.item_with_number = &scale;
-  const graph::Graph out = passes::run_lists_by_item(b.graph, {true});
+  const graph::Graph out = passes::run_lists_by_item(b.graph, {true}, /*split=*/true);
   ASSERT_EQ(out.nodes.size(), 3U);
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_EQ(out.nodes[i].values, 7 + i);
@@ -191,7 +191,7 @@ TEST(Lists, WhatDoesNotStayIsLeftOut) {
   const auto x = b.buffers(2);
   const auto root = b.buffers(2, graph::BufferKind::kFresh);
   b.sqrt_of(x, root);
-  EXPECT_TRUE(passes::run_lists_by_item(b.graph, {false}).nodes.empty());
+  EXPECT_TRUE(passes::run_lists_by_item(b.graph, {false}, /*split=*/true).nodes.empty());
 }
 
 }  // namespace

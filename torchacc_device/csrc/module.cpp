@@ -156,6 +156,13 @@ void bind_session(py::module_& m) {
     py::gil_scoped_release release;
     session::release_memory(static_cast<c10::DeviceIndex>(device));
   });
+  m.def(
+      "skip_passes",
+      [](const std::string& names) {
+        py::gil_scoped_release release;
+        session::skip_passes(names);
+      },
+      py::arg("names"), "Leaves out passes from now on, as ACC_SKIP_PASSES does.");
   m.def("forget_inferences", &record::forget_inferences);
   m.def("set_library_folders", &bindings::set_library_folders, py::arg("folders"),
         "Frames of code below these folders are not named as the place of an error.");
