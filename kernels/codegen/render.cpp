@@ -214,8 +214,8 @@ class HostRenderer {
     line("const int left = (int)(stop - at);");
     line("if (rest) {");
     for (const Store& store : kernel_.stores) {
-      line("for (int k = 0; k < count; ++k) back", store.operand, "[k * ", step_of(store.operand),
-           "] = rest", store.operand, "[k];");
+      line("put_rest(back", store.operand, ", ", step_of(store.operand), ", rest", store.operand,
+           ", count);");
     }
     line("break;");
     line("}");
@@ -227,8 +227,7 @@ class HostRenderer {
       const bool strided = operand.walk == Walk::kStrided;
       line("back", i, " = p", i, " + at", strided ? concat(" * s", i) : std::string(), ";");
       if (is_loaded(i)) {
-        line("for (int k = 0; k < left; ++k) rest", i, "[k] = back", i, "[k * ", step_of(i), "];");
-        line("for (int k = left; k < W; ++k) rest", i, "[k] = rest", i, "[0];");
+        line("take_rest(back", i, ", ", step_of(i), ", rest", i, ", left);");
       }
       line("p", i, " = rest", i, ";", strided ? concat(" s", i, " = 1;") : std::string());
     }

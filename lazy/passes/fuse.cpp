@@ -45,7 +45,12 @@ class Fusion {
       const auto rest = std::ranges::unique(before);
       before.erase(rest.begin(), rest.end());
     }
-    for (uint32_t i = 0; i < graph.nodes.size(); ++i) open_.push_back(single(i));
+    find_uses();
+    others_before_.assign(graph.nodes.size() + 1, 0);
+    for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
+      open_.push_back(single(i));
+      others_before_[i + 1] = others_before_[i] + (open_[i].elementwise() ? 0 : 1);
+    }
     visited_.assign(open_.size(), 0);
   }
 
@@ -63,6 +68,18 @@ class Fusion {
   }
 
  private:
+  void find_uses() {
+    first_use_.assign(graph_.buffers.size(), std::numeric_limits<uint32_t>::max());
+    last_use_.assign(graph_.buffers.size(), 0);
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
+      for (const graph::Use& use : graph::uses(graph_, graph_.nodes[i])) {
+        const uint32_t group = graph_.buffers[use.buffer].group;
+        first_use_[group] = std::min(first_use_[group], i);
+        last_use_[group] = i;
+      }
+    }
+  }
+
   Open single(uint32_t index) const {
     const graph::Node& node = graph_.nodes[index];
     Open made;
@@ -143,9 +160,35 @@ class Fusion {
     coalesce(y);
     if (!refine(x, y) || x.sizes.size() > kMaxLoops) return false;
     if (clash(x, a.writes, y, b.writes)) return false;
-    if (path(a_index, b_index) || path(b_index, a_index)) return false;
+    if (holds_memory(a, b) || path(a_index, b_index) || path(b_index, a_index)) return false;
     merge(a_index, b_index, std::move(x), std::move(y));
     return true;
+  }
+
+  // Whether joining would keep more memory alive than it saves. If anything runs between the two,
+  // what only the earlier one reads has to live until the later one: the sum of many products, say,
+  // which come one after the other, would hold them all. What passes between the two is saved.
+  bool holds_memory(const Open& a, const Open& b) const {
+    const Open& early = a.high < b.low ? a : b;
+    const Open& late = a.high < b.low ? b : a;
+    if (early.high > late.low || others_before_[late.low] == others_before_[early.high + 1]) {
+      return false;
+    }
+    uint64_t held = 0;
+    uint64_t saved = 0;
+    std::vector<uint32_t> counted;
+    for (size_t i = 0; i < early.nest.accesses.size(); ++i) {
+      const uint32_t group = graph_.buffers[early.nest.accesses[i].buffer].group;
+      const graph::Buffer& buffer = graph_.buffers[group];
+      if (buffer.kind != graph::BufferKind::kFresh) continue;
+      if (std::ranges::find(counted, group) != counted.end()) continue;
+      counted.push_back(group);
+      const bool ends_early = last_use_[group] <= early.high;
+      const bool made_early = first_use_[group] >= early.low;
+      if (ends_early && !made_early) held += buffer.nbytes;
+      if (made_early && !ends_early && last_use_[group] <= late.high) saved += buffer.nbytes;
+    }
+    return held > saved;
   }
 
   // Whether something outside depends on `from`, and `to` on that.
@@ -236,6 +279,9 @@ class Fusion {
   const Graph& graph_;
   std::vector<std::vector<uint32_t>> before_;  // per node: those that it depends on, ascending
   std::vector<uint32_t> owner_;                // per node: its cluster
+  std::vector<uint32_t> first_use_;            // per storage, by its first buffer: nodes
+  std::vector<uint32_t> last_use_;
+  std::vector<uint32_t> others_before_;  // per node: how many before it are not elementwise
   std::vector<Open> open_;
   std::vector<uint32_t> visited_;
   uint32_t visit_ = 0;
