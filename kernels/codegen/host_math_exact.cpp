@@ -57,16 +57,39 @@ HOST_MATH bool any_i32(I32 mask) {
 }
 )",
        true},
-      // y * 2^n for integral n with |n| <= 300, rounded once. n is NaN only where y is.
+      // NaN stays NaN.
+      {"clamp", "splat", R"(
+HOST_MATH F32 at_most_f32(F32 x, float limit) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  return __builtin_ia32_minps512_mask(splat_f32(limit), x, F32{}, -1, 4);
+#elif defined(__AVX__) && !defined(__clang__)
+  return __builtin_ia32_minps256(splat_f32(limit), x);
+#else
+  return x > limit ? splat_f32(limit) : x;
+#endif
+}
+HOST_MATH F32 at_least_f32(F32 x, float limit) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  return __builtin_ia32_maxps512_mask(splat_f32(limit), x, F32{}, -1, 4);
+#elif defined(__AVX__) && !defined(__clang__)
+  return __builtin_ia32_maxps256(splat_f32(limit), x);
+#else
+  return x < limit ? splat_f32(limit) : x;
+#endif
+}
+)",
+       true},
+      // y * 2^n, rounded once, for |n| <= 250 and shifted = n + 1.5 * 2^23, whose low bits are
+      // those of n. shifted is NaN only where y is. power_f32: 2^n for -127 < n < 128.
       {"scale", "splat", R"(
-HOST_MATH F32 scale_f32(F32 y, F32 n) {
+HOST_MATH F32 power_f32(F32 shifted) { return (F32)(((U32)shifted << 23) + 0x3f800000u); }
+HOST_MATH F32 scale_f32(F32 y, F32 shifted) {
 #if defined(__AVX512F__)
-  return __builtin_ia32_scalefps512_mask(y, n, F32{}, -1, 4);
+  return __builtin_ia32_scalefps512_mask(y, shifted - 12582912.0f, F32{}, -1, 4);
 #else
   // two factors, each a normal number; the product with the first is exact
-  U32 k = (U32)(n + 12582912.0f) - 0x4b400000u;
-  U32 half = (U32)((I32)k >> 1);
-  return y * (F32)((half + 127u) << 23) * (F32)((k - half + 127u) << 23);
+  U32 half = ((U32)shifted << 22) & 0xff800000u;
+  return y * (F32)(half + 0x3f800000u) * (F32)(((U32)shifted << 23) - half + 0x3f800000u);
 #endif
 }
 )",

@@ -4,13 +4,14 @@ namespace acc::codegen::host_math_detail {
 
 std::span<const Piece> exponential_pieces() {
   static constexpr Piece pieces[] = {
-      {"exp_parts", "splat madd", R"(
+      {"exp_parts", "splat madd clamp scale", R"(
 // e^x = 2^n e^r with |r| <= ln(2)/2. Cody & Waite: n ln(2) in two parts, the first of 9 bits.
-struct ExpParts_f32 { F32 n, r; };
+struct ExpParts_f32 { F32 n, shifted, r; };
 HOST_MATH ExpParts_f32 exp_parts_f32(F32 x) {
-  F32 n = madd_f32(x, 1.44269504f, 12582912.0f) - 12582912.0f;
+  F32 shifted = madd_f32(x, 1.44269504f, 12582912.0f);
+  F32 n = shifted - 12582912.0f;
   F32 r = madd_f32(n, -0.693359375f, x);
-  return {n, madd_f32(n, 2.12194440e-4f, r)};
+  return {n, shifted, madd_f32(n, 2.12194440e-4f, r)};
 }
 // e^r = 1 + r + r^2 P(r). Own minimax fit, degree 4, |r| < 0.3477, relative error 3.3e-9.
 HOST_MATH F32 exp_polynomial_f32(F32 r) {
@@ -24,31 +25,27 @@ HOST_MATH F32 exp_near_zero_f32(F32 r) {
 }
 )",
        true},
-      {"exp", "exp_parts scale", R"(
+      {"exp", "exp_parts", R"(
 // Cody & Waite reduction, own minimax polynomial
 HOST_MATH F32 exp_f32(F32 x) {
-  x = x > 89.0f ? splat_f32(89.0f) : x;
-  x = x < -104.0f ? splat_f32(-104.0f) : x;
-  ExpParts_f32 e = exp_parts_f32(x);
-  return scale_f32(exp_near_zero_f32(e.r), e.n);
+  ExpParts_f32 e = exp_parts_f32(at_least_f32(at_most_f32(x, 89.0f), -104.0f));
+  return scale_f32(exp_near_zero_f32(e.r), e.shifted);
 }
 )"},
-      {"exp2", "exp_parts scale", R"(
+      {"exp2", "exp_parts", R"(
 // 2^x = 2^n e^(r ln 2), r = x - n exact; the polynomial of exp
 HOST_MATH F32 exp2_f32(F32 x) {
-  x = x > 129.0f ? splat_f32(129.0f) : x;
-  x = x < -151.0f ? splat_f32(-151.0f) : x;
-  F32 n = (x + 12582912.0f) - 12582912.0f;
-  return scale_f32(exp_near_zero_f32((x - n) * 0.693147181f), n);
+  x = at_least_f32(at_most_f32(x, 129.0f), -151.0f);
+  F32 shifted = x + 12582912.0f;
+  F32 r = (x - (shifted - 12582912.0f)) * 0.693147181f;
+  return scale_f32(exp_near_zero_f32(r), shifted);
 }
 )"},
       {"expm1", "exp_parts", R"(
 // 2^n (e^r - 1) + (2^n - 1), e^r - 1 = r + r^2 P(r): own minimax fit, degree 5, |r| < 0.3477,
 // relative error 3.3e-9
 HOST_MATH F32 expm1_f32(F32 x) {
-  F32 a = x > 89.0f ? splat_f32(89.0f) : x;
-  a = a < -30.0f ? splat_f32(-30.0f) : a;
-  ExpParts_f32 e = exp_parts_f32(a);
+  ExpParts_f32 e = exp_parts_f32(at_least_f32(at_most_f32(x, 89.0f), -30.0f));
   F32 p = madd_f32(e.r, 0.00018768082f, 0.0013925935f);
   p = madd_f32(p, e.r, 0.008334428f);
   p = madd_f32(p, e.r, 0.04166658f);
@@ -56,18 +53,18 @@ HOST_MATH F32 expm1_f32(F32 x) {
   p = madd_f32(p, e.r, 0.5f);
   p = madd_f32(e.r * e.r, p, e.r);
   // half of the result, for 2^128 is no float
-  F32 t = (F32)(((U32)(e.n + 12582912.0f) - 0x4b400000u + 126u) << 23);
+  F32 t = power_f32(e.shifted - 1.0f);
   F32 y = madd_f32(p, t, t - 0.5f) * 2.0f;
   return (F32)((U32)(e.n == 0.0f ? p : y) | sign_u32(x));
 }
 )"},
-      {"sigmoid", "exp_parts scale any", R"(
+      {"sigmoid", "exp_parts any", R"(
 // 1 / (1 + e^-x) = e^x / (1 + e^x), whichever has the exponential e that is at most one. Where it
 // is the numerator the rounding errors of r (low) and of 1 + e (lost) are made good in it.
 static __attribute__((noinline)) void sigmoid_slow_f32(const F32* x, F32* y) {
   F32 a = (F32)((U32)*x | 0x80000000u);
-  ExpParts_f32 parts = exp_parts_f32(a < -104.0f ? splat_f32(-104.0f) : a);
-  F32 e = scale_f32(exp_near_zero_f32(parts.r), parts.n);
+  ExpParts_f32 parts = exp_parts_f32(at_least_f32(a, -104.0f));
+  F32 e = scale_f32(exp_near_zero_f32(parts.r), parts.shifted);
   *y = a > -87.0f ? *y : (*x > 0.0f ? splat_f32(1.0f) : e);
 }
 HOST_MATH F32 sigmoid_f32(F32 x) {
@@ -78,7 +75,7 @@ HOST_MATH F32 sigmoid_f32(F32 x) {
   F32 r = madd_f32(n, 2.12194440e-4f, part);
   F32 low = madd_f32(n, 2.12194440e-4f, part - r);
   F32 q = r + madd_f32(r * r, exp_polynomial_f32(r), low);
-  F32 scale = (F32)(((U32)shifted - 0x4b400000u + 127u) << 23);
+  F32 scale = power_f32(shifted);
   F32 e = (q + 1.0f) * scale;
   F32 d = e + 1.0f;
   F32 lost = e - (d - 1.0f);
@@ -96,10 +93,9 @@ HOST_MATH F32 sigmoid_f32(F32 x) {
 // 1 - 2 / (e^2x + 1); below 0.625 x + x^3 P(x^2), own minimax fit, degree 4, relative error 4.6e-9
 HOST_MATH F32 tanh_f32(F32 x) {
   F32 a = abs_f32(x);
-  F32 b = a > 9.5f ? splat_f32(9.5f) : a;
+  F32 b = at_most_f32(a, 9.5f);
   ExpParts_f32 e = exp_parts_f32(b + b);
-  F32 power = (F32)(((U32)(e.n + 12582912.0f) - 0x4b400000u + 127u) << 23);
-  F32 large = 1.0f - 2.0f / madd_f32(exp_near_zero_f32(e.r), power, 1.0f);
+  F32 large = 1.0f - 2.0f / madd_f32(exp_near_zero_f32(e.r), power_f32(e.shifted), 1.0f);
   F32 z = a * a;
   F32 p = madd_f32(z, -0.005692306f, 0.020628182f);
   p = madd_f32(p, z, -0.05373652f);
@@ -109,13 +105,13 @@ HOST_MATH F32 tanh_f32(F32 x) {
   return (F32)((U32)y | sign_u32(x));
 }
 )"},
-      {"sinh", "exp_parts scale", R"(
+      {"sinh", "exp_parts", R"(
 // (e^x - e^-x) / 2; below 1 x + x^3 P(x^2), own minimax fit, degree 3, relative error 3.1e-10
 HOST_MATH F32 sinh_f32(F32 x) {
   F32 a = abs_f32(x);
-  F32 b = a > 90.0f ? splat_f32(90.0f) : a;
+  F32 b = at_most_f32(a, 90.0f);
   ExpParts_f32 e = exp_parts_f32(b);
-  F32 half = scale_f32(exp_near_zero_f32(e.r), e.n - 1.0f);
+  F32 half = scale_f32(exp_near_zero_f32(e.r), e.shifted - 1.0f);
   F32 large = half - 0.25f / half;
   F32 z = b * b;
   F32 p = madd_f32(z, 2.7822125e-06f, 0.00019842896f);
@@ -125,13 +121,11 @@ HOST_MATH F32 sinh_f32(F32 x) {
   return (F32)((U32)y | sign_u32(x));
 }
 )"},
-      {"cosh", "exp_parts scale", R"(
+      {"cosh", "exp_parts", R"(
 // (e^x + e^-x) / 2
 HOST_MATH F32 cosh_f32(F32 x) {
-  F32 a = abs_f32(x);
-  a = a > 90.0f ? splat_f32(90.0f) : a;
-  ExpParts_f32 e = exp_parts_f32(a);
-  F32 half = scale_f32(exp_near_zero_f32(e.r), e.n - 1.0f);
+  ExpParts_f32 e = exp_parts_f32(at_most_f32(abs_f32(x), 90.0f));
+  F32 half = scale_f32(exp_near_zero_f32(e.r), e.shifted - 1.0f);
   return half + 0.25f / half;
 }
 )"},

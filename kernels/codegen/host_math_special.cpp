@@ -4,7 +4,7 @@ namespace acc::codegen::host_math_detail {
 
 std::span<const Piece> error_function_pieces() {
   static constexpr Piece pieces[] = {
-      {"erf", "splat madd", R"(
+      {"erf", "splat madd clamp", R"(
 // own minimax fits: x + x P(x^2), degree 6, below 1 (relative error 1.5e-9); Q(x - 2.5), degree 12,
 // from 1 to 4 (5.2e-8)
 HOST_MATH F32 erf_f32(F32 x) {
@@ -16,7 +16,7 @@ HOST_MATH F32 erf_f32(F32 x) {
   p = madd_f32(p, z, 0.11283579f);
   p = madd_f32(p, z, -0.37612626f);
   p = madd_f32(p, z, 0.12837917f);
-  F32 t = (a > 4.0f ? splat_f32(4.0f) : a) - 2.5f;
+  F32 t = at_most_f32(a, 4.0f) - 2.5f;
   F32 q = madd_f32(t, -8.609213e-06f, 2.1314334e-05f);
   q = madd_f32(q, t, 5.8792095e-05f);
   q = madd_f32(q, t, -0.00028033936f);
@@ -33,16 +33,16 @@ HOST_MATH F32 erf_f32(F32 x) {
   return (F32)((U32)y | sign_u32(x));
 }
 )"},
-      {"erfc", "splat exp2_double scale", R"(
+      {"erfc", "splat clamp exp2_double scale", R"(
 // e^(-x^2) Q(t) / (1 + 2x) in double, t = (x - 2) / (x + 2) (the form of A&S 7.1.26): own minimax
 // fit, degree 9, 0 <= x <= 10.06, relative error 1.3e-8; 2 - erfc(-x)
 HOST_MATH F32 erfc_f32(F32 x) {
   F32 a = abs_f32(x);
-  F64 d = __builtin_convertvector(a > 10.06f ? splat_f32(10.06f) : a, F64);
+  F64 d = __builtin_convertvector(at_most_f32(a, 10.06f), F64);
   F64 s = d * d * -1.4426950408889634;
-  F32 n = (__builtin_convertvector(s, F32) + 12582912.0f) - 12582912.0f;
+  F32 shifted = __builtin_convertvector(s, F32) + 12582912.0f;
   F64 e;
-  exp2_near_zero_f64(s - __builtin_convertvector(n, F64), e);
+  exp2_near_zero_f64(s - __builtin_convertvector(shifted - 12582912.0f, F64), e);
   F64 u = d * 2.0 + 1.0, v = d + 2.0;
   F64 w = 1.0 / (u * v);
   F64 t = (d - 2.0) * u * w;
@@ -55,7 +55,7 @@ HOST_MATH F32 erfc_f32(F32 x) {
   q = q * t - 0.16603141087187442;
   q = q * t - 0.09276397917267727;
   q = q * t + 1.2769783932626138;
-  F32 y = scale_f32(__builtin_convertvector(q * e * (v * w), F32), n);
+  F32 y = scale_f32(__builtin_convertvector(q * e * (v * w), F32), shifted);
   return x < 0.0f ? 2.0f - y : y;
 }
 )"},
@@ -93,9 +93,9 @@ static __attribute__((noinline)) void pow_slow_f32(const F32* base, const F32* e
   b = a == 0.0f ? (F32)((U32)y ^ 0x80000000u) * inf : b;
   b = a == inf ? y * inf : b;
   // out of range: n is 0, so that the argument of 2^r stays small
-  F32 n = abs_f32(b) < 160.0f ? (b + 12582912.0f) - 12582912.0f : F32{};
-  exp2_near_zero_f64(t - __builtin_convertvector(n, F64), e);
-  F32 v = scale_f32(__builtin_convertvector(e, F32), n);
+  F32 shifted = (abs_f32(b) < 160.0f ? b : F32{}) + 12582912.0f;
+  exp2_near_zero_f64(t - __builtin_convertvector(shifted - 12582912.0f, F64), e);
+  F32 v = scale_f32(__builtin_convertvector(e, F32), shifted);
   v = b >= 160.0f ? inf : v;
   v = b <= -160.0f ? F32{} : v;
   I32 whole = trunc_f32(y) == y;
@@ -112,7 +112,7 @@ HOST_MATH F32 pow_f32(F32 x, F32 y) {
   F32 b = __builtin_convertvector(t, F32);
   F32 shifted = b + 12582912.0f;
   exp2_near_zero_f64(t - __builtin_convertvector(shifted - 12582912.0f, F64), e);
-  F32 v = __builtin_convertvector(e, F32) * (F32)(((U32)shifted - 0x4b400000u + 127u) << 23);
+  F32 v = __builtin_convertvector(e, F32) * power_f32(shifted);
   I32 usual = positive_normal_i32(x) & (abs_f32(b) < 126.0f);
   if (__builtin_expect(any_i32(~usual), 0)) {
     F32 base = x, exponent = y, result;

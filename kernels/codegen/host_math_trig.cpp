@@ -4,58 +4,49 @@ namespace acc::codegen::host_math_detail {
 
 std::span<const Piece> trigonometric_pieces() {
   static constexpr Piece pieces[] = {
-      {"quarter_turns", "splat madd any", R"(
-// x = n pi/2 + r with |r| <= pi/4 and a small relative error of r, for |x| <= 1e5; low is what r
-// lost when it was rounded. Cody & Waite in double, pi/2 in two parts, the first of 33 bits.
-struct Turns_f32 { U32 n; F32 r, low; };
-HOST_MATH Turns_f32 turns_f32(F32 x) {
-  F32 t = madd_f32(x, 0.636619772f, 12582912.0f);
-  F64 d = __builtin_convertvector(t - 12582912.0f, F64);
-  F64 s = __builtin_convertvector(x, F64) - d * 0x1.921fb544p+0 - d * 0x1.0b4611a626331p-34;
-  F32 r = __builtin_convertvector(s, F32);
-  return {(U32)t, r, __builtin_convertvector(s - __builtin_convertvector(r, F64), F32)};
-}
-// The same without low, in float where sums of products are fused: then the first of three parts of
-// 24 bits leaves no error.
-HOST_MATH Turns_f32 turns_fused_f32(F32 x) {
-#if HOST_MATH_FMA
-  F32 t = madd_f32(x, 0.636619772f, 12582912.0f);
-  F32 n = 12582912.0f - t;
-  F32 r = madd_f32(n, 0x1.921fb4p+0f, x);
-  r = madd_f32(n, 0x1.4442dp-24f, r);
-  return {(U32)t, madd_f32(n, 0x1.846988p-48f, r), F32{}};
-#else
-  return turns_f32(x);
-#endif
-}
+      {"turns", "splat madd any", R"(
 HOST_MATH I32 many_turns_i32(F32 x) { return abs_f32(x) > 1e5f; }
-// sin r = r + r^3 P(r^2). Own minimax fit, degree 2, |r| < 0.787, relative error 4.2e-9.
-HOST_MATH F32 sin_near_zero_f32(F32 r) {
+)",
+       true},
+      {"half_turns", "turns clamp", R"(
+// sin(x - n pi), where that is at most pi/2, for 0 <= x <= 1e5 and 2 n integral. Cody & Waite: r
+// has a small relative error, for pi is in three parts of 24 bits, and the first product leaves no
+// error if it is fused. sin r = r + r^3 P(r^2), own minimax fit, degree 3, |r| <= pi/2, relative
+// error 6.3e-9. Where nothing is fused all of it is done in double, pi in two parts.
+HOST_MATH F32 sin_less_half_turns_f32(F32 x, F32 n) {
+#if HOST_MATH_FMA
+  F32 r = madd_f32(-n, 0x1.921fb4p+1f, x);
+  r = madd_f32(-n, 0x1.4442dp-23f, r);
+  r = madd_f32(-n, 0x1.846988p-47f, r);
   F32 z = r * r;
-  F32 p = madd_f32(z, -0.00019507884f, 0.008332106f);
-  p = madd_f32(p, z, -0.16666654f);
-  return madd_f32(p * z, r, r);
-}
-// cos r = 1 - r^2/2 + r^4 P(r^2). Own minimax fit, degree 2, |r| < 0.787, relative error 1.2e-10.
-HOST_MATH F32 cos_near_zero_f32(F32 r) {
-  F32 z = r * r;
-  F32 p = madd_f32(z, 2.4432104e-05f, -0.0013887308f);
-  p = madd_f32(p, z, 0.041666646f);
-  return madd_f32(z * z, p, madd_f32(z, -0.5f, 1.0f));
+  F32 p = madd_f32(z, 2.6060538e-06f, -0.00019809768f);
+  p = madd_f32(p, z, 0.008333069f);
+  p = madd_f32(p, z, -0.1666666f);
+  F32 y = madd_f32(p * z, r, r);
+#else
+  F64 d = __builtin_convertvector(n, F64);
+  F64 r = __builtin_convertvector(x, F64) - d * 0x1.921fb544p+1 - d * 0x1.0b4611a626331p-33;
+  F64 z = r * r;
+  F64 p = ((z * 2.6060538e-06 - 0.00019809768) * z + 0.008333069) * z - 0.1666666;
+  F32 y = __builtin_convertvector(p * z * r + r, F32);
+#endif
+  // next to 1 rounding errors would lead above it
+  return at_least_f32(at_most_f32(y, 1.0f), -1.0f);
 }
 )",
        true},
-      {"sin", "quarter_turns", R"(
+      {"sin", "half_turns", R"(
 extern "C" float sinf(float) noexcept;
 // lanes of huge x from libm
 static __attribute__((noinline, cold)) void sin_slow_f32(const F32* x, I32 huge, F32* y) {
   for (int i = 0; i < W; ++i) if (huge[i]) (*y)[i] = sinf((*x)[i]);
 }
-// Cody & Waite reduction, own minimax polynomials
+// (-1)^n sin(x - n pi): Cody & Waite reduction, own minimax polynomial
 HOST_MATH F32 sin_f32(F32 x) {
-  Turns_f32 t = turns_fused_f32(abs_f32(x));
-  F32 y = (t.n & 1u) != 0u ? cos_near_zero_f32(t.r) : sin_near_zero_f32(t.r);
-  y = (F32)((U32)y ^ ((t.n & 2u) << 30) ^ sign_u32(x));
+  F32 a = abs_f32(x);
+  F32 shifted = madd_f32(a, 0.318309886f, 12582912.0f);
+  F32 y = sin_less_half_turns_f32(a, shifted - 12582912.0f);
+  y = (F32)((U32)y ^ ((U32)shifted << 31) ^ sign_u32(x));
   I32 huge = many_turns_i32(x);
   if (__builtin_expect(any_i32(huge), 0)) {
     F32 argument = x, result = y;
@@ -65,16 +56,17 @@ HOST_MATH F32 sin_f32(F32 x) {
   return y;
 }
 )"},
-      {"cos", "quarter_turns", R"(
+      {"cos", "half_turns", R"(
 extern "C" float cosf(float) noexcept;
 static __attribute__((noinline, cold)) void cos_slow_f32(const F32* x, I32 huge, F32* y) {
   for (int i = 0; i < W; ++i) if (huge[i]) (*y)[i] = cosf((*x)[i]);
 }
-// Cody & Waite reduction, own minimax polynomials
+// -(-1)^n sin(x - (n + 1/2) pi): Cody & Waite reduction, own minimax polynomial
 HOST_MATH F32 cos_f32(F32 x) {
-  Turns_f32 t = turns_fused_f32(x);
-  F32 y = (t.n & 1u) != 0u ? sin_near_zero_f32(t.r) : cos_near_zero_f32(t.r);
-  y = (F32)((U32)y ^ (((t.n + 1u) & 2u) << 30));
+  F32 a = abs_f32(x);
+  F32 shifted = madd_f32(a, 0.318309886f, -0.5f) + 12582912.0f;
+  F32 y = sin_less_half_turns_f32(a, (shifted - 12582912.0f) + 0.5f);
+  y = (F32)((U32)y ^ (((U32)shifted + 1u) << 31));
   I32 huge = many_turns_i32(x);
   if (__builtin_expect(any_i32(huge), 0)) {
     F32 argument = x, result = y;
@@ -84,24 +76,34 @@ HOST_MATH F32 cos_f32(F32 x) {
   return y;
 }
 )"},
-      {"tan", "quarter_turns", R"(
+      {"tan", "turns", R"(
 extern "C" float tanf(float) noexcept;
 static __attribute__((noinline, cold)) void tan_slow_f32(const F32* x, I32 huge, F32* y) {
   for (int i = 0; i < W; ++i) if (huge[i]) (*y)[i] = tanf((*x)[i]);
 }
-// Cody & Waite reduction; tan r = r + r^3 P(r^2), own minimax fit, degree 6, |r| < 0.787, relative
-// error 1.4e-9; an odd number of quarter turns gives -1 / tan r
+// x = n pi/2 + r, |r| <= pi/4, low what r lost when it was rounded: Cody & Waite in double, pi/2 in
+// two parts, the first of 33 bits. tan r = r + r^3 P(r^2), own minimax fit, degree 6, relative
+// error 1.4e-9; an odd n gives -1 / tan r.
 HOST_MATH F32 tan_f32(F32 x) {
-  Turns_f32 t = turns_f32(abs_f32(x));
-  F32 z = t.r * t.r;
+  F32 a = abs_f32(x);
+  F32 shifted = madd_f32(a, 0.636619772f, 12582912.0f);
+  F64 d = __builtin_convertvector(shifted - 12582912.0f, F64);
+  F64 s = __builtin_convertvector(a, F64) - d * 0x1.921fb544p+0 - d * 0x1.0b4611a626331p-34;
+  F32 r = __builtin_convertvector(s, F32);
+  F32 low = __builtin_convertvector(s - __builtin_convertvector(r, F64), F32);
+  F32 z = r * r;
   F32 p = madd_f32(z, 0.0043878537f, 6.980054e-05f);
   p = madd_f32(p, z, 0.010847768f);
   p = madd_f32(p, z, 0.021279378f);
   p = madd_f32(p, z, 0.054059975f);
   p = madd_f32(p, z, 0.1333267f);
   p = madd_f32(p, z, 0.3333335f);
-  F32 y = t.r + madd_f32(p * z, t.r, t.low);
-  y = (t.n & 1u) != 0u ? -1.0f / y : y;
+  F32 rest = madd_f32(p * z, r, low);
+  F32 y = r + rest;
+  // what the sum lost is made good in its inverse, whose last place may be half as large
+  F32 lost = rest - (y - r);
+  F32 q = -1.0f / y;
+  y = ((U32)shifted & 1u) != 0u ? madd_f32(q * lost, q, q) : y;
   y = (F32)((U32)y ^ sign_u32(x));
   I32 huge = many_turns_i32(x);
   if (__builtin_expect(any_i32(huge), 0)) {
