@@ -139,8 +139,8 @@ Kernels look_up(DiskCache& cache, const base::Hash128& batch, const Kernels& ker
   return missing;
 }
 
-// Loads what was just compiled, past the cache.
-void load(const Built& built, const Kernels& kernels) {
+// Loads what was just compiled. Whether every kernel was in it.
+bool load(const Built& built, const Kernels& kernels) {
   std::string problem;
   void* library = nullptr;
   if (const Descriptor file(open(built.path.c_str(), O_RDONLY | O_CLOEXEC)); file) {
@@ -150,13 +150,16 @@ void load(const Built& built, const Kernels& kernels) {
   if (library == nullptr) library = load_library(built.bytes, problem);
   ACC_CHECK(library != nullptr, "[jit] compiled kernels could not be loaded: ", problem,
             ". They run unfused. Set TMPDIR to a directory that may hold programs.");
+  bool complete = true;
   for (const auto& kernel : kernels) {
     kernel->function = find_function(library, kernel->name);
     if (kernel->function != nullptr) continue;
+    complete = false;
     kernel->error = base::concat("[jit] the compiler left out the kernel ", kernel->name,
                                  ". It runs unfused. Set ACC_CXX to another compiler, or report "
                                  "this.");
   }
+  return complete;
 }
 
 void make(const Batch& batch) {
@@ -181,12 +184,12 @@ void make(const Batch& batch) {
   const Workspace workspace(settings.temporary);
   const Built built = build(compiler, settings, workspace, text);
   base::count_keyed("jit", "compiled", missing.size());
-  if (built.same_compiler && cache.publish(built.bytes, keys_of(key, missing))) {
-    missing = look_up(cache, key, missing);
+  // What cannot be used is not kept either.
+  if (load(built, missing) && built.same_compiler) {
+    cache.publish(built.bytes, keys_of(key, missing));
     cache.trim(settings.cache_bytes);
   }
   note_problem(cache.problem());
-  if (!missing.empty()) load(built, missing);
 }
 
 // `error` says why those without a function have none.

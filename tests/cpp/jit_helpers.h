@@ -50,6 +50,27 @@ bool comes_true(const Condition& condition) {
   return false;
 }
 
+#if defined(__SANITIZE_THREAD__)
+inline constexpr size_t kThreadsOfSanitizer = 1;
+#else
+inline constexpr size_t kThreadsOfSanitizer = 0;
+#endif
+
+// The threads of this process, as the kernel describes them.
+inline std::vector<std::string> threads() {
+  std::vector<std::string> states;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    states.push_back(read_text(entry.path() / "status"));
+  }
+  return states;
+}
+
+// Waits for threads that have nothing to do any more and are about to end. A fork in the middle of
+// that leaves the child what they hold: no lock of ours, but locks within a sanitizer.
+inline void wait_for_threads() {
+  EXPECT_TRUE(comes_true([] { return threads().size() <= 1 + kThreadsOfSanitizer; }));
+}
+
 class JitTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -133,8 +154,10 @@ class JitTest : public testing::Test {
 inline bool is_child = false;
 
 // Runs `body` in a child of a fork and returns its wait status. What it returns is the exit status.
+enum class Fork { Alone, BesideThreads };
 template <class Body>
-int in_child(const Body& body) {
+int in_child(const Body& body, Fork how = Fork::Alone) {
+  if (how == Fork::Alone) wait_for_threads();
   fflush(stdout);  // or a child that calls exit prints it again
   const pid_t pid = fork();
   if (pid == 0) {
