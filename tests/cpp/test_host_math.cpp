@@ -165,6 +165,13 @@ Values special_values() {
         149.0,       150.0,       0.625,       17.3286,     0.34657359, 1.41421356,  0.70710678}) {
     around(x);
   }
+  // where a run over all floats found the largest errors, or errors above the bound in earlier
+  // forms
+  for (float x : {17912.5762f, 20.342371f, 7.810781f, 3697.69775f, 1.31914711f, 1.36455715f,
+                  5.85707951f, 0.631044209f, 0.706674337f, 0.437376529f, 5.14339781f, 1.00087595f,
+                  1.41824055f, 16.9880657f, 0.591768324f}) {
+    around(x);
+  }
   const size_t count = values.size();
   for (size_t i = 0; i < count; ++i) values.push_back(-values[i]);
   return values;
