@@ -276,6 +276,7 @@ void DiskCache::trim(uint64_t max_bytes) {
   if (total <= max_bytes) return;
 
   std::vector<const std::vector<File>*> oldest_first;
+  oldest_first.reserve(libraries.size());
   for (const auto& [inode, names] : libraries) oldest_first.push_back(&names);
   std::sort(oldest_first.begin(), oldest_first.end(), [](const auto* a, const auto* b) {
     const File& x = a->front();
