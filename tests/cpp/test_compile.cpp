@@ -137,6 +137,7 @@ TEST_F(CompileTest, AJobWithoutKernelsIsDone) {
 TEST_F(CompileTest, ABatchIsOneRunOfTheCompiler) {
   use_compiler("real \"$@\"");
   std::vector<Source> sources;
+  sources.reserve(20);
   for (int i = 0; i < 20; ++i) sources.push_back(source(i));
   const auto job = finished(sources);
   for (int i = 0; i < 20; ++i) EXPECT_EQ(call(job->function(sources[i].name)), i);
@@ -171,6 +172,7 @@ TEST_F(CompileTest, NoMoreThanTwoCompilersRunAtOnce) {
       "mine=two; } || echo > \"$here/three\"\n"
       "sleep 0.05; rmdir \"$here/$mine\"; real \"$@\"");
   std::vector<std::shared_ptr<Job>> jobs;
+  jobs.reserve(6);
   for (int i = 0; i < 6; ++i) jobs.push_back(compile(kPreamble, {source(i)}));
   for (const auto& job : jobs) {
     job->wait();
