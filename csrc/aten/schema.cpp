@@ -263,6 +263,11 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
           find_or_make_op(*c10::Dispatcher::singleton().findSchema({name.name, "Tensor"}));
     }
   }
+  if (const std::string plus = graph::table::plus_operator(op.name); !plus.empty()) {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    op.plus = find_or_make_op(dispatcher.findSchemaOrThrow(plus.c_str(), ""));
+    op.plus_in_place = find_or_make_op(dispatcher.findSchemaOrThrow((plus + "_").c_str(), ""));
+  }
   return made_ops[op.name] = &ops().emplace_back(op);
 }
 

@@ -101,7 +101,7 @@ constexpr Entry kEntries[] = {
            "Prints each new graph, or each new plan, to standard error."),
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
-           "from: dce, lists, fuse, batch."),
+           "from: dce, lists, accumulate, fuse, batch."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "
          "value is stored or cast."),

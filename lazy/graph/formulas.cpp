@@ -54,6 +54,7 @@ constexpr Row kRows[] = {
     {"aten::sqrt", "", "sqrt(self)"},
     {"aten::rsqrt", "", "rsqrt(self)"},
     {"aten::pow.Tensor_Scalar", "exponent=0.5", "sqrt(self)"},
+    {"aten::pow.Tensor_Scalar", "exponent=1", "self"},
     {"aten::pow.Tensor_Scalar", "exponent=2", "self * self"},
     {"aten::pow.Tensor_Scalar", "exponent=3", "self * self * self"},
     {"aten::pow.Tensor_Scalar", "exponent=-0.5", "rsqrt(self)"},

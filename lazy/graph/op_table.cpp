@@ -273,6 +273,12 @@ bool returns_to_cpu(Name name, size_t result) {
   return name == "aten::_pack_padded_sequence" && result == 1;
 }
 
+std::string plus_operator(Name name) {
+  if (name == "aten::mm") return "aten::addmm";
+  if (name == "aten::bmm") return "aten::baddbmm";
+  return "";
+}
+
 std::string item_operator(Name name) {
   constexpr Name kPrefix = "aten::_foreach_";
   if (!name.starts_with(kPrefix)) return "";

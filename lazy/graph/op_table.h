@@ -38,6 +38,9 @@ bool returns_to_cpu(std::string_view name, size_t result);
 // "aten::_foreach_add_". Empty for all others.
 std::string item_operator(std::string_view name);
 
+// The operator that adds a product to a tensor: "aten::addmm" for "aten::mm". Empty for all others.
+std::string plus_operator(std::string_view name);
+
 // Arithmetic whose number operands may be cast to float32 beforehand when all tensors are float32:
 // its kernels begin with that.
 bool casts_numbers(std::string_view name);

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "csrc/base/stats.h"
+#include "lazy/passes/accumulate.h"
 #include "lazy/passes/batch.h"
 #include "lazy/passes/dce.h"
 #include "lazy/passes/fuse.h"
@@ -50,6 +51,9 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (enabled(Pass::kDce)) stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
   base::count(base::Counter::NodesRemoved, static_cast<uint64_t>(std::ranges::count(stays, false)));
   plan->program = passes::run_lists_by_item(plan->graph, stays, enabled(Pass::kLists));
+  if (fuse && enabled(Pass::kAccumulate)) {
+    plan->program = passes::accumulate_products(plan->program, plan->outputs);
+  }
   plan->program.shrink_to_fit();
   plan->unfused = schedule(*plan, one_by_one(plan->program));
   if (fuse && enabled(Pass::kFuse)) {

@@ -1,0 +1,161 @@
+#include "lazy/passes/accumulate.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "lazy/graph/dtype.h"
+#include "lazy/graph/words.h"
+
+namespace acc::passes {
+namespace {
+
+using graph::Graph;
+using graph::Node;
+using graph::Tag;
+
+constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+
+// The product moves to the addition, and its operands are held until then. Between them stand
+// at most the other products of one operator's backward.
+constexpr uint32_t kMaxDistance = 8;
+
+// The items of a call's arguments, one per argument.
+std::vector<const int64_t*> items_of(const Graph& graph, const Node& node) {
+  std::vector<const int64_t*> items;
+  for (auto rest = graph.arguments(node); !rest.empty();
+       rest = rest.subspan(graph::item_words(rest.data()))) {
+    items.push_back(rest.data());
+  }
+  return items;
+}
+
+bool same_item(const int64_t* a, const int64_t* b) {
+  const uint32_t words = graph::item_words(a);
+  return graph::item_words(b) == words && std::equal(a, a + words, b);
+}
+
+class Accumulation {
+ public:
+  Accumulation(const Graph& graph, const std::vector<bool>& outputs)
+      : graph_(graph), outputs_(outputs), users_(graph.buffers.size()) {
+    for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
+      for (const graph::Use& use : graph::uses(graph, graph.nodes[i])) {
+        std::vector<uint32_t>& users = users_[graph.buffers[use.buffer].group];
+        if (users.empty() || users.back() != i) users.push_back(i);
+      }
+    }
+  }
+
+  Graph run() {
+    std::vector<uint32_t> product(graph_.nodes.size(), kNobody);  // per addition: its product
+    std::vector<bool> gone(graph_.nodes.size(), false);
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
+      const uint32_t addition = addition_of(i);
+      if (addition == kNobody || product[addition] != kNobody) continue;
+      product[addition] = i;
+      gone[i] = true;
+    }
+    Graph out;
+    out.buffers = graph_.buffers;
+    for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
+      if (gone[i]) continue;
+      if (product[i] == kNobody) {
+        append(graph_.nodes[i], &out);
+      } else {
+        append_accumulating(graph_.nodes[product[i]], graph_.nodes[i], &out);
+      }
+    }
+    return out;
+  }
+
+ private:
+  // The call that adds this product to something and is its only user; kNobody if there is none
+  // with which it can be joined.
+  uint32_t addition_of(uint32_t index) const {
+    const Node& product = graph_.nodes[index];
+    if (product.op->plus == nullptr) return kNobody;
+    const int64_t* result = graph_.results(product).data();
+    const graph::TensorWords made = graph::read_tensor(result);
+    if (made.dtype != graph::dtype::kF32 && made.dtype != graph::dtype::kF64) return kNobody;
+    const graph::Buffer& buffer = graph_.buffers[made.buffer];
+    const std::vector<uint32_t>& users = users_[buffer.group];
+    if (outputs_[made.buffer] || users.size() != 2 || users[0] != index) return kNobody;
+    const uint32_t addition = users[1];
+    if (addition - index > kMaxDistance) return kNobody;
+    const Node& node = graph_.nodes[addition];
+    const bool in_place = node.op->name == "aten::add_.Tensor";
+    if (!in_place && node.op->name != "aten::add.Tensor") return kNobody;
+    // self + alpha * other: the product is `other`.
+    const auto items = items_of(graph_, node);
+    if (!same_item(items[1], result)) return kNobody;
+    if (graph::tag_of(*items[0]) != Tag::kTensor) return kNobody;
+    const graph::TensorWords sum = graph::read_tensor(items[0]);
+    if (sum.dtype != made.dtype || (sum.flags | made.flags) != 0 ||
+        !std::ranges::equal(sum.sizes, made.sizes)) {
+      return kNobody;
+    }
+    const uint32_t sum_group = graph_.buffers[sum.buffer].group;
+    if (sum_group == buffer.group) return kNobody;
+    for (const graph::Use& use : graph::uses(graph_, product)) {
+      if (use.fresh) continue;
+      const uint32_t group = graph_.buffers[use.buffer].group;
+      if (in_place && group == sum_group) return kNobody;
+      if (is_written(group, index + 1, addition)) return kNobody;
+    }
+    return addition;
+  }
+
+  bool is_written(uint32_t group, uint32_t begin, uint32_t end) const {
+    for (uint32_t i = begin; i < end; ++i) {
+      for (const graph::Use& use : graph::uses(graph_, graph_.nodes[i])) {
+        if (use.writes && graph_.buffers[use.buffer].group == group) return true;
+      }
+    }
+    return false;
+  }
+
+  void append(Node node, Graph* out) const {
+    const auto begin = static_cast<uint32_t>(out->words.size());
+    out->words.insert(out->words.end(), graph_.words.begin() + node.words,
+                      graph_.words.begin() + node.end);
+    node.outputs = begin + (node.outputs - node.words);
+    node.end = begin + (node.end - node.words);
+    node.words = begin;
+    out->nodes.push_back(node);
+  }
+
+  void append_accumulating(const Node& product, const Node& addition, Graph* out) const {
+    const auto put = [out](const int64_t* item) {
+      out->words.insert(out->words.end(), item, item + graph::item_words(item));
+    };
+    const auto items = items_of(graph_, addition);
+    Node node = product;  // its settings: those of products matter
+    node.op = addition.op->writes ? product.op->plus_in_place : product.op->plus;
+    node.words = static_cast<uint32_t>(out->words.size());
+    put(items[0]);
+    for (const int64_t* item : items_of(graph_, product)) put(item);
+    out->words.push_back(graph::make_tag(Tag::kInt));  // beta
+    out->words.push_back(1);
+    put(items[2]);  // alpha
+    node.outputs = static_cast<uint32_t>(out->words.size());
+    const auto results = graph_.results(addition);
+    out->words.insert(out->words.end(), results.begin(), results.end());
+    node.end = static_cast<uint32_t>(out->words.size());
+    node.values = addition.values;
+    node.n_values = addition.n_values;
+    out->nodes.push_back(node);
+  }
+
+  const Graph& graph_;
+  const std::vector<bool>& outputs_;
+  std::vector<std::vector<uint32_t>> users_;  // per storage, by its first buffer: nodes, ascending
+};
+
+}  // namespace
+
+Graph accumulate_products(const Graph& graph, const std::vector<bool>& outputs) {
+  return Accumulation(graph, outputs).run();
+}
+
+}  // namespace acc::passes
