@@ -212,14 +212,14 @@ bool has_value(const int64_t* word, const std::string& value) {
 const Formula* formula_of(const Graph& graph, const Node& node) {
   // Plans are built under the mutex of a device, and there are several devices.
   static std::mutex mutex;
-  static auto& parsed = *new std::map<const Op*, std::vector<Guarded>>;
+  static auto& parsed = *new std::map<std::string, std::vector<Guarded>>;
   const std::lock_guard lock(mutex);
-  auto found = parsed.find(node.op);
+  auto found = parsed.find(node.op->name);
   if (found == parsed.end()) {
     std::string name = node.op->name;
     std::vector<Guarded> rows = parse_rows(*node.op, name);
     if (rows.empty()) rows = parse_rows(*node.op, functional_name(name));
-    found = parsed.emplace(node.op, std::move(rows)).first;
+    found = parsed.emplace(node.op->name, std::move(rows)).first;
   }
   if (found->second.empty()) return nullptr;
   std::vector<const int64_t*> items;

@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 #include <optional>
-#include <queue>
 #include <utility>
 
 #include "lazy/graph/edges.h"
@@ -22,6 +21,8 @@ constexpr size_t kMaxAccesses = 192;
 
 // More loops than these do not occur in programs; each costs every row an addition per operand.
 constexpr size_t kMaxLoops = 6;
+
+constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 struct Open : Cluster {
   uint64_t ambient = 0;
@@ -51,7 +52,10 @@ class Fusion {
       open_.push_back(single(i));
       others_before_[i + 1] = others_before_[i] + (open_[i].elementwise() ? 0 : 1);
     }
-    visited_.assign(open_.size(), 0);
+    order_.resize(open_.size());
+    std::iota(order_.begin(), order_.end(), 0U);
+    position_ = order_;
+    marks_.assign(open_.size(), 0);
   }
 
   std::vector<Cluster> run() {
@@ -160,7 +164,7 @@ class Fusion {
     coalesce(y);
     if (!refine(x, y) || x.sizes.size() > kMaxLoops) return false;
     if (clash(x, a.writes, y, b.writes)) return false;
-    if (holds_memory(a, b) || path(a_index, b_index) || path(b_index, a_index)) return false;
+    if (holds_memory(a, b) || !bring_together(a_index, b_index)) return false;
     merge(a_index, b_index, std::move(x), std::move(y));
     return true;
   }
@@ -191,26 +195,49 @@ class Fusion {
     return held > saved;
   }
 
-  // Whether something outside depends on `from`, and `to` on that.
-  bool path(uint32_t from, uint32_t to) {
-    ++visit_;
-    std::vector<uint32_t> stack{to};
-    visited_[to] = visit_;
-    while (!stack.empty()) {
-      const uint32_t at = stack.back();
-      stack.pop_back();
-      for (const uint32_t node : open_[at].nodes) {
-        for (const uint32_t before : before_[node]) {
-          const uint32_t next = owner_[before];
-          if (next == from) {
-            if (at != to) return true;
-            continue;
-          }
-          // What ends before `from` begins cannot depend on it.
-          if (visited_[next] == visit_ || open_[next].high < open_[from].low) continue;
-          visited_[next] = visit_;
-          stack.push_back(next);
-        }
+  // Brings two clusters next to each other in the order, if no third one has to run between them.
+  // What stands between and depends on the first goes behind the second; that is possible unless
+  // the second depends on some of it.
+  bool bring_together(uint32_t a, uint32_t b) {
+    const uint32_t first = position_[a] < position_[b] ? a : b;
+    const uint32_t second = first == a ? b : a;
+    const uint32_t begin = position_[first];
+    const uint32_t end = position_[second];
+    ++mark_;
+    marks_[first] = mark_;
+    for (uint32_t i = begin + 1; i < end; ++i) {
+      const uint32_t at = order_[i];
+      if (at != kNobody && depends_on_marked(at, kNobody)) marks_[at] = mark_;
+    }
+    if (depends_on_marked(second, first)) return false;
+
+    std::vector<uint32_t> behind;
+    uint32_t next = begin;
+    for (uint32_t i = begin + 1; i < end; ++i) {
+      if (order_[i] == kNobody) continue;
+      if (marks_[order_[i]] == mark_) {
+        behind.push_back(order_[i]);
+      } else {
+        put(next++, order_[i]);
+      }
+    }
+    put(next++, first);
+    put(next++, second);
+    for (const uint32_t each : behind) put(next++, each);
+    while (next <= end) order_[next++] = kNobody;
+    return true;
+  }
+
+  void put(uint32_t position, uint32_t cluster) {
+    order_[position] = cluster;
+    position_[cluster] = position;
+  }
+
+  bool depends_on_marked(uint32_t cluster, uint32_t other_than) const {
+    for (const uint32_t node : open_[cluster].nodes) {
+      for (const uint32_t before : before_[node]) {
+        const uint32_t on = owner_[before];
+        if (on != cluster && on != other_than && marks_[on] == mark_) return true;
       }
     }
     return false;
@@ -244,34 +271,15 @@ class Fusion {
       }
     }
     for (const uint32_t node : b.nodes) owner_[node] = a_index;
+    order_[position_[b_index]] = kNobody;
     b = Open();
     a = std::move(made);
   }
 
-  // Program order, as far as clusters allow.
   std::vector<Cluster> in_order() {
-    std::vector<std::vector<uint32_t>> after(open_.size());
-    std::vector<uint32_t> waits(open_.size(), 0);
-    for (uint32_t node = 0; node < before_.size(); ++node) {
-      for (const uint32_t before : before_[node]) {
-        if (owner_[before] == owner_[node]) continue;
-        after[owner_[before]].push_back(owner_[node]);
-        ++waits[owner_[node]];
-      }
-    }
-    using Entry = std::pair<uint32_t, uint32_t>;  // the first node, the cluster
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
-    for (uint32_t i = 0; i < open_.size(); ++i) {
-      if (!open_[i].nodes.empty() && waits[i] == 0) ready.emplace(open_[i].low, i);
-    }
     std::vector<Cluster> ordered;
-    while (!ready.empty()) {
-      const uint32_t at = ready.top().second;
-      ready.pop();
-      for (const uint32_t next : after[at]) {
-        if (--waits[next] == 0) ready.emplace(open_[next].low, next);
-      }
-      ordered.push_back(std::move(static_cast<Cluster&>(open_[at])));
+    for (const uint32_t at : order_) {
+      if (at != kNobody) ordered.push_back(std::move(static_cast<Cluster&>(open_[at])));
     }
     return ordered;
   }
@@ -283,8 +291,11 @@ class Fusion {
   std::vector<uint32_t> last_use_;
   std::vector<uint32_t> others_before_;  // per node: how many before it are not elementwise
   std::vector<Open> open_;
-  std::vector<uint32_t> visited_;
-  uint32_t visit_ = 0;
+  // Clusters in an order that satisfies every dependence; kNobody where one was joined to another.
+  std::vector<uint32_t> order_;
+  std::vector<uint32_t> position_;  // per cluster, in the order
+  std::vector<uint32_t> marks_;     // per cluster: equal to mark_ where it is marked
+  uint32_t mark_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,185 @@
+#include "lazy/passes/fuse.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "lazy/graph/edges.h"
+#include "lazy/passes/batch.h"
+#include "tests/cpp/graph_builder.h"
+
+namespace acc {
+namespace {
+
+using passes::Cluster;
+using testing::GraphBuilder;
+
+// Elementwise calls that the table of formulas knows, with the names of their arguments.
+struct Program : GraphBuilder {
+  uint32_t unary(const std::string& name, uint32_t x, int64_t n = 4) {
+    const uint32_t y = fresh(static_cast<uint64_t>(n) * 4);
+    call(name, {{x, n}}, {{y, n}});
+    last_op().arguments[0].name = "self";
+    return y;
+  }
+  uint32_t product(uint32_t x, uint32_t y, int64_t n = 4) {
+    const uint32_t z = fresh(static_cast<uint64_t>(n) * 4);
+    call("aten::mul.Tensor", {{x, n}, {y, n}}, {{z, n}});
+    last_op().arguments[0].name = "self";
+    last_op().arguments[1].name = "other";
+    return z;
+  }
+  void scale_in_place(uint32_t x, uint32_t y, int64_t n = 4) {
+    in_place("aten::mul_.Tensor", {{x, n}}, {{y, n}});
+    last_op().arguments[0].name = "self";
+    last_op().arguments[1].name = "other";
+    last_op().returns.push_back({0, false});
+  }
+  uint32_t opaque(uint32_t x, int64_t n = 4) {
+    const uint32_t y = fresh(static_cast<uint64_t>(n) * 4);
+    call("aten::sort", {{x, n}}, {{y, n}});
+    return y;
+  }
+  std::vector<std::vector<uint32_t>> clusters() const {
+    std::vector<std::vector<uint32_t>> nodes;
+    for (const Cluster& cluster : passes::fuse(graph)) nodes.push_back(cluster.nodes);
+    return nodes;
+  }
+};
+
+using Nodes = std::vector<std::vector<uint32_t>>;
+
+TEST(Fuse, AChainIsOneCluster) {
+  Program p;
+  uint32_t x = p.input();
+  for (int i = 0; i < 5; ++i) x = p.unary("aten::exp", x);
+  EXPECT_EQ(p.clusters(), (Nodes{{0, 1, 2, 3, 4}}));
+}
+
+TEST(Fuse, WhatHasNoFormulaStandsAlone) {
+  Program p;
+  const uint32_t x = p.unary("aten::exp", p.input());
+  const uint32_t y = p.opaque(x);
+  p.unary("aten::exp", y);
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1}, {2}}));
+}
+
+TEST(Fuse, NothingIsJoinedAroundWhatHasToRunBetween) {
+  Program p;
+  const uint32_t x = p.unary("aten::exp", p.input());
+  const uint32_t y = p.opaque(x);
+  p.product(x, y);  // reads x, and y that depends on x through the opaque call
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1}, {2}}));
+}
+
+TEST(Fuse, OtherElementsAreOtherLoops) {
+  Program p;
+  const uint32_t x = p.unary("aten::exp", p.input(), 8);
+  p.unary("aten::exp", x, 4);  // half of x
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1}}));
+}
+
+TEST(Fuse, AWriteInPlaceJoinsWhatReadItBefore) {
+  Program p;
+  const uint32_t x = p.input();
+  const uint32_t y = p.unary("aten::exp", x);
+  p.scale_in_place(x, y);
+  p.unary("aten::neg", x);
+  EXPECT_EQ(p.clusters(), (Nodes{{0, 1, 2}}));
+}
+
+TEST(Fuse, OverlappingViewsAreNotJoined) {
+  Program p;
+  const uint32_t x = p.input();
+  const uint32_t shifted = p.input_view(x, 4);  // one element further on
+  const uint32_t y = p.unary("aten::exp", shifted);
+  p.scale_in_place(x, y);
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1}}));
+}
+
+TEST(Fuse, DoesNotHoldManyProductsForOneSum) {
+  Program p;
+  const uint32_t x = p.input();
+  uint32_t sum = p.opaque(x, 1024);
+  for (int i = 0; i < 5; ++i) sum = p.product(sum, p.opaque(x, 1024), 1024);
+  for (const std::vector<uint32_t>& nodes : p.clusters()) EXPECT_LE(nodes.size(), 2U);
+}
+
+TEST(Batch, IndependentLaunchesOfOneKernelAreOneStep) {
+  Program p;
+  std::vector<bool> outputs;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t x = p.input();
+    const uint32_t y = p.input();
+    p.scale_in_place(x, y, 4 + i);
+  }
+  outputs.assign(p.graph.buffers.size(), false);
+  const auto batches = passes::batch(p.graph, passes::fuse(p.graph), outputs);
+  ASSERT_EQ(batches.size(), 1U);
+  EXPECT_EQ(batches[0].launches.size(), 4U);
+  EXPECT_EQ(batches[0].launches[3].elements, 7);
+  EXPECT_EQ(batches[0].nodes, (std::vector<uint32_t>{0, 1, 2, 3}));
+}
+
+TEST(Batch, WhatNobodySeesIsNotStored) {
+  Program p;
+  const uint32_t x = p.unary("aten::exp", p.input());
+  const uint32_t y = p.unary("aten::neg", x);
+  std::vector<bool> outputs(p.graph.buffers.size(), false);
+  outputs[y] = true;
+  auto batches = passes::batch(p.graph, passes::fuse(p.graph), outputs);
+  ASSERT_EQ(batches.size(), 1U);
+  EXPECT_EQ(batches[0].kernel.stores.size(), 1U);
+  outputs[x] = true;
+  batches = passes::batch(p.graph, passes::fuse(p.graph), outputs);
+  EXPECT_EQ(batches[0].kernel.stores.size(), 2U);
+}
+
+// Random programs: every node is in exactly one cluster, and no cluster comes before what it needs.
+TEST(Fuse, TheOrderSatisfiesEveryDependence) {
+  std::mt19937 random(7);
+  size_t joined = 0;
+  for (int round = 0; round < 300; ++round) {
+    Program p;
+    std::vector<uint32_t> made{p.input(), p.input(), p.input()};
+    const auto any = [&] { return made[random() % made.size()]; };
+    for (int i = 0; i < 40; ++i) {
+      switch (random() % 6) {
+        case 0:
+          made.push_back(p.opaque(any()));
+          break;
+        case 1:
+          made.push_back(p.unary("aten::exp", any()));
+          break;
+        case 2:
+          p.scale_in_place(any(), any());
+          break;
+        case 3:
+          made.push_back(p.unary("aten::neg", any(), 2));
+          break;
+        default:
+          made.push_back(p.product(any(), any()));
+      }
+    }
+    const auto clusters = passes::fuse(p.graph);
+    std::vector<int> place(p.graph.nodes.size(), -1);
+    for (size_t i = 0; i < clusters.size(); ++i) {
+      joined += clusters[i].nodes.size() > 1 ? 1 : 0;
+      ASSERT_TRUE(std::ranges::is_sorted(clusters[i].nodes));
+      for (const uint32_t node : clusters[i].nodes) {
+        ASSERT_EQ(place[node], -1);
+        place[node] = static_cast<int>(i);
+      }
+    }
+    ASSERT_TRUE(std::ranges::find(place, -1) == place.end());
+    for (const graph::Edge& edge : graph::edges(p.graph)) {
+      ASSERT_LE(place[edge.from], place[edge.to]) << "round " << round;
+    }
+  }
+  EXPECT_GT(joined, 300U);
+}
+
+}  // namespace
+}  // namespace acc

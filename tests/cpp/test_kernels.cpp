@@ -1,0 +1,358 @@
+// Kernels as they are rendered: compiled by the system's compiler, run, and compared with the same
+// instructions carried out one element at a time.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "kernels/codegen/render.h"
+#include "kernels/jit/compile.h"
+#include "lazy/graph/dtype.h"
+#include "lazy/graph/words.h"
+
+namespace acc {
+namespace {
+
+using codegen::Instruction;
+using codegen::KernelSpec;
+using codegen::Walk;
+using graph::Fn;
+namespace dtype = graph::dtype;
+
+Instruction operand(uint32_t index, uint8_t type = dtype::kF32) {
+  Instruction made;
+  made.fn = Fn::kOperand;
+  made.dtype = type;
+  made.index = index;
+  return made;
+}
+
+Instruction apply(Fn fn, uint8_t type, uint32_t a, uint32_t b = 0, uint32_t c = 0) {
+  Instruction made;
+  made.fn = fn;
+  made.dtype = type;
+  made.inputs = {a, b, c};
+  return made;
+}
+
+Instruction constant(double number, uint8_t type = dtype::kF32) {
+  Instruction made;
+  made.fn = Fn::kConstant;
+  made.dtype = type;
+  made.constant = number;
+  return made;
+}
+
+Instruction scalar(uint32_t index, uint8_t type = dtype::kF32) {
+  Instruction made;
+  made.fn = Fn::kScalar;
+  made.dtype = type;
+  made.index = index;
+  return made;
+}
+
+codegen::HostFunction compiled(const KernelSpec& kernel) {
+  const codegen::KernelText text = codegen::render_host(kernel);
+  const auto job = jit::compile(codegen::host_preamble(), {{text.name, text.text}});
+  job->wait();
+  EXPECT_EQ(job->error(), "");
+  return reinterpret_cast<codegen::HostFunction>(job->function(text.name));
+}
+
+void run(const KernelSpec& kernel, std::vector<void*> pointers, std::vector<int64_t> geometry,
+         std::vector<int64_t> numbers, int64_t begin, int64_t end) {
+  const codegen::HostFunction function = compiled(kernel);
+  ASSERT_NE(function, nullptr);
+  std::vector<char*> bytes;
+  for (void* pointer : pointers) bytes.push_back(static_cast<char*>(pointer));
+  function(bytes.data(), geometry.data(), numbers.data(), begin, end);
+}
+
+// y = x * k + 1
+KernelSpec scale() {
+  KernelSpec kernel;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kContiguous, true}};
+  kernel.scalars = {true};
+  kernel.instructions = {operand(0), scalar(0), apply(Fn::kMul, dtype::kF32, 0, 1), constant(1),
+                         apply(Fn::kAdd, dtype::kF32, 2, 3)};
+  kernel.stores = {{1, 4}};
+  return kernel;
+}
+
+TEST(Kernels, EveryLengthAndEveryPieceOfIt) {
+  constexpr float kUntouched = -77;
+  for (int64_t n = 1; n < 70; ++n) {
+    for (int64_t begin = 0; begin < n; begin += 7) {
+      for (const int64_t end : {begin + 1, (begin + n + 1) / 2, n}) {
+        std::vector<float> x(n);
+        std::vector<float> y(n, kUntouched);
+        for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(i);
+        run(scale(), {x.data(), y.data()}, {n, 1, 1}, {std::bit_cast<int64_t>(3.0)}, begin, end);
+        for (int64_t i = 0; i < n; ++i) {
+          const bool inside = i >= begin && i < end;
+          ASSERT_EQ(y[i], inside ? x[i] * 3 + 1 : kUntouched) << n << " " << begin << " " << end;
+        }
+      }
+    }
+  }
+}
+
+TEST(Kernels, RowsWithBroadcastAndStridedOperands) {
+  // out[i, j] = a[i, j] + row[j] * column[i] - t[j, i]
+  KernelSpec kernel;
+  kernel.loops = 2;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kBroadcast, false},
+                     {dtype::kF32, Walk::kStrided, false},
+                     {dtype::kF32, Walk::kStrided, true}};
+  kernel.instructions = {operand(0),
+                         operand(1),
+                         operand(2),
+                         apply(Fn::kMul, dtype::kF32, 1, 2),
+                         apply(Fn::kAdd, dtype::kF32, 0, 3),
+                         operand(3),
+                         apply(Fn::kSub, dtype::kF32, 4, 5)};
+  kernel.stores = {{4, 6}};
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{5, 37}, {37, 5}, {1, 64}}) {
+    const int64_t n = rows * columns;
+    std::vector<float> a(n), row(columns), column(rows), t(n), out(2 * n, 0);
+    for (int64_t i = 0; i < n; ++i) {
+      a[i] = static_cast<float>(i);
+      t[i] = static_cast<float>(i * i % 17);
+    }
+    for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(j + 1);
+    for (int64_t i = 0; i < rows; ++i) column[i] = static_cast<float>(2 * i - 3);
+    const std::vector<int64_t> geometry{rows, columns, columns, 1,    0,           1,
+                                        1,    0,       1,       rows, 2 * columns, 2};
+    for (int64_t cut = 0; cut <= n; cut += 11) {  // two threads, cut anywhere
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, cut}, {cut, n}}) {
+        run(kernel, {a.data(), row.data(), column.data(), t.data(), out.data()}, geometry, {},
+            begin, end);
+      }
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        ASSERT_EQ(out[2 * (i * columns + j)],
+                  a[i * columns + j] + row[j] * column[i] - t[j * rows + i]);
+        ASSERT_EQ(out[2 * (i * columns + j) + 1], 0);
+      }
+    }
+  }
+}
+
+TEST(Kernels, InPlaceReadsBeforeItWrites) {
+  KernelSpec kernel = scale();
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, true}};
+  kernel.stores = {{0, 4}};
+  std::vector<float> x(1000, 2);
+  run(kernel, {x.data()}, {1000, 1}, {std::bit_cast<int64_t>(5.0)}, 0, 1000);
+  for (const float value : x) ASSERT_EQ(value, 11);
+}
+
+// One conversion: loads `from`, casts, stores `to`.
+template <class From, class To>
+void expect_conversion(uint8_t from, uint8_t to, uint8_t computed_from, uint8_t computed_to,
+                       const std::vector<From>& values, To (*expected)(From)) {
+  KernelSpec kernel;
+  kernel.operands = {{from, Walk::kContiguous, false}, {to, Walk::kContiguous, true}};
+  kernel.instructions = {operand(0, computed_from)};
+  if (computed_from != computed_to) {
+    kernel.instructions.push_back(apply(Fn::kCast, computed_to, 0));
+  }
+  kernel.stores = {{1, static_cast<uint32_t>(kernel.instructions.size() - 1)}};
+  std::vector<From> x = values;
+  std::vector<To> y(x.size());
+  const auto n = static_cast<int64_t>(x.size());
+  run(kernel, {x.data(), y.data()}, {n, 1, 1}, {}, 0, n);
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_EQ(y[i], expected(x[i]))
+        << graph::dtype_name(from) << " to " << graph::dtype_name(to) << " of element " << i;
+  }
+}
+
+TEST(Kernels, Conversions) {
+  const std::vector<float> floats{0, -0.0F, 1.5F, -2.75F, 100, 0.3F, 1e6F, -1e6F, 3};
+  expect_conversion<float, double>(6, 7, 6, 7, floats, [](float x) { return double{x}; });
+  expect_conversion<float, int64_t>(6, 4, 6, 4, floats,
+                                    [](float x) { return static_cast<int64_t>(x); });
+  expect_conversion<float, int32_t>(6, 3, 6, 3, floats,
+                                    [](float x) { return static_cast<int32_t>(x); });
+  expect_conversion<float, uint8_t>(6, 11, 6, 11, floats,
+                                    [](float x) { return static_cast<uint8_t>(x != 0); });
+  expect_conversion<double, float>(7, 6, 7, 6, {0, 1.0 / 3, 1e300, -1e-300},
+                                   [](double x) { return static_cast<float>(x); });
+  expect_conversion<uint8_t, float>(11, 6, 11, 6, {0, 1, 1, 0, 1},
+                                    [](uint8_t x) { return x != 0 ? 1.0F : 0.0F; });
+  expect_conversion<uint8_t, float>(0, 6, 3, 6, {0, 1, 127, 128, 255},
+                                    [](uint8_t x) { return static_cast<float>(x); });
+  expect_conversion<int8_t, float>(1, 6, 3, 6, {0, 1, 127, -128, -1},
+                                   [](int8_t x) { return static_cast<float>(x); });
+  expect_conversion<int64_t, double>(4, 7, 4, 7, {0, -5, int64_t{1} << 40},
+                                     [](int64_t x) { return static_cast<double>(x); });
+  expect_conversion<uint8_t, int64_t>(11, 4, 11, 4, {0, 1, 1},
+                                      [](uint8_t x) { return static_cast<int64_t>(x); });
+}
+
+// To the nearest, ties to even, as the definition of the formats says.
+template <int kMantissa, int kMinExponent>
+double rounded(double x, double max) {
+  if (std::isnan(x) || x == 0 || std::isinf(x)) return x;
+  const int exponent = std::max(std::ilogb(x), kMinExponent);
+  const double unit = std::ldexp(1.0, exponent - kMantissa);
+  const double result = std::nearbyint(x / unit) * unit;
+  return std::abs(result) > max ? std::copysign(INFINITY, x) : result;
+}
+
+TEST(Kernels, HalfTypesRoundToNearestEven) {
+  std::mt19937 random(3);
+  std::vector<float> x{0,     -0.0F, INFINITY, -INFINITY, NAN,  65504,
+                       65519, 65520, 1e-8F,    6e-8F,     1e38F};
+  while (x.size() < 20000) {
+    const auto value = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    x.push_back(value);
+    x.push_back(std::ldexp(1 + static_cast<float>(random() % 4096) / 4096,
+                           static_cast<int>(random() % 44) - 26));
+  }
+  for (const uint8_t half : {dtype::kF16, dtype::kBF16}) {
+    KernelSpec kernel;  // rounds, and gives the rounded float32 back
+    kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                       {half, Walk::kContiguous, true},
+                       {dtype::kF32, Walk::kContiguous, true}};
+    Instruction round = apply(Fn::kCast, dtype::kF32, 0);
+    round.index = half;
+    kernel.instructions = {operand(0), round};
+    kernel.stores = {{1, 0}, {2, 1}};
+    std::vector<uint16_t> bits(x.size());
+    std::vector<float> back(x.size());
+    const auto n = static_cast<int64_t>(x.size());
+    run(kernel, {x.data(), bits.data(), back.data()}, {n, 1, 1, 1}, {}, 0, n);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double expected = half == dtype::kF16 ? rounded<10, -14>(x[i], 65504)
+                                                  : rounded<7, -126>(x[i], 3.3895313892515355e38);
+      if (std::isnan(x[i])) {
+        ASSERT_TRUE(std::isnan(back[i]));
+      } else {
+        ASSERT_EQ(back[i], expected) << x[i] << " as " << graph::dtype_name(half);
+      }
+    }
+  }
+}
+
+// The instructions of random kernels, one element at a time in double and then rounded to float32:
+// exact for +, -, *, /, comparisons and choices of float32 numbers.
+TEST(Kernels, RandomKernelsEqualTheirInstructions) {
+  std::mt19937 random(5);
+  const auto pick = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  for (int round = 0; round < 30; ++round) {
+    KernelSpec kernel;
+    const uint32_t inputs = 1 + pick(4);
+    for (uint32_t i = 0; i < inputs; ++i) {
+      kernel.operands.push_back({dtype::kF32, Walk::kContiguous, false});
+      kernel.instructions.push_back(operand(i));
+    }
+    std::vector<uint32_t> numbers;
+    std::vector<uint32_t> truths;
+    for (uint32_t i = 0; i < inputs; ++i) numbers.push_back(i);
+    while (kernel.instructions.size() < 12) {
+      const auto any = [&] { return numbers[pick(static_cast<uint32_t>(numbers.size()))]; };
+      constexpr Fn kArithmetic[] = {Fn::kAdd, Fn::kSub, Fn::kMul, Fn::kMin, Fn::kMax};
+      constexpr Fn kComparison[] = {Fn::kEq, Fn::kNe, Fn::kLt, Fn::kLe, Fn::kGt, Fn::kGe};
+      const auto at = static_cast<uint32_t>(kernel.instructions.size());
+      switch (pick(4)) {
+        case 0:
+          kernel.instructions.push_back(apply(kComparison[pick(6)], dtype::kBool, any(), any()));
+          truths.push_back(at);
+          break;
+        case 1:
+          if (truths.empty()) continue;
+          kernel.instructions.push_back(apply(Fn::kSelect, dtype::kF32,
+                                              truths[pick(static_cast<uint32_t>(truths.size()))],
+                                              any(), any()));
+          numbers.push_back(at);
+          break;
+        default:
+          kernel.instructions.push_back(apply(kArithmetic[pick(5)], dtype::kF32, any(), any()));
+          numbers.push_back(at);
+      }
+    }
+    kernel.operands.push_back({dtype::kF32, Walk::kContiguous, true});
+    kernel.stores = {{inputs, numbers.back()}};
+
+    constexpr int64_t kElements = 333;
+    std::vector<std::vector<float>> data(inputs + 1, std::vector<float>(kElements));
+    std::vector<void*> pointers;
+    for (std::vector<float>& one : data) {
+      for (float& x : one) x = static_cast<float>(static_cast<int>(random() % 9) - 4) / 2;
+      pointers.push_back(one.data());
+    }
+    std::vector<int64_t> geometry(inputs + 2, 1);
+    geometry[0] = kElements;
+    run(kernel, pointers, geometry, {}, 0, kElements);
+
+    for (int64_t element = 0; element < kElements; ++element) {
+      std::vector<float> v;
+      for (const Instruction& each : kernel.instructions) {
+        const auto in = [&](size_t i) { return v[each.inputs[i]]; };
+        switch (each.fn) {
+          case Fn::kOperand:
+            v.push_back(data[each.index][element]);
+            break;
+          case Fn::kAdd:
+            v.push_back(in(0) + in(1));
+            break;
+          case Fn::kSub:
+            v.push_back(in(0) - in(1));
+            break;
+          case Fn::kMul:
+            v.push_back(in(0) * in(1));
+            break;
+          case Fn::kMin:
+            v.push_back(std::fmin(in(0), in(1)));
+            break;
+          case Fn::kMax:
+            v.push_back(std::fmax(in(0), in(1)));
+            break;
+          case Fn::kEq:
+            v.push_back(in(0) == in(1));
+            break;
+          case Fn::kNe:
+            v.push_back(in(0) != in(1));
+            break;
+          case Fn::kLt:
+            v.push_back(in(0) < in(1));
+            break;
+          case Fn::kLe:
+            v.push_back(in(0) <= in(1));
+            break;
+          case Fn::kGt:
+            v.push_back(in(0) > in(1));
+            break;
+          case Fn::kGe:
+            v.push_back(in(0) >= in(1));
+            break;
+          default:
+            v.push_back(in(0) != 0 ? in(1) : in(2));
+        }
+      }
+      ASSERT_EQ(data[inputs][element], v[numbers.back()]) << "round " << round;
+    }
+  }
+}
+
+TEST(Kernels, EqualComputationsAreEqualText) {
+  const codegen::KernelText a = codegen::render_host(scale());
+  const codegen::KernelText b = codegen::render_host(scale());
+  EXPECT_EQ(a.name, b.name);
+  EXPECT_EQ(a.text, b.text);
+  KernelSpec other = scale();
+  other.instructions[3].constant = 1.5;
+  EXPECT_NE(codegen::render_host(other).name, a.name);
+  EXPECT_EQ(a.text.find("#include"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace acc

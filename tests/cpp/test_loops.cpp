@@ -1,0 +1,136 @@
+#include "lazy/passes/loops.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+namespace acc {
+namespace {
+
+using passes::Access;
+using passes::Nest;
+using Sizes = std::vector<int64_t>;
+
+// The offset that an access has at each turn, in order.
+std::vector<int64_t> walk(const Nest& nest, const Access& access) {
+  std::vector<int64_t> offsets{access.offset};
+  for (size_t i = 0; i < nest.sizes.size(); ++i) {
+    std::vector<int64_t> next;
+    for (const int64_t offset : offsets) {
+      for (int64_t turn = 0; turn < nest.sizes[i]; ++turn) {
+        next.push_back(offset + turn * access.strides[i]);
+      }
+    }
+    offsets = std::move(next);
+  }
+  return offsets;
+}
+
+Nest nest_of(Sizes sizes, std::vector<Sizes> strides) {
+  Nest nest{std::move(sizes), {}};
+  for (Sizes& one : strides) nest.accesses.push_back({0, 6, 0, std::move(one)});
+  return nest;
+}
+
+TEST(Loops, CoalesceJoinsWhatAllWalkThroughAsOne) {
+  Nest nest = nest_of({4, 5, 6}, {{30, 6, 1}, {30, 6, 1}});
+  coalesce(nest);
+  EXPECT_EQ(nest.sizes, (Sizes{120}));
+  EXPECT_EQ(nest.accesses[0].strides, (Sizes{1}));
+
+  nest = nest_of({4, 5, 6}, {{30, 6, 1}, {0, 6, 1}});  // the second is broadcast along the first
+  coalesce(nest);
+  EXPECT_EQ(nest.sizes, (Sizes{4, 30}));
+  EXPECT_EQ(nest.accesses[1].strides, (Sizes{0, 1}));
+}
+
+TEST(Loops, SortPutsTheLargestStrideOutermostAndDropsLoopsOfOneTurn) {
+  Nest nest = nest_of({3, 1, 4}, {{1, 7, 3}});
+  sort_loops(nest, Access(nest.accesses[0]));
+  EXPECT_EQ(nest.sizes, (Sizes{4, 3}));
+  EXPECT_EQ(nest.accesses[0].strides, (Sizes{3, 1}));
+}
+
+TEST(Loops, RefineFindsTheCommonBoundaries) {
+  Nest a = nest_of({16, 256}, {{256, 1}, {0, 1}});
+  Nest b = nest_of({4096}, {{1}});
+  ASSERT_TRUE(refine(a, b));
+  EXPECT_EQ(a.sizes, (Sizes{16, 256}));
+  EXPECT_EQ(b.sizes, a.sizes);
+  EXPECT_EQ(b.accesses[0].strides, (Sizes{256, 1}));
+
+  a = nest_of({64, 64}, {{64, 1}});
+  b = nest_of({16, 256}, {{256, 1}});
+  ASSERT_TRUE(refine(a, b));
+  EXPECT_EQ(a.sizes, (Sizes{16, 4, 64}));
+
+  a = nest_of({4, 6}, {{6, 1}});
+  b = nest_of({3, 8}, {{8, 1}});
+  EXPECT_FALSE(refine(a, b));
+  EXPECT_EQ(a.sizes, (Sizes{4, 6}));
+}
+
+TEST(Loops, BroadcastFollowsPyTorch) {
+  const int64_t words[] = {0, 0, 0, 5, 1, 1, 9};  // sizes 5, 1; strides 1, 9
+  const graph::TensorWords tensor{3, 6, 0, 2, {words + 3, 2}, {words + 5, 2}};
+  const auto access = passes::broadcast(tensor, Sizes{7, 5, 4});
+  ASSERT_TRUE(access.has_value());
+  EXPECT_EQ(access->strides, (Sizes{0, 1, 0}));
+  EXPECT_EQ(access->offset, 2);
+  EXPECT_FALSE(passes::broadcast(tensor, Sizes{7, 6, 4}).has_value());
+  EXPECT_FALSE(passes::broadcast(tensor, Sizes{5}).has_value());
+}
+
+TEST(Loops, KnowsWhatIsTouchedTwice) {
+  EXPECT_TRUE(passes::is_injective({0, 6, 0, {6, 1}}, Sizes{4, 6}));
+  EXPECT_FALSE(passes::is_injective({0, 6, 0, {0, 1}}, Sizes{4, 6}));
+  EXPECT_FALSE(passes::is_injective({0, 6, 0, {1, 1}}, Sizes{4, 6}));
+  EXPECT_TRUE(passes::is_injective({0, 6, 0, {0, 1}}, Sizes{1, 6}));
+}
+
+// Whatever is done to a nest, every access goes through the same offsets at the same turns.
+TEST(Loops, ChangesOfANestKeepItsWalks) {
+  std::mt19937 random(1);
+  int refined = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const auto pick = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const auto make = [&](const Sizes& sizes) {
+      Nest nest{sizes, {}};
+      for (int i = 0; i < 3; ++i) {
+        Access access{0, 6, pick(0, 3), Sizes(sizes.size())};
+        int64_t stride = 1;
+        for (size_t k = sizes.size(); k-- > 0;) {
+          access.strides[k] = pick(0, 3) == 0 ? 0 : stride;
+          stride *= sizes[k] * pick(1, 2);
+        }
+        nest.accesses.push_back(access);
+      }
+      return nest;
+    };
+    Sizes sizes;
+    for (int64_t dims = pick(1, 4); dims > 0; --dims) sizes.push_back(pick(2, 6));
+    Nest a = make(sizes);
+    int64_t elements = 1;
+    for (const int64_t size : sizes) elements *= size;
+    Nest b = pick(0, 1) == 0 ? make({elements}) : make(sizes);
+    std::vector<std::vector<int64_t>> before;
+    for (const Nest* nest : {&a, &b}) {
+      for (const Access& access : nest->accesses) before.push_back(walk(*nest, access));
+    }
+    coalesce(a);
+    coalesce(b);
+    refined += refine(a, b) ? 1 : 0;
+    std::vector<std::vector<int64_t>> after;
+    for (const Nest* nest : {&a, &b}) {
+      for (const Access& access : nest->accesses) after.push_back(walk(*nest, access));
+    }
+    ASSERT_EQ(before, after) << "round " << round;
+  }
+  EXPECT_GT(refined, 1000);
+}
+
+}  // namespace
+}  // namespace acc
