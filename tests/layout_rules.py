@@ -45,6 +45,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "csrc/base",
         "csrc/runtime",
         "csrc/aten",
+        "lazy/graph/formula.h",
         "lazy/record",
         "lazy/session.h",
         "kernels/jit/compile.h",

@@ -1,7 +1,8 @@
 """Runs programs in this process and appends their results to a file, one pickle per program.
 
-    python -m tests.programs.batch DEVICE FILE NAME ...
+    python -m tests.programs.batch DEVICE FILE ROUNDS NAME ...
 
+Each program is run ROUNDS times in a row: the plans of the first round are repeated in the others.
 Tensors are brought to the CPU; dtype, shape, strides, offset and requires_grad are kept beside
 their values. A program that raises leaves its exception. The parent sees from the file which
 program a crash was in.
@@ -15,7 +16,7 @@ import random
 import sys
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,8 +42,10 @@ class Finished:
     """What came of one program."""
 
     name: str
-    result: Any = None
+    result: Any = None  # of the last round
     error: str = ""
+    earlier: list[Any] = field(default_factory=list)  # the results of the rounds before it
+    launches: int = 0  # of generated kernels in the last round
 
 
 def freeze(leaf: Any) -> Any:
@@ -62,20 +65,30 @@ def freeze(leaf: Any) -> Any:
     )
 
 
-def run_program(name: str, device: str) -> Finished:
+def run_program(name: str, device: str, rounds: int = 1) -> Finished:
     """Runs one program; never raises what the program raises."""
-    torch.manual_seed(0)
-    random.seed(0)
     module = importlib.import_module(f"tests.programs.scripts.{name}")
+    results: list[Any] = []
     try:
-        return Finished(name, helpers.tree_map(freeze, module.run(device)))
+        for _ in range(rounds):
+            torch.manual_seed(0)
+            random.seed(0)
+            before = _launches(device)
+            results.append(helpers.tree_map(freeze, module.run(device)))
+        launches = _launches(device) - before
+        return Finished(name, results.pop(), earlier=results, launches=launches)
     except Exception:  # a finding, told by the parent
-        return Finished(name, error=traceback.format_exc(limit=-4))
+        where = f"in round {len(results) + 1}:\n" if results else ""
+        return Finished(name, error=where + traceback.format_exc(limit=-4))
+
+
+def _launches(device: str) -> int:
+    return helpers.stats().get("kernel_launches", 0) if device != "cpu" else 0
 
 
 def main() -> None:
     """The command line."""
-    device, path, *names = sys.argv[1:]
+    device, path, rounds, *names = sys.argv[1:]
     if device != "cpu":
         helpers.load_device()
     warnings.simplefilter("ignore")
@@ -83,7 +96,7 @@ def main() -> None:
     with open(path, "ab", buffering=0) as file:
         for name in names:
             file.write(pickle.dumps(Finished(name, error="started")))
-            file.write(pickle.dumps(run_program(name, device)))
+            file.write(pickle.dumps(run_program(name, device, int(rounds))))
 
 
 if __name__ == "__main__":

@@ -53,3 +53,25 @@ def test_a_crash_is_one_program_and_the_others_go_on(tmp_path, monkeypatch):
     assert "status -11" in found["crashes"].error
     assert not found["in_place_chain"].error
     assert not found["view_chain_write"].error
+
+
+def test_every_round_is_compared(good):
+    several = run_program("view_chain_write", "cpu", rounds=3)
+    harness._compare(several, good)
+    several.earlier[1][0].values[0, 0] += 1
+    with pytest.raises(AssertionError, match="round 2"):
+        harness._compare(several, good, close=True)
+
+
+@pytest.mark.parametrize("error, seen", [(1e-6, False), (1e-4, True)])
+def test_near_is_near(error, seen):
+    good = run_program("activations", "cpu")
+    bad = copy.deepcopy(good)
+    bad.result[1].values *= 1 + error
+    if seen:
+        with pytest.raises(AssertionError):
+            harness._compare(bad, good, close=True)
+    else:
+        harness._compare(bad, good, close=True)
+    with pytest.raises(AssertionError):
+        harness._compare(bad, good)

@@ -18,6 +18,7 @@
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/register.h"
 #include "kernels/jit/compile.h"
+#include "lazy/graph/formula.h"
 #include "lazy/record/infer.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session.h"
@@ -163,6 +164,8 @@ void bind_session(py::module_& m) {
         session::skip_passes(names);
       },
       py::arg("names"), "Leaves out passes from now on, as ACC_SKIP_PASSES does.");
+  m.def("operators_with_formulas", &graph::operators_with_formulas,
+        "The operators that generated kernels know.");
   m.def("forget_inferences", &record::forget_inferences);
   m.def("set_library_folders", &bindings::set_library_folders, py::arg("folders"),
         "Frames of code below these folders are not named as the place of an error.");
