@@ -250,9 +250,7 @@ def _compare(case: Case, runs: list[ModeRun], settings: Settings, result: CaseRe
         return
     reference = next((run for run in runs if run.mode == "eager"), runs[0])
     for run in runs:
-        exact = settings.suite == "host" and {run.mode, reference.mode} <= {"eager", "acc"}
-        if run is reference:
-            exact = True
+        exact = run is reference
         why = mismatch(reference.checksum, run.checksum, exact=exact, tolerance=case.tolerance)
         if why is not None:
             result.failures.append(

@@ -132,7 +132,7 @@ constexpr Row kRows[] = {
     {"aten::leaky_relu", "", "self > 0 ? self : self * negative_slope"},
     {"aten::leaky_relu_backward", "", "self > 0 ? grad_output : grad_output * negative_slope"},
     {"aten::elu", "", "self < 0 ? expm1(self * input_scale) * (alpha * scale) : self * scale"},
-    {"aten::hardtanh_backward", "", "(self <= min_val) | (self >= max_val) ? 0 : grad_output"},
+    {"aten::hardtanh_backward", "", "(self > min_val) & (self < max_val) ? grad_output : 0"},
     {"aten::softplus", "", "self * beta > threshold ? self : log1p(exp(self * beta)) / beta"},
     {"aten::softplus_backward", "",
      "self * beta > threshold ? grad_output : "
