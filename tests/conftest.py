@@ -6,6 +6,7 @@ name of the PrivateUse1 backend when they are imported.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -45,6 +46,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def unfused(device: str) -> Iterator[None]:
+    """Without generated kernels during the test: every step is ATen's kernel, bit by bit.
+
+    Plans are dropped before and after.
+    """
+    if helpers.ON_ACC:
+        helpers.extension().skip_passes("fuse")
+    yield
+    if helpers.ON_ACC:
+        helpers.extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))
 
 
 @pytest.fixture

@@ -359,6 +359,11 @@ def drawn(*shape: int, device: str, seed: int = 0, grad: bool = False) -> torch.
     return made.requires_grad_(grad)
 
 
+def state_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers, in the module's order."""
+    return [*model.parameters(), *model.buffers()]
+
+
 def small_net(device: str) -> torch.nn.Sequential:
     """A two-layer network with fixed weights."""
     torch.manual_seed(0)

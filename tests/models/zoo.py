@@ -30,7 +30,8 @@ def _images(size: int, batch: int) -> list[Batch]:
     return [(torch.randn(batch, 3, size, size), torch.randint(10, (batch,))) for _ in range(4)]
 
 
-def _classify(model: nn.Module, batch: Batch) -> Tensor:
+def classify(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of the model's classes."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -40,14 +41,14 @@ def mlp() -> Case:
     for n in (32, 64, 64):
         layers += [nn.Linear(n, 64), nn.ReLU()]
     batches = [(torch.randn(16, 32), torch.randint(10, (16,))) for _ in range(4)]
-    return Case(nn.Sequential(*layers, nn.Linear(64, 10)), batches, _classify)
+    return Case(nn.Sequential(*layers, nn.Linear(64, 10)), batches, classify)
 
 
 def resnet18() -> Case:
     """torchvision's ResNet-18 on 4 images of 32 x 32."""
     from torchvision.models import resnet18 as make
 
-    return Case(make(num_classes=10), _images(32, 4), _classify)
+    return Case(make(num_classes=10), _images(32, 4), classify)
 
 
 class LSTMClassifier(nn.Module):
@@ -67,7 +68,7 @@ class LSTMClassifier(nn.Module):
 def lstm() -> Case:
     """The LSTM classifier on 6 sequences of 16 steps."""
     batches = [(torch.randn(6, 16, 12), torch.randint(10, (6,))) for _ in range(4)]
-    return Case(LSTMClassifier(), batches, _classify)
+    return Case(LSTMClassifier(), batches, classify)
 
 
 class Attention(nn.Module):
@@ -122,14 +123,15 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(place))))
 
 
-def _next_token(model: nn.Module, batch: Batch) -> Tensor:
+def next_token(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of each next token."""
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
 def gpt() -> Case:
     """The decoder on 3 rows of 24 tokens."""
     rows = [torch.randint(65, (3, 25)) for _ in range(4)]
-    return Case(GPT(), [(r[:, :-1].contiguous(), r[:, 1:].contiguous()) for r in rows], _next_token)
+    return Case(GPT(), [(r[:, :-1].contiguous(), r[:, 1:].contiguous()) for r in rows], next_token)
 
 
 class ViT(nn.Module):
@@ -153,7 +155,7 @@ class ViT(nn.Module):
 
 def vit() -> Case:
     """The vision transformer on 4 images of 32 x 32."""
-    return Case(ViT(), _images(32, 4), _classify)
+    return Case(ViT(), _images(32, 4), classify)
 
 
 MODELS: dict[str, Callable[[], Case]] = {
