@@ -29,7 +29,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "csrc/runtime",
         "lazy/graph",
         "lazy/plan",
-        "lazy/passes",
+        "lazy/passes/lower.h",
         "kernels/codegen",
         "kernels/jit",
         "kernels/library",

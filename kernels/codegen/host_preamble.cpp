@@ -165,8 +165,12 @@ static inline I32 select(Mask m, I32 a, I32 b) { return m ? a : b; }
 static inline F64 select(Mask m, F64 a, F64 b) { return CONVERT(m, I64) ? a : b; }
 static inline I64 select(Mask m, I64 a, I64 b) { return CONVERT(m, I64) ? a : b; }
 // NaN if either is.
-template <class T> static inline T max_(T a, T b) { return select(mask_of((a < b) | (b != b)), b, a); }
-template <class T> static inline T min_(T a, T b) { return select(mask_of((b < a) | (b != b)), b, a); }
+template <class T> static inline T max_(T a, T b) {
+  return select(mask_of((a < b) | (b != b)), b, a);
+}
+template <class T> static inline T min_(T a, T b) {
+  return select(mask_of((b < a) | (b != b)), b, a);
+}
 template <class T> static inline T neg_(T a) { return -a; }
 template <class T> static inline T not_(T a) { return ~a; }
 static inline F32 abs_(F32 a) { return (F32)((I32)a & 0x7fffffff); }

@@ -92,7 +92,7 @@ struct Lists {
 
   std::vector<std::string> lowered() const {
     const graph::Graph out =
-        passes::run_lists_by_item(graph, std::vector<bool>(graph.nodes.size(), true), /*split=*/true);
+        passes::run_lists_by_item(graph, std::vector<bool>(graph.nodes.size(), true), true);
     std::vector<std::string> lines;
     std::string text = graph::print(out);
     for (size_t at = 0; at < text.size();) {

@@ -126,7 +126,7 @@ def test_an_optimizer_made_before_goes_on_working(device):
     helpers.assert_same(model.head.weight.cpu(), reference.head.weight)
 
 
-def test_training_gives_the_numbers_of_eager(device):
+def test_training_gives_the_numbers_of_eager(unfused, device):
     torch.manual_seed(0)
     reference = Net()
     model, loader = torchacc.accelerate(copy.deepcopy(reference), make_loader())

@@ -225,7 +225,7 @@ def test_accumulated_gradient_is_not_copied(acc_only):
     assert w.grad.untyped_storage().data_ptr() == taken, "accumulation moved the gradient"
 
 
-def test_gan_with_two_optimizers(device):
+def test_gan_with_two_optimizers(unfused, device):
     def run(where):
         torch.manual_seed(0)
         gen = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).to(where)

@@ -118,7 +118,22 @@ EXACT = {
 CANCELLING = {"aten::gelu", "aten::gelu_backward"}
 
 SPECIAL = [
-    *(0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.5, -0.5, 2.5, -3.5, 1e-3, 88.8, -104.0),
+    *(
+        0.0,
+        -0.0,
+        math.inf,
+        -math.inf,
+        math.nan,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        2.5,
+        -3.5,
+        1e-3,
+        88.8,
+        -104.0,
+    ),
     *(1e-40, -1e-40, 2.0**-149, 2.0**-126, 3.4e38, -3.4e38, 1e10, -1e10, 16777217.0, 65504.0, 7e4),
 ]
 
@@ -255,7 +270,9 @@ def check(name: str, call: Call, dtype: torch.dtype, in_place: bool) -> bool | N
         for i, result in enumerate(mine):
             right = None if reference is None else reference[i]
             text = wrong(result.cpu(), eager[i], right, exact, scale)
-            what = f"{name}{'_' if in_place else ''}{call} {dtype} {'fused' if fused else 'unfused'}"
+            what = (
+                f"{name}{'_' if in_place else ''}{call} {dtype} {'fused' if fused else 'unfused'}"
+            )
             assert not text, f"{what}, result {i}: {text}"
     return fused
 

@@ -333,9 +333,7 @@ def test_independent_chains_of_one_kind_are_one_step():
 
 
 def test_an_optimizer_over_many_tensors_takes_few_steps():
-    parameters = [
-        torch.nn.Parameter(on(helpers.DEVICE, 3 + i % 7, 5, seed=i)) for i in range(40)
-    ]
+    parameters = [torch.nn.Parameter(on(helpers.DEVICE, 3 + i % 7, 5, seed=i)) for i in range(40)]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, foreach=True)
     for step in range(5):
         for i, p in enumerate(parameters):
@@ -447,8 +445,12 @@ def test_optimizer(trained, name, form):
     mine, theirs = run[helpers.DEVICE], run["cpu"]
     for a, b in zip(mine["values"], theirs["values"], strict=True):
         torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
-    assert sum(mine["compiled"][SETTLED.get(name, 3) :]) == 0, f"kernels compiled by step: {mine['compiled']}"
-    assert min(mine["launched"][SETTLED.get(name, 3) :]) > 0, f"kernels launched by step: {mine['launched']}"
+    assert sum(mine["compiled"][SETTLED.get(name, 3) :]) == 0, (
+        f"kernels compiled by step: {mine['compiled']}"
+    )
+    assert min(mine["launched"][SETTLED.get(name, 3) :]) > 0, (
+        f"kernels launched by step: {mine['launched']}"
+    )
 
 
 def _child(folder: Path, body: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -134,6 +134,7 @@ BROKEN: list[tuple[str, str, str, int, str]] = [
     ("print", CPP, 'void f() { std::cout << "x"; }\n', 1, "prints"),
     ("print", CPP, 'void f() { fprintf(stderr, "x"); }\n', 1, "prints"),
     ("std-hash", CPP, "auto h = std::hash<int>{}(1);\n", 1, "differs by library"),
+    ("filesystem", CPP, "bool f() { return std::filesystem::exists({}); }\n", 1, "torch's clash"),
     ("dead-code", CPP, "int a;\n#if 0\nint b;\n#endif\n", 2, "dead"),
     ("cuda-ifdef", CPP, "#ifdef ACC_WITH_CUDA\nint b;\n#endif\n", 1, "two files instead"),
     ("variable", CPP, 'auto s = "set ACC_TURBO to 1";\n', 1, "not in the table"),

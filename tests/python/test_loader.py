@@ -650,7 +650,7 @@ def test_a_copied_batch_is_there_without_a_flush(acc_only):
     assert counted["nodes"] == 0
 
 
-def test_copies_beside_a_training_step_disturb_no_number(device, one_thread):
+def test_copies_beside_a_training_step_disturb_no_number(unfused, device, one_thread):
     """Thread switches every microsecond: the copy meets the recorder at every point of a step."""
 
     def train(loader, device):

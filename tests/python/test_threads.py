@@ -106,7 +106,7 @@ def test_backward_in_another_thread_than_forward(device):
     same(run, device)
 
 
-def test_backward_of_separate_graphs_in_several_threads(device):
+def test_backward_of_separate_graphs_in_several_threads(unfused, device):
     results: dict[int, torch.Tensor] = {}
 
     def body(i: int) -> None:
