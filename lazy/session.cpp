@@ -81,6 +81,7 @@ class Session {
     std::unique_ptr<Suspended> suspended;
     Cached expected;  // what the recorder compares with
     Cached last;
+    bool trains = false;  // an iteration has ended on it
     plan::LruCache<Cached> plans{base::env::plan_cache_bytes(),
                                  [](Cached&, uint64_t) { count(Counter::PlansEvicted); }};
   };
@@ -417,6 +418,8 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
     throw;
   }
 
+  if (reason == FlushReason::kStep || reason == FlushReason::kLoader) device.trains = true;
+  if (device.trains) work.plan->repeats = true;
   std::vector<exec::Given> given(work.trace.entries.size());
   for (size_t i = 0; i < given.size(); ++i) {
     record::Entry& entry = work.trace.entries[i];

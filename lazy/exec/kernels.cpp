@@ -74,7 +74,8 @@ void use_what_is_there(plan::Plan& plan) {
 plan::Schedule& choose_schedule(plan::Plan& plan) {
   if (plan.kernels.empty()) return plan.unfused;
   if (plan.compilation == nullptr) {
-    request(plan);
+    if (plan.repeats) request(plan);
+    plan.repeats = true;
     return plan.unfused;
   }
   if (compilation_of(plan).job != nullptr) {

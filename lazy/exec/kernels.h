@@ -12,8 +12,8 @@
 // second.
 namespace acc::exec {
 
-// The schedule that the next run of the plan goes by. The first time the kernels are requested; the
-// second time it waits for them, and what could be made is fused from then on.
+// The schedule that the next run of the plan goes by. As soon as the plan repeats its kernels are
+// requested; the run after that waits for them, and what could be made is fused from then on.
 plan::Schedule& choose_schedule(plan::Plan& plan);
 
 // One step's launches, ready to be called again and again.

@@ -55,6 +55,9 @@ struct Plan {
   std::vector<codegen::KernelSpec> kernels;  // for the steps that can be fused; empty: none can
   Schedule fused;                            // with those of the kernels that are available
   std::shared_ptr<void> compilation;         // the executor's, of the kernels
+  // Whether the plan is sure to run again: it has come before, or the program is in a training
+  // loop. Others come by the hundred in notebooks and never again, and would keep compilers busy.
+  bool repeats = false;
 
   // The plan that ran after this one the last time.
   std::weak_ptr<Plan> next;

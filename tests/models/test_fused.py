@@ -9,7 +9,7 @@ that are let free drift apart as runs of eager do whose start differs in the las
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -109,27 +109,34 @@ def norm(t: Tensor) -> float:
     return float(torch.linalg.vector_norm(t))
 
 
-def mean(errors: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """The root mean square."""
-    return (sum(e**2 for e in errors) / len(errors)) ** 0.5
+    return (sum(e**2 for e in values) / len(values)) ** 0.5
 
 
-def excesses(runs: list[tuple[Step, Step, Step]]) -> list[str]:
-    """What of the device's steps is further from float64 than it may be, given eager's distance.
+def errors(mine: Step, eager: Step, exact: Step) -> dict[str, tuple[float, float, float]]:
+    """Per value, how far the device and eager are from float64, and what rounding allows.
 
-    A run's entries are what the device, eager and the twin made of a step.
+    Relative to the value's norm. The steps themselves need not be kept.
     """
+    found = {}
+    for name, right in exact.values.items():
+        size = norm(right) or 1.0
+        # A parameter is a float32: its update is known to half of its last bit.
+        carrier = exact.carriers.get(name)
+        found[name] = (
+            norm(mine.values[name] - right) / size,
+            norm(eager.values[name] - right) / size,
+            0.0 if carrier is None else 2.0**-24 * norm(carrier) / size,
+        )
+    return found
+
+
+def excesses(runs: list[dict[str, tuple[float, float, float]]]) -> list[str]:
+    """What of the device's steps is further from float64 than it may be, given eager's distance."""
     lines = []
-    for name in runs[0][2].values:
-        mine, eager, rounding = [], [], []
-        for one, other, exact in runs:
-            right = exact.values[name]
-            size = norm(right) or 1.0
-            mine.append(norm(one.values[name] - right) / size)
-            eager.append(norm(other.values[name] - right) / size)
-            # A parameter is a float32: its update is known to half of its last bit.
-            carrier = exact.carriers.get(name)
-            rounding.append(0.0 if carrier is None else 2.0**-24 * norm(carrier) / size)
+    for name in runs[0]:
+        mine, eager, rounding = zip(*(run[name] for run in runs), strict=True)
         allowed = FACTOR * mean(eager) + FLOOR + mean(rounding)
         if not mean(mine) <= allowed:
             lines.append(f"{name}: {mean(mine):.3g}, eager's {mean(eager):.3g}, allowed {allowed}")
@@ -173,7 +180,7 @@ def check_steps(case: zoo.Case, optimizer: str, device: str) -> None:
         if helpers.ON_ACC and number >= FIRST_FUSED:
             assert now > launches, f"step {number} was not fused"
         launches = now
-        runs.append((mine, eager, exact))
+        runs.append(errors(mine, eager, exact))
     lines = excesses(runs)
     assert not lines, f"{len(lines)} values less accurate than eager's:\n" + "\n".join(lines[:20])
 

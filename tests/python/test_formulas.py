@@ -261,7 +261,7 @@ def check(name: str, call: Call, dtype: torch.dtype, in_place: bool) -> bool | N
         scale = math.prod(1 + inputs[x].double().abs() for x in call if isinstance(x, str))
     exact = name in EXACT and dtype in (torch.float32, torch.float64)
     fused = False
-    for _ in range(2):
+    for _ in range(3):
         helpers.synchronize()
         with helpers.counting() as counted:
             mine = chain(name, call, moved, in_place)
