@@ -57,6 +57,7 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
         "--ignore=tests/python/test_layout.py",
         "--ignore=tests/python/test_packaging.py",
     ),
+    "fuzz": pytest("tests/fuzz"),
     "models": pytest("tests/models"),
     "seeds": pytest("tests/seeds"),
     "opinfo": pytest("tests/opinfo"),

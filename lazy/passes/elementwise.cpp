@@ -124,6 +124,9 @@ class Analysis {
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
       if (term.truth) return own == dtype::kBool;
+      // ATen's kernels round an operand of another type to the half type first, or not: each has
+      // its own way.
+      if (made_.rounded != 0 && own != result_.dtype && own != dtype::kBool) return false;
       // An in-place call computes in the common type and then converts; a float64 operand of one or
       // more dimensions would make that float64.
       const bool wider = own == dtype::kF64 && type != dtype::kF64 && graph::count_of(*word) > 0;

@@ -519,13 +519,16 @@ for dtype in (torch.bfloat16, torch.float16):
         g = torch.Generator().manual_seed(3)
         a, b = ((torch.randn(333, generator=g) * 3).to(dtype) for _ in range(2))
         a, b = a.to(device), b.to(device)
+        s = torch.tensor(1.2345678).to(device)
+        i = torch.arange(1000, 1333).to(device)
         for _ in range(3):
             helpers.flush()
             before = helpers.stats()["kernel_launches"]
             x = a * b + a
             y = (x - b) * 0.3 / (a.abs() + 1)
             z = torch.maximum(y, x * y) - y * 1.7
-            x.mul_(z).sub_(b)
+            y = s - (s + y.neg()) * s
+            x.mul_(z).sub_(b).add_(i)
             helpers.flush()
             launched = helpers.stats()["kernel_launches"] - before
         results[f"{dtype} {device}"] = [t.cpu().double().tolist() for t in (x, y, z)]
