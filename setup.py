@@ -73,7 +73,11 @@ setuptools.setup(
     # the module runs with the torch it was built against and no other
     install_requires=[f"torch=={native.dotted(native.numbers(TORCH.version))}"],
     packages=setuptools.find_packages(include=["torchacc", "torchacc.*", "torchacc_device"]),
-    package_data={"torchacc": ["py.typed"], "torchacc_device": ["py.typed", "*.pyi"]},
+    package_data={
+        "torchacc": ["py.typed"],
+        "torchacc.graph_view": ["page.css", "page.html", "page.js"],
+        "torchacc_device": ["py.typed", "*.pyi"],
+    },
     include_package_data=False,
     ext_modules=[setuptools.Extension("torchacc_device._C", sources=[])],
     cmdclass={"build_ext": BuildModule, "build_py": BuildPython},

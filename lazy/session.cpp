@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "csrc/base/check.h"
@@ -21,6 +22,7 @@
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks_table.h"
 #include "csrc/runtime/on_device.h"
+#include "kernels/codegen/render.h"
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
@@ -61,6 +63,8 @@ class Session {
   void settle(Recorder& recorder);
   bool waits_to_write(Recorder& recorder, const LazyStorage& storage);
   std::string last_plan(c10::DeviceIndex device);
+  std::optional<LastPlan> describe(c10::DeviceIndex device, bool largest);
+  void time_plans(bool on);
   void drop_plans(c10::DeviceIndex device);
 
  private:
@@ -68,6 +72,13 @@ class Session {
     Cached plan;
     Trace trace;
     bool first = false;  // the plan was made of this very trace
+    FlushReason reason = FlushReason::kExplicit;
+  };
+  // A plan that ran to its end.
+  struct Ran {
+    Cached plan;
+    const plan::Schedule* schedule = nullptr;  // of the plan
+    FlushReason reason = FlushReason::kExplicit;
   };
   // Work that waits for memory.
   struct Suspended {
@@ -82,6 +93,8 @@ class Session {
     Cached expected;  // what the recorder compares with
     Cached last;
     bool trains = false;  // an iteration has ended on it
+    Ran last;
+    Ran largest;  // of those that ran while steps were timed
     plan::LruCache<Cached> plans{base::env::plan_cache_bytes(),
                                  [](Cached&, uint64_t) { count(Counter::PlansEvicted); }};
   };
@@ -129,9 +142,19 @@ bool overlaps_as_planned(const plan::Plan& plan, const Trace& trace) {
 
 // ACC_DUMP: what a new plan was made of, or what is left of it.
 void dump(const plan::Plan& plan) {
-  if (base::env::dump() == base::env::Dump::None) return;
-  const bool program = base::env::dump() == base::env::Dump::Plan;
+  using base::env::Dump;
+  if (base::env::dump() != Dump::Graph && base::env::dump() != Dump::Plan) return;
+  const bool program = base::env::dump() == Dump::Plan;
   std::fputs(graph::print(program ? plan.program : plan.graph).c_str(), stderr);
+}
+
+// ACC_DUMP=passes: the graph as recorded, and after each pass.
+plan::Observer pass_observer() {
+  if (base::env::dump() != base::env::Dump::Passes) return nullptr;
+  return [](const char* pass, const std::string& graph) {
+    const bool after = std::strcmp(pass, "recorded") != 0;
+    std::fputs(base::concat("== ", after ? "after " : "", pass, "\n", graph).c_str(), stderr);
+  };
 }
 
 bool may_fuse() {
@@ -164,7 +187,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
     work.plan = *found;
     return;
   }
-  work.plan = plan::build(std::move(trace.graph), key, alive, may_fuse());
+  work.plan = plan::build(std::move(trace.graph), key, alive, may_fuse(), pass_observer());
   work.first = true;
   dump(*work.plan);
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
@@ -176,7 +199,8 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = outputs[i] || alive[i];
-  Cached wider = plan::build(plan->graph, plan->key, std::move(outputs), may_fuse());
+  Cached wider =
+      plan::build(plan->graph, plan->key, std::move(outputs), may_fuse(), pass_observer());
   wider->next = plan->next;
   if (Cached* cached =
           device.plans.find(plan->key, [&](const Cached& other) { return other == plan; })) {
@@ -264,8 +288,13 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   if (outcome.stopped == nullptr) {
     runtime::events_submitted(recorder.device());
-    if (device.last != nullptr) device.last->next = work.plan;
-    device.last = work.plan;
+    if (device.last.plan != nullptr) device.last.plan->next = work.plan;
+    device.last = {work.plan, outcome.schedule, work.reason};
+    if (exec::times_steps() &&
+        (device.largest.plan == nullptr ||
+         device.largest.plan->graph.nodes.size() <= work.plan->graph.nodes.size())) {
+      device.largest = device.last;
+    }
     device.expected = work.plan->next.lock();
     recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
     hand_out(work.trace, outcome.outputs);
@@ -405,6 +434,7 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
   const Running running(recorder);
   Work work;
   work.trace = recorder.take();
+  work.reason = reason;
   count(Counter::Flushes);
   count(kReasonCounters[static_cast<size_t>(reason)]);
 
@@ -434,7 +464,39 @@ std::string Session::last_plan(c10::DeviceIndex index) {
   Recorder& recorder = record::recorder(index);
   const auto lock = recorder.lock();
   const Device& device = devices_[static_cast<size_t>(index)];
-  return device.last == nullptr ? "" : graph::print(device.last->graph);
+  return device.last.plan == nullptr ? "" : graph::print(device.last.plan->graph);
+}
+
+std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) {
+  Recorder& recorder = record::recorder(index);
+  const auto lock = recorder.lock();
+  const Device& device = devices_[static_cast<size_t>(index)];
+  const Ran& ran = largest && device.largest.plan != nullptr ? device.largest : device.last;
+  if (ran.plan == nullptr) return std::nullopt;
+  const plan::Plan& plan = *ran.plan;
+  // A plan that got its kernels meanwhile has no other form any more.
+  const bool replaced = ran.schedule->steps.empty() && !plan.fused.steps.empty();
+  LastPlan made;
+  made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
+  for (const codegen::KernelSpec& kernel : plan.kernels) {
+    made.kernels.push_back(codegen::render_host(kernel).name);
+  }
+  made.ended_by = base::name(kReasonCounters[static_cast<size_t>(ran.reason)]);
+  constexpr size_t kLongestLoop = 64;
+  Cached next = ran.plan;
+  do {
+    made.loop.push_back(next->graph.nodes.size());
+    next = next->next.lock();
+  } while (next != nullptr && next != ran.plan && made.loop.size() < kLongestLoop);
+  return made;
+}
+
+void Session::time_plans(bool on) {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto lock = record::recorder(static_cast<c10::DeviceIndex>(i)).lock();
+    if (on) devices_[static_cast<size_t>(i)].largest = {};
+  }
+  exec::time_steps(on);
 }
 
 void Session::drop_plans(c10::DeviceIndex index) {
@@ -443,7 +505,8 @@ void Session::drop_plans(c10::DeviceIndex index) {
   recorder.stop_expecting();
   Device& device = devices_[static_cast<size_t>(index)];
   device.expected.reset();
-  device.last.reset();
+  device.last = {};
+  device.largest = {};
   device.plans.clear();
   exec::release_arena(index);
 }
@@ -603,6 +666,12 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
 }
 
 std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }
+
+std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest) {
+  return Session::get().describe(device, largest);
+}
+
+void time_plans(bool on) { Session::get().time_plans(on); }
 
 void skip_passes(const std::string& names) {
   passes::skip(names);

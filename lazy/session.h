@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "lazy/plan/describe.h"
 #include "lazy/record/flush.h"
 #include "lazy/record/storage.h"
 
@@ -50,6 +53,23 @@ void resize_storage(record::LazyStorage& storage, size_t nbytes);
 
 // The text form of the plan that ran last on `device`.
 std::string last_plan(c10::DeviceIndex device);
+
+// A plan as it ran, for people.
+struct LastPlan {
+  plan::Description description;
+  std::vector<std::string> kernels;  // per kernel of the plan, the name of its function
+  const char* ended_by = "";         // why the work was submitted: the name of a flush counter
+  // Operators of the plans that ran in turn the last time round, this one first: a loop of one
+  // plan has one entry.
+  std::vector<size_t> loop;
+};
+
+// The plan that ran last on `device`; nothing when none has. With `largest`, the one with the most
+// operators of those that ran since timing was switched on (and so the last where none has).
+std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest);
+
+// Switches timing on or off: while it is on, runs take the time of each of their steps.
+void time_plans(bool on);
 
 // Leaves out the passes in `names` (see ACC_SKIP_PASSES) from now on, in plans of all devices.
 void skip_passes(const std::string& names);

@@ -48,6 +48,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "lazy/graph/formula.h",
         "lazy/record",
         "lazy/session.h",
+        "lazy/plan/describe.h",
         "kernels/jit/compile.h",
         "distributed",
     ),

@@ -16,6 +16,7 @@ from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
 from torchacc.config import Config
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
+from torchacc.graph_view import graph, profile_plans
 from torchacc.loader import AsyncLoader
 from torchacc_device._build_info import VERSION as __version__
 
@@ -27,9 +28,11 @@ __all__ = [
     "__version__",
     "accelerate",
     "fetch_gradients",
+    "graph",
     "is_lazy_device",
     "is_lazy_tensor",
     "lazy_device",
     "mark_step",
+    "profile_plans",
     "sync",
 ]

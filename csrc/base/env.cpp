@@ -97,8 +97,9 @@ constexpr Entry kEntries[] = {
         "is done when it was submitted."),
     flag("ACC_SOURCE_LINES", true,
          "1: every recorded operator remembers its Python line, for errors and reports."),
-    choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan"},
-           "Prints each new graph, or each new plan, to standard error."),
+    choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan", "passes"},
+           "Prints each new graph, each new plan, or the graph before and after each pass, to "
+           "standard error."),
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
            "from: dce, lists, accumulate, fuse, batch."),

@@ -15,7 +15,7 @@ namespace acc::base::env {
 
 enum class Mode : uint8_t { Eager, NoFuse, NoGraph, Full };
 enum class Executor : uint8_t { Auto, Cuda, Host };
-enum class Dump : uint8_t { None, Graph, Plan };
+enum class Dump : uint8_t { None, Graph, Plan, Passes };
 enum class LogLevel : uint8_t { Debug, Info, Warning, Error };
 
 // Device indices of the host executor are 0..kMaxHostDevices-1. Torch's own index is a signed byte;

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -62,6 +64,45 @@ Arena& arena_of(c10::DeviceIndex device) {
   static auto& arenas = *new std::array<Arena, base::env::kMaxHostDevices>;
   return arenas.at(static_cast<size_t>(device));
 }
+
+std::atomic<bool> timing{false};
+
+// Notes in a schedule how long its steps take.
+class StepClock {
+ public:
+  StepClock(plan::Schedule& schedule, c10::DeviceIndex device)
+      : schedule_(schedule), device_(device) {
+    if (!times_steps()) return;
+    running_ = true;
+    schedule_.seconds.resize(schedule_.steps.size(), kUntimed);
+    ++schedule_.timed_runs;
+    start();
+  }
+
+  // The step is over; the time of the next begins.
+  void step(size_t index) {
+    if (!running_) return;
+    const Clock::time_point begin = last_;
+    start();
+    double& best = schedule_.seconds[index];
+    const double seconds = std::chrono::duration<double>(last_ - begin).count();
+    if (best < 0 || seconds < best) best = seconds;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr double kUntimed = -1;
+
+  void start() {
+    runtime::backend().synchronize(device_);
+    last_ = Clock::now();
+  }
+
+  plan::Schedule& schedule_;
+  const c10::DeviceIndex device_;
+  bool running_ = false;
+  Clock::time_point last_;
+};
 
 c10::Storage allocate(uint64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
@@ -372,6 +413,7 @@ class Stopped {
       run_.emplace(plan_, schedule_, *static_cast<Prepared*>(schedule_.prepared.get()), device_,
                    given_);
     }
+    StepClock clock(schedule_, device_);
     for (; step_ < schedule_.steps.size(); ++step_) {
       called_ = false;
       if (!is_needed(step_)) {
@@ -380,6 +422,7 @@ class Stopped {
       }
       ambient.set(plan_.program.nodes[schedule_.steps[step_].nodes[0]].ambient);
       run_->step(step_, values, &called_);
+      clock.step(step_);
     }
   }
 
@@ -436,6 +479,10 @@ const plan::Schedule& schedule(const Stopped& stopped) { return stopped.schedule
 Outcome give_up(Stopped& stopped, std::exception_ptr error) {
   return stopped.give_up(std::move(error));
 }
+
+void time_steps(bool on) { timing.store(on, std::memory_order_relaxed); }
+
+bool times_steps() { return timing.load(std::memory_order_relaxed); }
 
 void release_arena(c10::DeviceIndex device) { arena_of(device) = Arena(); }
 

@@ -55,6 +55,11 @@ const plan::Schedule& schedule(const Stopped& stopped);
 // Gives a run up: as if its next step had failed for good with `error`.
 Outcome give_up(Stopped& stopped, std::exception_ptr error);
 
+// Switches timing on or off, for runs that begin later. A timed run waits for the device after each
+// step, and notes the time of its steps in their schedule.
+void time_steps(bool on);
+bool times_steps();
+
 // Frees the arena of a device. Nothing may be running on it.
 void release_arena(c10::DeviceIndex device);
 

@@ -91,21 +91,33 @@ void print_items(std::span<const int64_t> rest, std::ostream& out) {
   }
 }
 
+void print_node(const Graph& graph, const Node& node, std::ostream& out) {
+  const auto results = graph.results(node);
+  if (!results.empty()) {
+    print_items(results, out);
+    out << " = ";
+  }
+  out << node.op->name << '(';
+  print_items(graph.arguments(node), out);
+  out << ')';
+}
+
 }  // namespace
 
 std::string print(const Graph& graph) {
   std::ostringstream out;
   out.imbue(std::locale::classic());
   for (const Node& node : graph.nodes) {
-    const auto results = graph.results(node);
-    if (!results.empty()) {
-      print_items(results, out);
-      out << " = ";
-    }
-    out << node.op->name << '(';
-    print_items(graph.arguments(node), out);
-    out << ")\n";
+    print_node(graph, node, out);
+    out << '\n';
   }
+  return out.str();
+}
+
+std::string print(const Graph& graph, const Node& node) {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  print_node(graph, node, out);
   return out.str();
 }
 

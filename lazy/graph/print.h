@@ -10,4 +10,7 @@ namespace acc::graph {
 // numbers that change from run to run). The format of golden tests.
 std::string print(const Graph& graph);
 
+// The line of one node, without the end of line.
+std::string print(const Graph& graph, const Node& node);
+
 }  // namespace acc::graph

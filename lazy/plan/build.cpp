@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "csrc/base/stats.h"
+#include "lazy/graph/print.h"
 #include "lazy/passes/accumulate.h"
 #include "lazy/passes/batch.h"
 #include "lazy/passes/dce.h"
@@ -9,6 +10,7 @@
 #include "lazy/passes/lists.h"
 #include "lazy/passes/switches.h"
 #include "lazy/plan/plan.h"
+#include "lazy/plan/print.h"
 #include "lazy/plan/schedule.h"
 
 namespace acc::plan {
@@ -40,25 +42,32 @@ uint64_t Plan::bytes() const {
 }
 
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse) {
+                            bool fuse, const Observer& observer) {
   auto plan = std::make_shared<Plan>();
   plan->graph = std::move(graph);
   plan->graph.shrink_to_fit();
   plan->key = key;
   plan->outputs = std::move(alive);
 
+  if (observer) observer("recorded", graph::print(plan->graph));
   std::vector<bool> stays(plan->graph.nodes.size(), true);
-  if (enabled(Pass::kDce)) stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
+  if (enabled(Pass::kDce)) {
+    stays = passes::eliminate_dead_code(plan->graph, plan->outputs);
+    if (observer) observer("dce", print(plan->graph, stays));
+  }
   base::count(base::Counter::NodesRemoved, static_cast<uint64_t>(std::ranges::count(stays, false)));
   plan->program = passes::run_lists_by_item(plan->graph, stays, enabled(Pass::kLists));
+  if (observer && enabled(Pass::kLists)) observer("lists", graph::print(plan->program));
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
+    if (observer) observer("accumulate", graph::print(plan->program));
   }
   plan->program.shrink_to_fit();
   plan->unfused = schedule(*plan, one_by_one(plan->program));
   if (fuse && enabled(Pass::kFuse)) {
-    for (passes::Batch& batch :
-         passes::batch(plan->program, passes::fuse(plan->program), plan->outputs)) {
+    std::vector<passes::Cluster> clusters = passes::fuse(plan->program);
+    if (observer) observer("fuse", print(plan->program, clusters));
+    for (passes::Batch& batch : passes::batch(plan->program, std::move(clusters), plan->outputs)) {
       Step& step = plan->fused.steps.emplace_back();
       step.nodes = std::move(batch.nodes);
       if (batch.launches.empty()) continue;
@@ -67,6 +76,8 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
       if (found == plan->kernels.end()) plan->kernels.push_back(std::move(batch.kernel));
       step.launches = std::move(batch.launches);
     }
+    // Kernels are made of clusters even where `batch` does not join launches of several.
+    if (observer) observer("batch", print(plan->program, plan->fused.steps));
   }
 
   const auto& buffers = plan->graph.buffers;

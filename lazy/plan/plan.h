@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/base/hash.h"
@@ -40,6 +42,10 @@ struct Schedule {
 
   // What the executor prepared at the first run.
   std::shared_ptr<void> prepared;
+
+  // Per step, in the fastest of the runs that were timed; empty when none was.
+  std::vector<double> seconds;
+  uint32_t timed_runs = 0;
 };
 
 struct Plan {
@@ -65,10 +71,14 @@ struct Plan {
   uint64_t bytes() const;
 };
 
+// Told of the graph as it was recorded ("recorded"), and of each pass after it ran: its name and
+// the graph as text, in the form of lazy/graph/print.h. Passes that are left out are not told.
+using Observer = std::function<void(const char* pass, const std::string& graph)>;
+
 // Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the
 // end. `fuse`: whether to look for kernels.
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse);
+                            bool fuse, const Observer& observer = nullptr);
 
 // Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
 // runs node by node.

@@ -31,10 +31,16 @@ uint32_t intern_source(const std::string& file, int line, const std::string& fun
   return found->second;
 }
 
-std::string source_text(uint32_t source) {
+Source source_of(uint32_t source) {
   std::lock_guard lock(mutex);
-  if (source == 0 || source >= places().size()) return "";
+  if (source == 0 || source >= places().size()) return {};
   const auto& [file, line, function] = *places()[source];
+  return {file, line, function};
+}
+
+std::string source_text(uint32_t source) {
+  const auto [file, line, function] = source_of(source);
+  if (file.empty()) return "";
   return base::concat(" at ", file, ":", line, " in ", function);
 }
 

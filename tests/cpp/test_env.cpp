@@ -84,7 +84,8 @@ TEST_F(Env, EveryWordOfAChoiceIsUnderstood) {
     set("ACC_EXECUTOR", env::name(executor));
     EXPECT_EQ(env::executor(), executor) << env::name(executor);
   }
-  for (const env::Dump dump : {env::Dump::None, env::Dump::Graph, env::Dump::Plan}) {
+  for (const env::Dump dump :
+       {env::Dump::None, env::Dump::Graph, env::Dump::Plan, env::Dump::Passes}) {
     set("ACC_DUMP", env::name(dump));
     EXPECT_EQ(env::dump(), dump) << env::name(dump);
   }
@@ -166,8 +167,9 @@ TEST_F(Env, ABadWordNamesTheVariableTheValueAndWhatIsAllowed) {
             "[env] ACC_MODE=fast is not allowed. Set it to one of: eager, nofuse, nograph, full, "
             "or unset it (full).");
   set("ACC_DUMP", "all");
-  EXPECT_EQ(message([] { env::dump(); }),
-            "[env] ACC_DUMP=all is not allowed. Set it to one of: graph, plan, or unset it.");
+  EXPECT_EQ(
+      message([] { env::dump(); }),
+      "[env] ACC_DUMP=all is not allowed. Set it to one of: graph, plan, passes, or unset it.");
 }
 
 TEST_F(Env, ABadNumberNamesTheVariableTheValueAndTheRange) {

@@ -364,6 +364,9 @@ def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:
         "torchacc_device/_build_info.py",
         "torchacc_device/py.typed",
         "torchacc/py.typed",
+        "torchacc/graph_view/page.css",
+        "torchacc/graph_view/page.html",
+        "torchacc/graph_view/page.js",
         f"{info}/licenses/LICENSE",
         f"{info}/licenses/THIRD_PARTY_NOTICES.md",
     ):

@@ -23,6 +23,7 @@
 #include "lazy/record/recorder.h"
 #include "lazy/session.h"
 #include "torchacc_device/csrc/locator.h"
+#include "torchacc_device/csrc/plan_bindings.h"
 #include "torchacc_device/csrc/runtime_bindings.h"
 
 namespace py = pybind11;
@@ -203,4 +204,5 @@ PYBIND11_MODULE(_C, m) {
   acc::install_python();
   acc::bindings::bind_runtime(m);
   acc::bind_session(m);
+  acc::bindings::bind_plans(m);
 }

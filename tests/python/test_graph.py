@@ -1,0 +1,474 @@
+"""`torchacc.graph`: each format tells the plan that ran, and nothing but it; ACC_DUMP=passes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchacc
+from tests import helpers
+from torchacc.graph_view import dot, html, svg, text
+from torchacc.graph_view.plan import lanes, lifetime, placed, size_text, time_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta", "input", "br", "link", "img", "hr"}
+FORMATS = (".html", ".dot", ".svg", ".txt")
+
+
+class Block(nn.Module):
+    """A transformer block with a classifier behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.out = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, time, 32] -> [batch, 10]."""
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return self.out(x.mean(1))
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)), torch.randn(16, 32)
+
+
+def conv() -> tuple[nn.Module, torch.Tensor]:
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10)), torch.randn(4, 3, 16, 16)
+
+
+def transformer() -> tuple[nn.Module, torch.Tensor]:
+    return Block(), torch.randn(4, 6, 32)
+
+
+def training_step(
+    made: tuple[nn.Module, torch.Tensor], device: str, read_loss: bool = False
+) -> Callable[[], None]:
+    """A function of one training step; with `read_loss` the step is two plans."""
+    model, data = made[0].to(device), made[1].to(device)
+    labels = torch.arange(len(data), device=device) % 10
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data), labels)
+        loss.backward()
+        if read_loss:
+            loss.item()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture(scope="module", params=[mlp, conv, transformer], ids=lambda make: make.__name__)
+def shown(request, tmp_path_factory) -> tuple[dict[str, Any], dict[str, str]]:
+    """The plan of a training step that has its kernels, and its text in each format."""
+    if not helpers.ON_ACC:
+        pytest.skip("the device under test is the CPU: it has no plans")
+    step = training_step(request.param(), helpers.load_device())
+    for _ in range(2):
+        step()
+    with torchacc.profile_plans():
+        step()
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    folder = tmp_path_factory.mktemp("plans")
+    files = {}
+    for suffix in FORMATS:
+        path = folder / f"step{suffix}"
+        torchacc.graph(path)
+        files[suffix] = path.read_text(encoding="utf-8")
+    return plan, files
+
+
+class Page(HTMLParser):
+    """The page with its elements balanced, its texts, and the data that it carries."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: dict[str, str] = {}  # of elements -> text
+        self.loaded: list[str] = []  # what the page asks for
+        self._id: list[str] = []
+        self.feed(page)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.loaded += [str(found[name]) for name in ("src", "href") if name in found]
+        if tag not in VOID:
+            self.open.append(tag)
+            self._id.append(found.get("id") or tag)
+            self.ids.setdefault(self._id[-1], "")
+
+    def handle_endtag(self, tag: str) -> None:
+        # the end of these may be left out in HTML; this page does not
+        assert self.open and self.open[-1] == tag, f"</{tag}> within {self.open}"
+        self.open.pop()
+        self._id.pop()
+
+    def handle_data(self, data: str) -> None:
+        for name in self._id:
+            self.ids[name] += data
+
+
+def carried(page: str) -> dict[str, Any]:
+    """The data of the page, as its script reads them."""
+    return json.loads(Page(page).ids["plan"])
+
+
+# --- what the plan says -------------------------------------------------------------------------
+
+
+def test_each_operator_runs_in_one_step(shown):
+    plan, _ = shown
+    inside = [node for step in plan["steps"] for node in step["nodes"]]
+    assert sorted(inside) == list(range(len(plan["nodes"])))
+    for index, step in enumerate(plan["steps"]):
+        assert all(plan["nodes"][node]["step"] == index for node in step["nodes"])
+        assert len(step["nodes"]) == 1 or step["kernel"] is not None
+
+
+def test_steps_and_launches_are_those_that_run(acc_only):
+    step = training_step(mlp(), acc_only)
+    for _ in range(3):
+        step()
+    with helpers.counting() as counted:
+        step()
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    assert counted["steps"] == len(plan["steps"])
+    assert counted["kernel_launches"] == sum(step["launches"] for step in plan["steps"]) > 0
+
+
+def test_a_fused_step_holds_what_the_optimizer_does_to_all_parameters(acc_only):
+    step = training_step(mlp(), acc_only)
+    for _ in range(3):
+        step()
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    updates = [s for s in plan["steps"] if s["kernel"] is not None and s["launches"] >= 4]
+    assert updates, "no kernel has a launch per parameter"
+    ops = {plan["nodes"][node]["op"] for node in updates[-1]["nodes"]}
+    assert any(op.startswith("aten::addcdiv") for op in ops), ops
+
+
+def test_a_source_line_is_told_for_forward_backward_and_optimizer(shown):
+    plan, _ = shown
+    files = {Path(node["file"]).name for node in plan["nodes"]}
+    assert {"test_graph.py", "backward"} <= files
+    own = {node["line"] for node in plan["nodes"] if node["file"] == __file__}
+    source = Path(__file__).read_text().splitlines()
+    assert any("optimizer.step()" in source[line - 1] for line in own)
+    assert any("F.cross_entropy" in source[line - 1] for line in own)
+
+
+def test_lifetimes_span_every_use(shown):
+    plan, _ = shown
+    for index, buffer in enumerate(plan["buffers"]):
+        touching = {
+            node["step"] for node in plan["nodes"] if index in node["reads"] + node["writes"]
+        }
+        if buffer["place"] == "none" or not touching:
+            continue
+        first, last = lifetime(plan, buffer)
+        # A kernel keeps in registers what it made itself, so it may touch less than its operators.
+        assert first <= buffer["first"] <= buffer["last"] <= last
+        assert {buffer["first"], buffer["last"]} <= touching
+        if buffer["output"]:
+            assert last == len(plan["steps"]) - 1
+
+
+def test_what_lives_together_does_not_overlap(shown):
+    plan, _ = shown
+    found = lanes(plan)
+    assert set(found) == set(placed(plan))
+    for i, one in found.items():
+        for j, other in found.items():
+            a, b = plan["buffers"][i], plan["buffers"][j]
+            if j <= i or a["place"] != b["place"]:
+                continue
+            (first, last), (begin, end) = lifetime(plan, a), lifetime(plan, b)
+            if last < begin or end < first:
+                continue
+            assert one.row != other.row
+            if a["bytes"] and b["bytes"]:
+                assert one.at + a["bytes"] <= other.at or other.at + b["bytes"] <= one.at
+
+
+def test_the_peak_is_the_most_that_is_held(shown):
+    plan, _ = shown
+    held = []
+    for index in range(len(plan["steps"])):
+        alive = plan["arena_bytes"]
+        for buffer in plan["buffers"]:
+            first, last = lifetime(plan, buffer)
+            if buffer["place"] in ("own", "adopted") and first <= index <= last:
+                alive += buffer["bytes"]
+        held.append(alive)
+    assert held == [step["held_bytes"] for step in plan["steps"]]
+    assert plan["peak_bytes"] == max(held)
+
+
+# --- the formats --------------------------------------------------------------------------------
+
+
+def test_the_page_carries_every_operator_step_and_buffer(shown):
+    plan, files = shown
+    data = carried(files[".html"])
+    assert [node[2] for node in data["nodes"]] == [node["text"] for node in plan["nodes"]]
+    assert [data["ops"][node[0]] for node in data["nodes"]] == [n["op"] for n in plan["nodes"]]
+    for node, told in zip(plan["nodes"], data["nodes"], strict=True):
+        assert data["places"][told[1]] == [node["file"], node["line"], node["function"]]
+    assert [step[0] for step in data["steps"]] == [step["nodes"] for step in plan["steps"]]
+    assert [step[1] for step in data["steps"]] == [step["kernel"] for step in plan["steps"]]
+    assert all(step[3] > 0 for step in data["steps"])
+    for buffer, told in zip(plan["buffers"], data["buffers"], strict=True):
+        assert told[:2] == [buffer["place"], buffer["bytes"]]
+        assert len(told) == 2 or tuple(told[2:4]) == lifetime(plan, buffer)
+
+
+def test_the_page_is_sound_needs_nothing_and_explains_itself(shown):
+    plan, files = shown
+    page = Page(files[".html"])
+    assert page.loaded == []
+    assert not re.findall(r"\bimport\s*\(|\bfetch\s*\(|@import|url\(", files[".html"])
+    assert "one step of your program" in page.ids["h1"]
+    assert f"{len(plan['nodes'])} operators run" in page.ids["summary"]
+    for word in ("operator", "fused", "given", "arena", "own", "adopted"):
+        assert word in page.ids["legend"]
+    for name in re.findall(r'byId\("(\w+)"\)', page.ids["script"]):
+        assert name in page.ids or f'id="{name}"' in files[".html"]
+
+
+def test_the_picture_is_sound_and_tells_every_operator(shown):
+    plan, files = shown
+    root = ElementTree.fromstring(files[".svg"])
+    assert root.tag == f"{SVG}svg"
+    titles = [title.text or "" for title in root.iter(f"{SVG}title")]
+    for node in plan["nodes"]:
+        assert node["text"] in titles
+    assert len([t for t in titles if t.startswith("%") and "steps" in t]) == len(placed(plan))
+    words = {element.text for element in root.iter(f"{SVG}text")}
+    assert "line of the program" in words and any("arena" in (word or "") for word in words)
+
+
+def test_the_graphviz_graph_is_sound_and_groups_what_is_fused(shown):
+    plan, files = shown
+    bare = re.sub(r'"(?:\\.|[^"\\])*"', '""', files[".dot"])
+    assert bare.count('"') % 2 == 0 and bare.count("{") == bare.count("}")
+    declared = set(re.findall(r"^ +([nb]\d+) \[", bare, re.MULTILINE))
+    assert {f"n{i}" for i in range(len(plan["nodes"]))} <= declared
+    edges = re.findall(r"^ +(\w+) -> (\w+) \[", bare, re.MULTILINE)
+    assert edges and all(a in declared and b in declared for a, b in edges)
+    clusters = {
+        int(index): [int(node) for node in re.findall(r"^ +n(\d+) \[", body, re.MULTILINE)]
+        for index, body in re.findall(r"subgraph cluster_(\d+) \{(.*?)\n  \}", bare, re.DOTALL)
+    }
+    fused = {i: s["nodes"] for i, s in enumerate(plan["steps"]) if s["kernel"] is not None}
+    assert clusters == fused
+
+
+def test_the_text_tells_every_operator_and_buffer(shown):
+    plan, files = shown
+    lines = files[".txt"].splitlines()
+    for node in plan["nodes"]:
+        assert any(node["text"] in line for line in lines)
+    for index in placed(plan):
+        assert any(re.match(rf"  %{index} +{plan['buffers'][index]['place']}", x) for x in lines)
+
+
+def test_names_from_the_program_cannot_leave_their_place(shown):
+    plan, _ = shown
+    evil = '</script><script>alert("&")</script>\\'
+    nodes = [{**node, "file": f"/x/{evil}.py", "function": evil} for node in plan["nodes"]]
+    changed = {**plan, "nodes": nodes}
+    page = html.render(changed)
+    assert carried(page)["places"][0][2] == evil
+    assert len(re.findall("<script", page)) == 2
+    root = ElementTree.fromstring(svg.render(changed))
+    assert any(evil in (element.text or "") for element in root.iter(f"{SVG}text"))
+    bare = re.sub(r'"(?:\\.|[^"\\])*"', '""', dot.render(changed))
+    assert "alert" not in bare
+    assert evil in text.render(changed)
+
+
+def test_a_swin_transformer_fits_on_a_small_page(acc_only, tmp_path):
+    models = pytest.importorskip("torchvision.models")
+    made = models.swin_t(num_classes=10), torch.randn(1, 3, 64, 64)
+    step = training_step(made, acc_only)
+    path = tmp_path / "swin.html"
+    torchacc.graph(path, step=step)
+    data = carried(path.read_text(encoding="utf-8"))
+    assert len(data["nodes"]) > 2000
+    assert path.stat().st_size < 2_000_000
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["step.pdf", "step", "step.html.gz"])
+def test_another_suffix_is_an_error_before_anything_runs(acc_only, tmp_path, name):
+    calls = []
+    with pytest.raises(ValueError, match=r"no format\. Use one of: \.html, \.dot, \.svg, \.txt"):
+        torchacc.graph(tmp_path / name, step=lambda: calls.append(1))
+    assert not calls and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_an_error(acc_only, tmp_path):
+    (torch.ones(3, device=acc_only) + 1).sum().item()
+    with pytest.raises(FileNotFoundError):
+        torchacc.graph(tmp_path / "nowhere" / "step.html")
+
+
+def test_without_a_plan_the_error_says_what_to_do():
+    if not helpers.ON_ACC:
+        pytest.skip("the device under test is the CPU: it has no plans")
+    done = helpers.run_python(
+        "import torchacc\n"
+        "for wait in (0, 2):\n"
+        "    kept = [torch.ones(2, device=DEVICE) for _ in range(wait)]\n"
+        "    try:\n"
+        "        torchacc.graph('/nowhere/step.html')\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)\n"
+    )
+    first, second = done.stdout.splitlines()
+    assert first == (
+        "[graph] no plan has run on acc:0; 0 recorded operators wait. Run a step first, or submit"
+        " what was recorded with torchacc.sync()."
+    )
+    assert "2 recorded operators wait" in second
+
+
+def test_times_are_taken_only_when_asked_for(acc_only, tmp_path):
+    helpers.extension().release_memory(torch.acc.current_device())  # and with it timed plans
+    step = training_step(mlp(), acc_only)
+    for _ in range(3):
+        step()
+    data = helpers.extension().plan_data
+    device = torch.acc.current_device()
+    assert all(s["seconds"] is None for s in data(device)["steps"])
+    torchacc.graph(tmp_path / "step.txt")
+    assert "profile_plans" in (tmp_path / "step.txt").read_text()
+    with torchacc.profile_plans():
+        step()
+        with torchacc.profile_plans():
+            step()
+        step()
+    step()
+    plan = data(device)
+    assert plan["timed_runs"] == 3
+    assert all(s["seconds"] > 0 for s in plan["steps"])
+    torchacc.graph(tmp_path / "step.txt")
+    assert "in 3 timed runs" in (tmp_path / "step.txt").read_text()
+
+
+def test_a_failing_step_switches_timing_off(acc_only, tmp_path):
+    calls = []
+
+    def step() -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        torchacc.graph(tmp_path / "step.txt", step=step)
+    x = torch.ones(7, 3, device=acc_only)
+    for _ in range(2):
+        (x * 2).sum().item()
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    assert plan["timed_runs"] == 0
+
+
+def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):
+    step = training_step(mlp(), acc_only, read_loss=True)
+    torchacc.graph(tmp_path / "step.html", step=step)
+    data = carried((tmp_path / "step.html").read_text())
+    assert any(op.startswith("aten::addmm") for op in data["ops"])
+    last = helpers.extension().plan_data(torch.acc.current_device())
+    assert not any(node["op"].startswith("aten::addmm") for node in last["nodes"])
+    assert len(last["loop"]) == 2 and last["ended_by"] == "flush_step"
+    torchacc.graph(tmp_path / "step.txt")
+    assert "runs 2 plans in turn" in (tmp_path / "step.txt").read_text()
+
+
+def test_the_first_run_says_that_kernels_are_coming(acc_only, tmp_path):
+    x = torch.randn(311, 17, device=acc_only)
+    for expected in (True, False):
+        ((x * 3).tanh() + x).sum().item()
+        torchacc.graph(tmp_path / "step.txt")
+        written = (tmp_path / "step.txt").read_text()
+        assert ("without generated kernels" in written) == expected
+
+
+def test_each_mode_has_something_to_show(tmp_path):
+    if not helpers.ON_ACC:
+        pytest.skip("the device under test is the CPU: it has no plans")
+    for mode in ("eager", "nofuse"):
+        path = tmp_path / f"{mode}.txt"
+        helpers.run_python(
+            f"import torchacc\n(torch.ones(4, device=DEVICE) * 2).tolist()\n"
+            f"torchacc.graph({str(path)!r})\n",
+            ACC_MODE=mode,
+        )
+        assert "STEPS, in order" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_sizes_are_written_for_people(n, expected):
+    assert size_text(n) == expected
+
+
+def test_times_are_written_for_people():
+    assert [time_text(s) for s in (None, 2.5e-6, 0.0123, 1.5)] == [
+        "-",
+        "2.5 us",
+        "12.3 ms",
+        "1.50 s",
+    ]
+
+
+# --- ACC_DUMP=passes ---------------------------------------------------------------------------
+
+
+def test_the_dump_tells_the_graph_before_and_after_each_pass():
+    if not helpers.ON_ACC:
+        pytest.skip("the device under test is the CPU: it has no passes")
+    done = helpers.run_python(
+        "x = torch.randn(100, 50, device=DEVICE)\n"
+        "torch.acc.synchronize()\n"
+        "unused = x.cos()\n"
+        "del unused\n"
+        "print(((x * 3).tanh() + x).sum().item())\n",
+        ACC_DUMP="passes",
+    )
+    parts = re.split(r"^== (.+)\n", done.stderr, flags=re.MULTILINE)
+    told = list(zip(parts[1::2], parts[2::2], strict=True))
+    names = ["recorded", "dce", "lists", "accumulate", "fuse", "batch"]
+    names[1:] = [f"after {name}" for name in names[1:]]
+    assert [name for name, _ in told[-len(names) :]] == names
+    graphs = dict(told[-len(names) :])
+    assert "aten::cos" in graphs["recorded"] and "aten::cos" not in graphs["after dce"]
+    (inside,) = re.findall(
+        r"^kernel 0 \{\n(.*?)^\}", graphs["after batch"], re.DOTALL | re.MULTILINE
+    )
+    assert [re.search(r"aten::(\w+)", line)[1] for line in inside.splitlines()] == [
+        "mul",
+        "tanh",
+        "add",
+    ]
