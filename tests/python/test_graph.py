@@ -18,7 +18,7 @@ from torch import nn
 import torchacc
 from tests import helpers
 from torchacc.graph_view import dot, html, svg, text
-from torchacc.graph_view.plan import lanes, lifetime, placed, size_text, time_text
+from torchacc.graph_view.plan import PLACES, lanes, lifetime, placed, size_text, time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "input", "br", "link", "img", "hr"}
@@ -262,6 +262,8 @@ def test_the_picture_is_sound_and_tells_every_operator(shown):
     assert len([t for t in titles if t.startswith("%") and "steps" in t]) == len(placed(plan))
     words = {element.text for element in root.iter(f"{SVG}text")}
     assert "line of the program" in words and any("arena" in (word or "") for word in words)
+    tops = {place for place in words if place in PLACES}
+    assert tops == {plan["buffers"][index]["place"] for index in placed(plan)}
 
 
 def test_the_graphviz_graph_is_sound_and_groups_what_is_fused(shown):

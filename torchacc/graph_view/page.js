@@ -149,6 +149,15 @@
 
   // --- steps
 
+  const MANY_NODES = 30;
+  const nodeRow = (index) => {
+    const node = nodes[index];
+    const line = make("div", "node");
+    line.append(make("b", "", shortOp(node.op)), make("span", "at", placeText(node.place)),
+      make("div", "code", node.text));
+    hover(line.children[1], () => plan.places[node.place].slice(0, 2).join(":"));
+    return line;
+  };
   const stepRow = (step) => {
     const row = make("div", step.fused ? "step fused" : "step");
     row.id = `step-${step.index}`;
@@ -161,15 +170,17 @@
     const body = make("div");
     if (step.fused) {
       const launches = step.launches > 1 ? `, ${step.launches} launches` : "";
-      body.append(make("div", "", `${label(step)} (${step.nodes.length} operators${launches})`));
+      const many = step.nodes.length === 1 ? "one operator" : `${step.nodes.length} operators`;
+      body.append(make("div", "", `${label(step)} (${many}${launches})`));
     }
-    for (const index of step.nodes) {
-      const node = nodes[index];
-      const line = make("div", "node");
-      line.append(make("b", "", shortOp(node.op)), make("span", "at", placeText(node.place)),
-        make("div", "code", node.text));
-      hover(line.children[1], () => plan.places[node.place].slice(0, 2).join(":"));
-      body.append(line);
+    body.append(...step.nodes.slice(0, MANY_NODES).map(nodeRow));
+    if (step.nodes.length > MANY_NODES) {
+      const more = make("button", "", `show ${step.nodes.length - MANY_NODES} more operators`);
+      more.addEventListener("click", (event) => {
+        event.stopPropagation();
+        more.replaceWith(...step.nodes.slice(MANY_NODES).map(nodeRow));
+      });
+      body.append(more);
     }
     row.append(body);
     row.addEventListener("click", () => row.classList.toggle("open"));
@@ -205,20 +216,38 @@
     return found;
   };
   const placeOf = (step) => plan.places[nodes[step.nodes[0]].place];
-  const region = ({ name, steps: chosen }) => {
-    const backward = name === plan.backward;
-    const title = backward ? "backward pass" : name ? fileName(name) : "place unknown";
+  const isBackward = (step) => placeOf(step)[0] === plan.backward;
+  // The files that most steps come from.
+  const files = (chosen) => {
+    const counts = new Map();
+    for (const step of chosen) {
+      const name = fileName(placeOf(step)[0]) || "place unknown";
+      counts.set(name, (counts.get(name) || 0) + 1);
+    }
+    const names = [...counts].sort((a, b) => b[1] - a[1]).map(([name]) => name);
+    return names.slice(0, 3).join(", ") + (names.length > 3 ? ", ..." : "");
+  };
+  const group = (chosen) => {
+    const [file, , name] = placeOf(chosen[0]);
+    const lines = chosen.map((step) => placeOf(step)[1]);
+    const low = -most(lines, (line) => -line, -Infinity);
+    const high = most(lines, (line) => line, 0);
+    const at = low === high ? `:${low}` : `:${low}-${high}`;
+    return lazily("group", file ? `${name}  ${fileName(file)}${at}` : "place unknown", chosen,
+      (details) => details.append(...chosen.map(stepRow)));
+  };
+  const region = ({ steps: chosen }) => {
+    const backward = isBackward(chosen[0]);
+    const when = !steps.some(isBackward) ? ""
+      : !steps.slice(0, chosen[0].index).some(isBackward) ? "before the backward pass: "
+        : steps.slice(chosen[0].index).some(isBackward) ? "within the backward pass: "
+          : "after the backward pass: ";
+    const title = backward ? "backward pass" : when + files(chosen);
     return lazily("region", title, chosen, (details) => {
-      const groups = backward ? [] : runs(chosen, (step) => placeOf(step)[2]);
-      if (groups.length < 2) return details.append(...chosen.map(stepRow));
-      for (const group of groups) {
-        const lines = group.steps.map((step) => placeOf(step)[1]);
-        const low = -most(lines, (line) => -line, -Infinity);
-        const high = most(lines, (line) => line, 0);
-        const text = `${group.name}, line${low === high ? ` ${low}` : `s ${low} to ${high}`}`;
-        details.append(lazily("group", text, group.steps,
-          (inner) => inner.append(...group.steps.map(stepRow))));
-      }
+      const parts = backward ? [] : runs(chosen, (step) => placeOf(step).filter((_, i) => i !== 1)
+        .join(":"));
+      if (parts.length < 2 || chosen.length <= 12) details.append(...chosen.map(stepRow));
+      else details.append(...parts.map((part) => group(part.steps)));
     });
   };
 
@@ -229,7 +258,7 @@
       const { op, text, place } = nodes[index];
       return `${op} ${text} ${placeText(place)} ${plan.places[place].join(":")}`;
     });
-    const text = `${lines.join("\n")}\nstep ${step.index} kernel ${step.kernel}`.toLowerCase();
+    const text = `${lines.join("\n")}\nstep:${step.index} kernel:${step.kernel}`.toLowerCase();
     // A number is matched as a whole: %1 is not %12.
     return words.every((word) => {
       for (let at = text.indexOf(word); at >= 0; at = text.indexOf(word, at + 1)) {
@@ -249,7 +278,7 @@
     if (sorted) chosen.sort((a, b) => (b.seconds || 0) - (a.seconds || 0));
     byId("count").textContent = `${sums(chosen)} of ${steps.length}`;
     if (!sorted && words.length === 0 && kind === "all") {
-      box.replaceChildren(...runs(chosen, (step) => placeOf(step)[0]).map(region));
+      box.replaceChildren(...runs(chosen, isBackward).map(region));
       const only = box.children.length === 1 || steps.length <= 60;
       if (only) for (const details of box.children) details.open = true;
       return;

@@ -9,12 +9,12 @@ from pathlib import PurePath
 from typing import TypedDict
 
 BACKWARD = "backward"  # the "file" of operators that autograd recorded
-PLACES = ("given", "arena", "own", "adopted")  # of buffers, in the order in which they are shown
+PLACES = ("arena", "own", "adopted", "given")  # of buffers, in the order in which they are shown
 PLACE_TEXT = {
-    "given": "there before: parameters, optimizer state, the batch",
     "arena": "small intermediates, at planned offsets of one block",
     "own": "a block of its own, made before the first step that writes it",
     "adopted": "whatever memory the operator returned",
+    "given": "there before: parameters, optimizer state, the batch",
     "none": "no memory: it stays in registers of a fused kernel",
 }
 ENDED_BY = {
@@ -242,6 +242,11 @@ def by_line(plan: PlanData) -> list[Line]:
     return sorted(found.values(), key=lambda line: (-line.seconds, -line.operators))
 
 
+def _peak_step(plan: PlanData) -> str:
+    held = [step["held_bytes"] for step in plan["steps"]]
+    return f"in step {held.index(max(held))}" if held else "with no step"
+
+
 def summary(plan: PlanData) -> list[str]:
     """What the plan is, in sentences for somebody who has never seen one."""
     steps, kernels = plan["steps"], [s for s in plan["steps"] if s["kernel"] is not None]
@@ -253,8 +258,8 @@ def summary(plan: PlanData) -> list[str]:
         f" taken apart, in {len(steps)} steps:"
         f" {len(steps) - len(kernels)} are one operator each, {len(kernels)} are generated kernels"
         f" that compute {inside} operators in one pass over memory each.",
-        f"At its peak the plan holds {size_text(plan['peak_bytes'])} beside its inputs,"
-        f" {size_text(plan['arena_bytes'])} of it the arena.",
+        f"At its peak, {_peak_step(plan)}, it holds {size_text(plan['peak_bytes'])} beside its"
+        f" inputs, {size_text(plan['arena_bytes'])} of it the arena.",
     ]
     seconds = total_seconds(plan)
     if seconds is None:

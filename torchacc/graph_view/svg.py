@@ -30,7 +30,7 @@ def render(plan: PlanData) -> str:
     head = [line for text in summary(plan) for line in textwrap.wrap(text, 150)]
     top = 50 + 16 * len(head) + 20 * (len(COLORS) + 2) + 30
     tops, height = _rows(plan, top)
-    columns, width = _columns(plan)
+    columns, starts, width = _columns(plan)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 20}"'
         ' font-family="sans-serif" font-size="11">',
@@ -42,9 +42,8 @@ def render(plan: PlanData) -> str:
     out += _legend(50 + 16 * len(head))
     titles = {10: "step", TIME: "time", LABEL: "operator", SOURCE: "line of the program"}
     out += [_text(x, top - 8, title, bold=True) for x, title in titles.items()]
-    out.append(
-        _text(MEMORY, top - 8, "memory: a bar per buffer, from first to last use", bold=True)
-    )
+    out.append(_text(MEMORY, top - 24, "memory: a bar per buffer while it lives", bold=True))
+    out += [_text(x, top - 8, place) for place, x in starts.items()]
     out += _steps(plan, tops)
     out += _memory(plan, tops, columns)
     out.append("</svg>")
@@ -59,9 +58,10 @@ def _rows(plan: PlanData, top: int) -> tuple[list[int], int]:
     return tops, tops[-1]
 
 
-def _columns(plan: PlanData) -> tuple[dict[int, int], int]:
-    """Per buffer, its place from left to right; and the width of the picture."""
+def _columns(plan: PlanData) -> tuple[dict[int, int], dict[str, int], int]:
+    """From left to right: each buffer, the first of each place, and the end of the picture."""
     columns: dict[int, int] = {}
+    starts: dict[str, int] = {}
     x = MEMORY
     found = lanes(plan)
     for place in PLACES:
@@ -69,8 +69,9 @@ def _columns(plan: PlanData) -> tuple[dict[int, int], int]:
         for i, lane in here.items():
             columns[i] = x + LANE * lane.row
         if here:
-            x += LANE * (max(lane.row for lane in here.values()) + 1) + 14
-    return columns, max(x, 1200)
+            starts[place] = x
+            x += max(60, LANE * (max(lane.row for lane in here.values()) + 1) + 14)
+    return columns, starts, max(x, 1200)
 
 
 def _legend(top: int) -> list[str]:
