@@ -408,6 +408,7 @@ def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):
 
 def test_the_first_run_says_that_kernels_are_coming(acc_only, tmp_path):
     x = torch.randn(311, 17, device=acc_only)
+    torchacc.sync()
     for expected in (True, False):
         ((x * 3).tanh() + x).sum().item()
         torchacc.graph(tmp_path / "step.txt")
@@ -415,17 +416,26 @@ def test_the_first_run_says_that_kernels_are_coming(acc_only, tmp_path):
         assert ("without generated kernels" in written) == expected
 
 
-def test_each_mode_has_something_to_show(tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("eager", "without plans. Unset it."), ("nofuse", "STEPS, in order"), ("nograph", "kernel 0")],
+)
+def test_other_modes_show_what_they_have(tmp_path, mode, expected):
     if not helpers.ON_ACC:
         pytest.skip("the device under test is the CPU: it has no plans")
-    for mode in ("eager", "nofuse"):
-        path = tmp_path / f"{mode}.txt"
-        helpers.run_python(
-            f"import torchacc\n(torch.ones(4, device=DEVICE) * 2).tolist()\n"
-            f"torchacc.graph({str(path)!r})\n",
-            ACC_MODE=mode,
-        )
-        assert "STEPS, in order" in path.read_text()
+    path = tmp_path / "step.txt"
+    done = helpers.run_python(
+        "import torchacc\n"
+        "x = torch.ones(100, 100, device=DEVICE)\n"
+        "torchacc.sync()\n"
+        "try:\n"
+        f"    torchacc.graph({str(path)!r}, step=lambda: ((x * 2).tanh() + x).tolist())\n"
+        f"    print(open({str(path)!r}).read())\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n",
+        ACC_MODE=mode,
+    )
+    assert expected in done.stdout
 
 
 @pytest.mark.parametrize(

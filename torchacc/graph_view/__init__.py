@@ -36,7 +36,7 @@ def graph(path: str | os.PathLike[str], *, step: Callable[[], object] | None = N
     kernels, three times while the time of each step of a plan is taken. The largest plan of those
     calls is written. Without it, times are those that were taken within `profile_plans()`.
 
-    Raises ValueError for another suffix, before anything is run; RuntimeError when nothing has run
+    Raises ValueError for another suffix, before anything is run; RuntimeError when no plan has run
     on the device; OSError when the file cannot be written.
     """
     target = Path(path)
@@ -51,11 +51,7 @@ def graph(path: str | os.PathLike[str], *, step: Callable[[], object] | None = N
     device = lazy_device()
     plan: PlanData | None = _C.plan_data(device.index, largest=step is not None)
     if plan is None:
-        pending = _C.pending(device.index)
-        raise RuntimeError(
-            f"[graph] no plan has run on {device}; {pending} recorded operators wait. Run a step"
-            " first, or submit what was recorded with torchacc.sync()."
-        )
+        raise RuntimeError(f"[graph] no plan has run on {device}; {_why_none(device.index)}")
     target.write_text(render(plan), encoding="utf-8")
 
 
@@ -78,6 +74,15 @@ def profile_plans() -> Iterator[None]:
             _timing -= 1
             if _timing == 0:
                 _C.time_plans(False)
+
+
+def _why_none(device: int) -> str:
+    if _C.mode() == "eager":
+        return "ACC_MODE=eager runs operators without plans. Unset it."
+    return (
+        f"{_C.pending(device)} recorded operators wait. Run a step first, or submit what was"
+        " recorded with torchacc.sync()."
+    )
 
 
 def _run_timed(step: Callable[[], object]) -> None:

@@ -28,7 +28,7 @@ ENDED_BY = {
     "flush_event": "an event or a stream was queried",
     "flush_resize": "a tensor with contents was resized",
     "flush_pointer": "somebody asked for an address",
-    "flush_eager": "ACC_MODE runs each operator at once",
+    "flush_eager": "ACC_MODE submits each operator at once",
     "flush_exit": "the process ended",
 }
 
