@@ -313,7 +313,7 @@ def test_a_swin_transformer_fits_on_a_small_page(acc_only, tmp_path):
     path = tmp_path / "swin.html"
     torchacc.graph(path, step=step)
     data = carried(path.read_text(encoding="utf-8"))
-    assert len(data["nodes"]) > 2000
+    assert len(data["nodes"]) > 1000
     assert path.stat().st_size < 2_000_000
 
 
