@@ -91,7 +91,6 @@ class Session {
     std::deque<std::unique_ptr<runtime::Marker>> in_flight;
     std::unique_ptr<Suspended> suspended;
     Cached expected;  // what the recorder compares with
-    Cached last;
     bool trains = false;  // an iteration has ended on it
     Ran last;
     Ran largest;  // of those that ran while steps were timed
