@@ -140,6 +140,10 @@ class Analysis {
     if (tag == Tag::kInt || tag == Tag::kBool) return true;
     if (number && !dtype::is_known(graph::dtype_of(*word))) return false;
     if (tag == Tag::kFloat || (number && dtype::is_floating(graph::dtype_of(*word)))) {
+      // Sums round the number to the half type first, products do not.
+      const bool sum = std::ranges::find(made_.formula->terms, Fn::kFma, &graph::Term::fn) !=
+                       made_.formula->terms.end();
+      if (made_.rounded != 0 && sum) return false;
       return dtype::is_floating(type);
     }
     return number;

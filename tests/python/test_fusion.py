@@ -527,7 +527,8 @@ for dtype in (torch.bfloat16, torch.float16):
             x = a * b + a
             y = (x - b) * 0.3 / (a.abs() + 1)
             z = torch.maximum(y, x * y) - y * 1.7
-            y = s - (s + y.neg()) * s
+            y = s - (s + y.neg()) * s + 0.1
+            z = (1.1 - z - 0.3 * y).add(z, alpha=0.7)
             x.mul_(z).sub_(b).add_(i)
             helpers.flush()
             launched = helpers.stats()["kernel_launches"] - before
