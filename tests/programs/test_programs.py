@@ -1,6 +1,6 @@
 """Every program of `scripts/` gives on the device under test what it gives on the CPU.
 
-Bit by bit without generated kernels. With them every program is run three times, so that its plans
+Bit by bit without generated kernels. With them every program is run four times, so that its plans
 come again and are fused; every round must give what the CPU gives, floating point within bounds.
 
 The programs of one mode run in one child process, because the mode is chosen when the device
@@ -29,10 +29,10 @@ SMOKE = ["view_chain_write", "double_backward", "train_adamw", "losses_kept_in_l
 CLOSE: dict[str, str] = {}
 
 
-# The modes that fuse, and how often a program runs there: the first run of a plan is unfused, and
-# the first round may differ from the others in what it finds (lazily made states, caches).
+# The modes that fuse, and how often a program runs there: kernels are made for what comes twice,
+# and the first round may differ from the others in what it finds (lazily made states, caches).
 FUSED_MODES = ("full", "nograph")
-ROUNDS = 3
+ROUNDS = 4
 
 # Seconds for all programs of a mode: compilers of some hundred kernels on a busy machine.
 TIMEOUT = 900
