@@ -4,6 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -49,9 +51,12 @@ void request(plan::Plan& plan) {
 
 // Says once what keeps kernels from being made or kept.
 void warn_once(const std::string& what) {
-  static std::string& told = *new std::string;  // plans of a device are run one at a time; a
-  if (what.empty() || told == what) return;     // repetition by another device does no harm
-  told = what;
+  static std::mutex mutex;
+  static auto& told = *new std::set<std::string>;
+  {
+    const std::lock_guard lock(mutex);
+    if (what.empty() || !told.insert(what).second) return;
+  }
   TORCH_WARN(what);
 }
 
@@ -65,6 +70,7 @@ void use_what_is_there(plan::Plan& plan) {
     usable.push_back(compilation.functions.back() != nullptr);
   }
   warn_once(compilation.job->error());
+  warn_once(jit::cache_problem());
   plan::use_kernels(plan, usable);
   compilation.job.reset();
 }
