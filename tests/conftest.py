@@ -55,7 +55,7 @@ def unfused(device: str) -> Iterator[None]:
     Plans are dropped before and after.
     """
     if helpers.ON_ACC:
-        helpers.extension().skip_passes("fuse")
+        helpers.extension().skip_passes("fuse,accumulate")
     yield
     if helpers.ON_ACC:
         helpers.extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))

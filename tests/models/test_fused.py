@@ -236,9 +236,9 @@ def test_free_runs_stay_within_eagers_spread(one_thread, device, model):
 )
 def test_the_comparison_sees_a_small_error(one_thread, what, error):
     _, mine, eager, exact = next(steps(zoo.make("mlp"), "sgd", "cpu"))
-    assert excesses([(mine, eager, exact)]) == []
+    assert excesses([errors(mine, eager, exact)]) == []
     mine.values[what] = mine.values[what] * (1 + error)
-    assert excesses([(mine, eager, exact)]) != []
+    assert excesses([errors(mine, eager, exact)]) != []
 
 
 class Crooked(nn.Module):
