@@ -55,7 +55,7 @@ def unfused(device: str) -> Iterator[None]:
     Plans are dropped before and after.
     """
     if helpers.ON_ACC:
-        helpers.extension().skip_passes("fuse,accumulate")
+        helpers.extension().skip_passes(helpers.BIT_BY_BIT)
     yield
     if helpers.ON_ACC:
         helpers.extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))

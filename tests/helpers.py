@@ -27,6 +27,10 @@ MODES = ("eager", "full")
 SMOKE_MODES = ("nofuse", "nograph")
 
 
+# The passes that change last bits, for ACC_SKIP_PASSES: without them every step is ATen's kernels.
+BIT_BY_BIT = "fuse,accumulate"
+
+
 def load_device() -> str:
     """Registers the device under test and returns its name. Harmless when called twice.
 

@@ -219,7 +219,7 @@ def run(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Result]:
     """Runs the requests in `jobs` worker processes; results come in the order of the requests."""
-    env = helpers.child_env() if env is None else env
+    env = helpers.child_env(ACC_SKIP_PASSES=helpers.BIT_BY_BIT) if env is None else env
     results: list[Result | None] = [None] * len(wanted)
     # Requests of one operator stay together; operators are dealt from one queue.
     position = 0

@@ -112,7 +112,7 @@ def on_device(tmp_path_factory) -> dict[str, dict[str, Finished]]:
         def __missing__(self, mode: str) -> dict[str, Finished]:
             names = NAMES if mode in helpers.MODES else SMOKE
             self[mode] = _batch(
-                helpers.DEVICE, names, folder, ACC_MODE=mode, ACC_SKIP_PASSES="fuse,accumulate"
+                helpers.DEVICE, names, folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
             )
             return self[mode]
 

@@ -227,7 +227,7 @@ def test_a_second_call_changes_nothing(device):
     assert [block.calls for block in model.blocks] == [2, 2, 2]
 
 
-def test_a_second_loader_for_validation(device):
+def test_a_second_loader_for_validation(unfused, device):
     model, training = torchacc.accelerate(Net(), make_loader())
     model, validation = torchacc.accelerate(model, make_loader(6))
     direct = torchacc.AsyncLoader(make_loader(6), model.device)

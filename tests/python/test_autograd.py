@@ -115,7 +115,7 @@ def test_inference_tensors(device):
     assert w.grad.tolist() == [8.0, 4.0, 4.0]
 
 
-def test_reentrant_backward(device):
+def test_reentrant_backward(unfused, device):
     def run(where):
         net = small_net(where)
 

@@ -445,10 +445,10 @@ def test_optimizer(trained, name, form):
     mine, theirs = run[helpers.DEVICE], run["cpu"]
     for a, b in zip(mine["values"], theirs["values"], strict=True):
         torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
-    assert sum(mine["compiled"][SETTLED.get(name, 3) :]) == 0, (
+    assert sum(mine["compiled"][SETTLED.get(name, 4) :]) == 0, (
         f"kernels compiled by step: {mine['compiled']}"
     )
-    assert min(mine["launched"][SETTLED.get(name, 3) :]) > 0, (
+    assert min(mine["launched"][SETTLED.get(name, 4) :]) > 0, (
         f"kernels launched by step: {mine['launched']}"
     )
 
@@ -482,8 +482,9 @@ for k in range(8):
 print(json.dumps(compiled))
 """
     compiled = _in_a_fresh_process(tmp_path, body)
-    assert compiled[2] > 0
-    assert compiled[2:] == compiled[2:3] * 6, compiled
+    # The first run makes x too; the plan of the others comes a second time in the third.
+    assert compiled[3] > 0
+    assert compiled[3:] == compiled[3:4] * 5, compiled
 
 
 def test_dropout_compiles_nothing_with_other_seeds(tmp_path):

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
+# Layers take the CPU's ways step by step; their bits are compared.
+pytestmark = pytest.mark.usefixtures("unfused")
+
 LAYERS = {
     "lstm": torch.nn.LSTM,
     "gru": torch.nn.GRU,
