@@ -265,7 +265,7 @@ void DiskCache::trim(uint64_t max_bytes) {
   std::map<std::pair<uint64_t, uint64_t>, std::vector<File>> libraries;  // by inode
   uint64_t total = 0;
   for (const File& file : files()) {
-    if (!file.library) {
+    if (!file.holds_kernels) {
       if (file.used_s + kStaleSeconds < time(nullptr)) remove(file.name);
       continue;
     }
@@ -298,7 +298,7 @@ DiskCache::Usage DiskCache::usage() const {
   Usage usage;
   std::set<std::pair<uint64_t, uint64_t>> seen;
   for (const File& file : files()) {
-    if (!file.library || !seen.insert(file.inode).second) continue;
+    if (!file.holds_kernels || !seen.insert(file.inode).second) continue;
     ++usage.files;
     usage.bytes += file.bytes;
   }

@@ -77,7 +77,7 @@ class DiskCache {
  private:
   struct File {
     std::string name;
-    bool library = false;                 // or something temporary
+    bool holds_kernels = false;           // or is something temporary
     std::pair<uint64_t, uint64_t> inode;  // device, number
     uint64_t bytes = 0;
     int64_t used_s = 0;  // when it was used last
