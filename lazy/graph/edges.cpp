@@ -88,4 +88,15 @@ std::vector<Edge> edges(const Graph& graph) {
   return found;
 }
 
+std::vector<std::vector<uint32_t>> predecessors(const Graph& graph) {
+  std::vector<std::vector<uint32_t>> before(graph.nodes.size());
+  // Sorted by the earlier node, so those of one node come in order, once per hazard.
+  for (const Edge& edge : edges(graph)) {
+    if (before[edge.to].empty() || before[edge.to].back() != edge.from) {
+      before[edge.to].push_back(edge.from);
+    }
+  }
+  return before;
+}
+
 }  // namespace acc::graph

@@ -30,4 +30,7 @@ struct Edge {
 // matrix) depend on each other. Buffers of one storage are compared by their place in it.
 std::vector<Edge> edges(const Graph& graph);
 
+// Per node, the nodes that it directly depends on, ascending.
+std::vector<std::vector<uint32_t>> predecessors(const Graph& graph);
+
 }  // namespace acc::graph

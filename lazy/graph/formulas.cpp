@@ -222,13 +222,9 @@ const Formula* formula_of(const Graph& graph, const Node& node) {
     found = parsed.emplace(node.op->name, std::move(rows)).first;
   }
   if (found->second.empty()) return nullptr;
-  std::vector<const int64_t*> items;
-  for (auto rest = graph.arguments(node); !rest.empty();
-       rest = rest.subspan(item_words(rest.data()))) {
-    items.push_back(rest.data());
-  }
+  const std::vector<const int64_t*> arguments = items(graph.arguments(node));
   for (const Guarded& row : found->second) {
-    if (row.argument >= 0 && !has_value(items[static_cast<size_t>(row.argument)], row.value)) {
+    if (row.argument >= 0 && !has_value(arguments[static_cast<size_t>(row.argument)], row.value)) {
       continue;
     }
     return &row.formula;

@@ -53,6 +53,15 @@ struct Graph {
   std::span<const int64_t> results(const Node& node) const {
     return {words.data() + node.outputs, node.end - node.outputs};
   }
+  // Adds a node whose words are in `from`.
+  void append(Node node, const std::vector<int64_t>& from) {
+    const auto begin = static_cast<uint32_t>(words.size());
+    words.insert(words.end(), from.begin() + node.words, from.begin() + node.end);
+    node.outputs = begin + (node.outputs - node.words);
+    node.end = begin + (node.end - node.words);
+    node.words = begin;
+    nodes.push_back(node);
+  }
   void clear() {
     nodes.clear();
     words.clear();

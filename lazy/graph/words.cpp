@@ -70,6 +70,14 @@ uint32_t item_words(const int64_t* word) {
   }
 }
 
+std::vector<const int64_t*> items(std::span<const int64_t> words) {
+  std::vector<const int64_t*> found;
+  for (; !words.empty(); words = words.subspan(item_words(words.data()))) {
+    found.push_back(words.data());
+  }
+  return found;
+}
+
 uint32_t item_values(const int64_t* word) {
   const Tag tag = tag_of(*word);
   if (tag == Tag::kList) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 // The encoding of a node's arguments and results as 64-bit words.
 //
@@ -64,6 +65,9 @@ inline TensorWords read_tensor(const int64_t* word) {
 
 // Number of words of the item at `word`, nested items included.
 uint32_t item_words(const int64_t* word);
+
+// The items that follow each other in `words`, each by its tag word.
+std::vector<const int64_t*> items(std::span<const int64_t> words);
 
 // Number of entries that the item at `word` takes in the value block.
 uint32_t item_values(const int64_t* word);

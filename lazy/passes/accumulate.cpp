@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <span>
 
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
@@ -19,16 +18,6 @@ constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 // The product moves to the addition, and its operands are held until then. Between them stand
 // at most the other products of one operator's backward.
 constexpr uint32_t kMaxDistance = 8;
-
-// The items of a call's arguments, one per argument.
-std::vector<const int64_t*> items_of(const Graph& graph, const Node& node) {
-  std::vector<const int64_t*> items;
-  for (auto rest = graph.arguments(node); !rest.empty();
-       rest = rest.subspan(graph::item_words(rest.data()))) {
-    items.push_back(rest.data());
-  }
-  return items;
-}
 
 bool same_item(const int64_t* a, const int64_t* b) {
   const uint32_t words = graph::item_words(a);
@@ -61,7 +50,7 @@ class Accumulation {
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
       if (gone[i]) continue;
       if (product[i] == kNobody) {
-        append(graph_.nodes[i], &out);
+        out.append(graph_.nodes[i], graph_.words);
       } else {
         append_accumulating(graph_.nodes[product[i]], graph_.nodes[i], &out);
       }
@@ -87,7 +76,7 @@ class Accumulation {
     const bool in_place = node.op->name == "aten::add_.Tensor";
     if (!in_place && node.op->name != "aten::add.Tensor") return kNobody;
     // self + alpha * other: the product is `other`.
-    const auto items = items_of(graph_, node);
+    const auto items = graph::items(graph_.arguments(node));
     if (!same_item(items[1], result)) return kNobody;
     if (graph::tag_of(*items[0]) != Tag::kTensor) return kNobody;
     const graph::TensorWords sum = graph::read_tensor(items[0]);
@@ -115,26 +104,16 @@ class Accumulation {
     return false;
   }
 
-  void append(Node node, Graph* out) const {
-    const auto begin = static_cast<uint32_t>(out->words.size());
-    out->words.insert(out->words.end(), graph_.words.begin() + node.words,
-                      graph_.words.begin() + node.end);
-    node.outputs = begin + (node.outputs - node.words);
-    node.end = begin + (node.end - node.words);
-    node.words = begin;
-    out->nodes.push_back(node);
-  }
-
   void append_accumulating(const Node& product, const Node& addition, Graph* out) const {
     const auto put = [out](const int64_t* item) {
       out->words.insert(out->words.end(), item, item + graph::item_words(item));
     };
-    const auto items = items_of(graph_, addition);
+    const auto items = graph::items(graph_.arguments(addition));
     Node node = product;  // its settings: those of products matter
     node.op = addition.op->writes ? product.op->plus_in_place : product.op->plus;
     node.words = static_cast<uint32_t>(out->words.size());
     put(items[0]);
-    for (const int64_t* item : items_of(graph_, product)) put(item);
+    for (const int64_t* item : graph::items(graph_.arguments(product))) put(item);
     out->words.push_back(graph::make_tag(Tag::kInt));  // beta
     out->words.push_back(1);
     put(items[2]);  // alpha

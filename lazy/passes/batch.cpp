@@ -57,9 +57,7 @@ class Batches {
         clusters_(std::move(clusters)),
         stored_(find_stored(graph, clusters_, outputs)),
         step_of_(graph.nodes.size()),
-        before_(graph.nodes.size()) {
-    for (const graph::Edge& edge : graph::edges(graph)) before_[edge.to].push_back(edge.from);
-  }
+        before_(graph::predecessors(graph)) {}
 
   std::vector<Batch> run() {
     for (Cluster& cluster : clusters_) add(cluster);
@@ -116,8 +114,8 @@ class Batches {
   const graph::Graph& graph_;
   std::vector<Cluster> clusters_;
   const std::vector<bool> stored_;
-  std::vector<uint32_t> step_of_;              // per node
-  std::vector<std::vector<uint32_t>> before_;  // per node
+  std::vector<uint32_t> step_of_;                    // per node
+  const std::vector<std::vector<uint32_t>> before_;  // per node
   std::vector<Batch> batches_;
 };
 

@@ -39,11 +39,10 @@ class Analysis {
 
   bool read_items() {
     uint32_t value = node_.values;
-    for (auto rest = graph_.arguments(node_); !rest.empty();
-         rest = rest.subspan(graph::item_words(rest.data()))) {
-      made_.items.push_back(rest.data());
+    made_.items = graph::items(graph_.arguments(node_));
+    for (const int64_t* item : made_.items) {
       made_.values.push_back(value);
-      value += graph::item_values(rest.data());
+      value += graph::item_values(item);
     }
     made_.operands.assign(op().arguments.size(), -1);
     return made_.items.size() == op().arguments.size() &&

@@ -16,8 +16,9 @@ namespace {
 using graph::Graph;
 
 // Accesses per cluster, counted once per node that makes them. A kernel of more has its pointers
-// and values in memory rather than in registers; and comparing accesses is quadratic.
-constexpr size_t kMaxAccesses = 192;
+// and values in memory rather than in registers, and the compiler's time grows faster than the
+// kernel: 38 operators, half of them tanh, took g++ 1.9 s.
+constexpr size_t kMaxAccesses = 96;
 
 // More loops than these do not occur in programs; each costs every row an addition per operand.
 constexpr size_t kMaxLoops = 6;
@@ -34,18 +35,9 @@ struct Open : Cluster {
 
 class Fusion {
  public:
-  explicit Fusion(const Graph& graph) : graph_(graph), owner_(graph.nodes.size()) {
+  explicit Fusion(const Graph& graph)
+      : graph_(graph), before_(graph::predecessors(graph)), owner_(graph.nodes.size()) {
     std::iota(owner_.begin(), owner_.end(), 0U);
-    before_.resize(graph.nodes.size());
-    for (const graph::Edge& edge : graph::edges(graph)) {
-      std::vector<uint32_t>& before = before_[edge.to];
-      if (before.empty() || before.back() != edge.from) before.push_back(edge.from);
-    }
-    for (std::vector<uint32_t>& before : before_) {
-      std::ranges::sort(before);
-      const auto rest = std::ranges::unique(before);
-      before.erase(rest.begin(), rest.end());
-    }
     find_uses();
     others_before_.assign(graph.nodes.size() + 1, 0);
     for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
@@ -285,9 +277,9 @@ class Fusion {
   }
 
   const Graph& graph_;
-  std::vector<std::vector<uint32_t>> before_;  // per node: those that it depends on, ascending
-  std::vector<uint32_t> owner_;                // per node: its cluster
-  std::vector<uint32_t> first_use_;            // per storage, by its first buffer: nodes
+  const std::vector<std::vector<uint32_t>> before_;  // per node: those that it depends on
+  std::vector<uint32_t> owner_;                      // per node: its cluster
+  std::vector<uint32_t> first_use_;                  // per storage, by its first buffer: nodes
   std::vector<uint32_t> last_use_;
   std::vector<uint32_t> others_before_;  // per node: how many before it are not elementwise
   std::vector<Open> open_;

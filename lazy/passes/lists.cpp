@@ -130,19 +130,10 @@ class Run {
   // Puts the calls into `out`, item by item.
   void flush(Graph* out) {
     for (uint32_t i = 0; !empty() && i < splits_.front().items; ++i) {
-      for (const Split& split : splits_) append(split.nodes[i], split.words, out);
+      for (const Split& split : splits_) out->append(split.nodes[i], split.words);
     }
     splits_.clear();
     touched_.clear();
-  }
-
-  static void append(Node node, const std::vector<int64_t>& words, Graph* out) {
-    const auto begin = static_cast<uint32_t>(out->words.size());
-    out->words.insert(out->words.end(), words.begin() + node.words, words.begin() + node.end);
-    node.outputs = begin + (node.outputs - node.words);
-    node.end = begin + (node.end - node.words);
-    node.words = begin;
-    out->nodes.push_back(node);
   }
 
  private:
@@ -174,7 +165,7 @@ Graph run_lists_by_item(const Graph& graph, const std::vector<bool>& stays, bool
       if (run.add(std::move(*items), lowered)) continue;
     }
     run.flush(&out);
-    Run::append(graph.nodes[i], graph.words, &out);
+    out.append(graph.nodes[i], graph.words);
   }
   run.flush(&out);
   return out;
