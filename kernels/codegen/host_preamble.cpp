@@ -188,6 +188,30 @@ static inline F64 fma_(F64 a, F64 b, F64 c) {
   return a * b + c;
 #endif
 }
+// Of reductions: which lanes hold one of `count` elements, and all lanes in one.
+static inline Mask lanes_below(int count) {
+  Mask lane;
+  for (int k = 0; k < W; ++k) lane[k] = k;
+  return lane < count;
+}
+template <class T> static inline auto sum_lanes(T v) {
+  for (int n = W / 2; n > 0; n /= 2) {
+    for (int k = 0; k < n; ++k) v[k] += v[k + n];
+  }
+  return v[0];
+}
+template <class T> static inline auto max_lanes(T v) {
+  for (int n = W / 2; n > 0; n /= 2) {
+    for (int k = 0; k < n; ++k) v[k] = v[k] < v[k + n] || v[k + n] != v[k + n] ? v[k + n] : v[k];
+  }
+  return v[0];
+}
+template <class T> static inline auto min_lanes(T v) {
+  for (int n = W / 2; n > 0; n /= 2) {
+    for (int k = 0; k < n; ++k) v[k] = v[k + n] < v[k] || v[k + n] != v[k + n] ? v[k + n] : v[k];
+  }
+  return v[0];
+}
 static inline F64 sqrt_(F64 a) {
   F64 r;
   for (int k = 0; k < W; ++k) r[k] = __builtin_sqrt(a[k]);

@@ -21,6 +21,7 @@ struct Operand {
   uint8_t dtype = 0;  // see lazy/graph/dtype.h
   Walk walk = Walk::kContiguous;
   bool stored = false;
+  bool kept = false;  // the same element at each turn of the reduced loops, of which there are some
 
   bool operator==(const Operand&) const = default;
 };
@@ -44,9 +45,14 @@ struct Store {
   bool operator==(const Store&) const = default;
 };
 
-// For each turn of `loops` nested loops: all instructions in order, then the stores.
+// For each turn of `loops` nested loops: all instructions in order, then the stores. Kept loops are
+// outside, then come `reduced` ones, over which kSum, kAmax and kAmin run: what depends on their
+// value comes in another pass over the reduced loops. Vectors go along the innermost reduced loop,
+// or (`columns`) along one more kept loop within.
 struct KernelSpec {
   uint32_t loops = 1;
+  uint32_t reduced = 0;
+  bool columns = false;
   std::vector<Operand> operands;
   std::vector<bool> scalars;  // per number: whether it is a double (else an int64)
   std::vector<Instruction> instructions;
@@ -59,7 +65,7 @@ struct KernelSpec {
 //   pointers  per operand, its first element
 //   geometry  the sizes of the loops, outermost first; then per operand its strides in elements
 //   numbers   per scalar, the bits of a double or an int64
-//   begin,end which elements, counted through all loops
+//   begin,end which elements, counted through all kept loops
 using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,
                               const int64_t* numbers, int64_t begin, int64_t end);
 

@@ -13,6 +13,7 @@
 #include "csrc/base/stats.h"
 #include "kernels/codegen/render.h"
 #include "kernels/jit/compile.h"
+#include "lazy/passes/loops.h"
 
 namespace acc::exec {
 namespace {
@@ -20,8 +21,12 @@ namespace {
 using base::count;
 using base::Counter;
 
-// Threads get whole blocks, so that their vectors begin where cache lines do.
+// Threads get whole blocks, so that their vectors begin where cache lines do. Where vectors go
+// along a reduced loop, a kept element is a block.
 constexpr int64_t kBlock = 64;
+bool goes_by_rows(const codegen::KernelSpec& kernel) {
+  return kernel.reduced > 0 && !kernel.columns;
+}
 
 // Elements below which a second thread costs more than it brings, as in ATen
 // (at::internal::GRAIN_SIZE), for kernels of one operation; they get fewer as operations get more.
@@ -93,18 +98,22 @@ plan::Schedule& choose_schedule(plan::Plan& plan) {
 
 KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
                        const std::vector<library::Slot>& slots)
-    : function_(compilation_of(plan).functions[step.kernel]) {
+    : function_(compilation_of(plan).functions[step.kernel]),
+      block_(goes_by_rows(plan.kernels[step.kernel]) ? 1 : kBlock) {
   for (const passes::Launch& launch : step.launches) {
     launches_.push_back({&launch, memory_.size(), numbers_.size(), blocks_});
     for (const passes::Launch::Operand& operand : launch.operands) {
       memory_.push_back(slots[operand.buffer].get());
     }
     numbers_.resize(numbers_.size() + launch.numbers.size());
-    blocks_ += (launch.elements + kBlock - 1) / kBlock;
+    blocks_ += (launch.elements + block_ - 1) / block_;
   }
   pointers_.resize(memory_.size());
-  const auto operations = static_cast<int64_t>(plan.kernels[step.kernel].instructions.size());
-  grain_ = std::max(int64_t{1}, kGrain / kBlock / std::max(int64_t{1}, operations / 4));
+  const codegen::KernelSpec& kernel = plan.kernels[step.kernel];
+  const passes::Launch& first = step.launches.front();
+  const int64_t turns = passes::product({first.geometry.data(), kernel.loops}) / first.elements;
+  const auto operations = static_cast<int64_t>(kernel.instructions.size());
+  grain_ = std::max(int64_t{1}, kGrain / block_ / turns / std::max(int64_t{1}, operations / 4));
 }
 
 void KernelCall::run(std::span<const int64_t> values) {
@@ -130,8 +139,8 @@ void KernelCall::run_blocks(int64_t begin, int64_t end) const {
   auto launch = std::ranges::upper_bound(launches_, begin, {}, &Launch::first_block) - 1;
   for (; launch != launches_.end() && launch->first_block < end; ++launch) {
     const int64_t elements = launch->spec->elements;
-    const int64_t first = std::max(int64_t{0}, (begin - launch->first_block) * kBlock);
-    const int64_t last = std::min(elements, (end - launch->first_block) * kBlock);
+    const int64_t first = std::max(int64_t{0}, (begin - launch->first_block) * block_);
+    const int64_t last = std::min(elements, (end - launch->first_block) * block_);
     function_(pointers_.data() + launch->pointers, launch->spec->geometry.data(),
               numbers_.data() + launch->numbers, first, last);
   }

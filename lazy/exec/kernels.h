@@ -35,6 +35,7 @@ class KernelCall {
   void run_blocks(int64_t begin, int64_t end) const;
 
   codegen::HostFunction function_;
+  int64_t block_;  // elements of a block
   std::vector<Launch> launches_;
   std::vector<const c10::StorageImpl*> memory_;  // per operand of all launches
   std::vector<char*> pointers_;

@@ -19,62 +19,39 @@ struct Named {
 };
 
 constexpr std::array kFunctions{
-    Named{Fn::kArgument, "", 0},
-    Named{Fn::kOperand, "", 0},
-    Named{Fn::kScalar, "", 0},
-    Named{Fn::kConstant, "", 0},
-    Named{Fn::kCast, "cast", 1},
-    Named{Fn::kAdd, "add", 2},
-    Named{Fn::kSub, "sub", 2},
-    Named{Fn::kMul, "mul", 2},
-    Named{Fn::kDiv, "div", 2},
-    Named{Fn::kFma, "fma", 3},
-    Named{Fn::kNeg, "neg", 1},
-    Named{Fn::kAbs, "abs", 1},
-    Named{Fn::kMin, "min", 2},
-    Named{Fn::kMax, "max", 2},
-    Named{Fn::kPow, "pow", 2},
-    Named{Fn::kEq, "eq", 2},
-    Named{Fn::kNe, "ne", 2},
-    Named{Fn::kLt, "lt", 2},
-    Named{Fn::kLe, "le", 2},
-    Named{Fn::kGt, "gt", 2},
-    Named{Fn::kGe, "ge", 2},
-    Named{Fn::kAnd, "and", 2},
-    Named{Fn::kOr, "or", 2},
-    Named{Fn::kXor, "xor", 2},
-    Named{Fn::kNot, "not", 1},
-    Named{Fn::kSelect, "select", 3},
-    Named{Fn::kSqrt, "sqrt", 1},
-    Named{Fn::kRsqrt, "rsqrt", 1},
-    Named{Fn::kReciprocal, "reciprocal", 1},
-    Named{Fn::kExp, "exp", 1},
-    Named{Fn::kExp2, "exp2", 1},
-    Named{Fn::kExpm1, "expm1", 1},
-    Named{Fn::kLog, "log", 1},
-    Named{Fn::kLog2, "log2", 1},
-    Named{Fn::kLog10, "log10", 1},
-    Named{Fn::kLog1p, "log1p", 1},
-    Named{Fn::kSin, "sin", 1},
-    Named{Fn::kCos, "cos", 1},
-    Named{Fn::kTan, "tan", 1},
-    Named{Fn::kAsin, "asin", 1},
-    Named{Fn::kAcos, "acos", 1},
-    Named{Fn::kAtan, "atan", 1},
-    Named{Fn::kSinh, "sinh", 1},
-    Named{Fn::kCosh, "cosh", 1},
-    Named{Fn::kTanh, "tanh", 1},
-    Named{Fn::kSigmoid, "sigmoid", 1},
-    Named{Fn::kErf, "erf", 1},
-    Named{Fn::kErfc, "erfc", 1},
-    Named{Fn::kFloor, "floor", 1},
-    Named{Fn::kCeil, "ceil", 1},
-    Named{Fn::kTrunc, "trunc", 1},
+    Named{Fn::kArgument, "", 0},       Named{Fn::kOperand, "", 0},
+    Named{Fn::kScalar, "", 0},         Named{Fn::kConstant, "", 0},
+    Named{Fn::kCast, "cast", 1},       Named{Fn::kAdd, "add", 2},
+    Named{Fn::kSub, "sub", 2},         Named{Fn::kMul, "mul", 2},
+    Named{Fn::kDiv, "div", 2},         Named{Fn::kFma, "fma", 3},
+    Named{Fn::kNeg, "neg", 1},         Named{Fn::kAbs, "abs", 1},
+    Named{Fn::kMin, "min", 2},         Named{Fn::kMax, "max", 2},
+    Named{Fn::kPow, "pow", 2},         Named{Fn::kEq, "eq", 2},
+    Named{Fn::kNe, "ne", 2},           Named{Fn::kLt, "lt", 2},
+    Named{Fn::kLe, "le", 2},           Named{Fn::kGt, "gt", 2},
+    Named{Fn::kGe, "ge", 2},           Named{Fn::kAnd, "and", 2},
+    Named{Fn::kOr, "or", 2},           Named{Fn::kXor, "xor", 2},
+    Named{Fn::kNot, "not", 1},         Named{Fn::kSelect, "select", 3},
+    Named{Fn::kSum, "sum", 1},         Named{Fn::kAmax, "amax", 1},
+    Named{Fn::kAmin, "amin", 1},       Named{Fn::kSqrt, "sqrt", 1},
+    Named{Fn::kRsqrt, "rsqrt", 1},     Named{Fn::kReciprocal, "reciprocal", 1},
+    Named{Fn::kExp, "exp", 1},         Named{Fn::kExp2, "exp2", 1},
+    Named{Fn::kExpm1, "expm1", 1},     Named{Fn::kLog, "log", 1},
+    Named{Fn::kLog2, "log2", 1},       Named{Fn::kLog10, "log10", 1},
+    Named{Fn::kLog1p, "log1p", 1},     Named{Fn::kSin, "sin", 1},
+    Named{Fn::kCos, "cos", 1},         Named{Fn::kTan, "tan", 1},
+    Named{Fn::kAsin, "asin", 1},       Named{Fn::kAcos, "acos", 1},
+    Named{Fn::kAtan, "atan", 1},       Named{Fn::kSinh, "sinh", 1},
+    Named{Fn::kCosh, "cosh", 1},       Named{Fn::kTanh, "tanh", 1},
+    Named{Fn::kSigmoid, "sigmoid", 1}, Named{Fn::kErf, "erf", 1},
+    Named{Fn::kErfc, "erfc", 1},       Named{Fn::kFloor, "floor", 1},
+    Named{Fn::kCeil, "ceil", 1},       Named{Fn::kTrunc, "trunc", 1},
     Named{Fn::kRound, "round", 1},
 };
 static_assert(kFunctions.size() == static_cast<size_t>(Fn::kRound) + 1);
 
 // Recursive descent, in the precedence of C:
+//   formula = {name "=" choice ";"} choice {"," choice}
 //   choice  = logic ["?" choice ":" choice]      logic   = compare {("&" | "|" | "^") compare}
 //   compare = sum [("==" | "<=" | ...) sum]      sum     = product {("+" | "-") product}
 //   product = unary {("*" | "/") unary}          unary   = ["-" | "!"] primary
@@ -85,7 +62,11 @@ class Parser {
       : text_(text), names_(names) {}
 
   Formula run() {
-    choice();
+    while (definition()) {
+    }
+    do {
+      formula_.results.push_back(choice());
+    } while (take(","));
     skip_space();
     if (at_ != text_.size()) fail("an operator was expected");
     return std::move(formula_);
@@ -119,6 +100,24 @@ class Parser {
     term.truth = is_comparison(fn) || (bits && formula_.terms[a].truth);
     formula_.terms.push_back(term);
     return static_cast<uint32_t>(formula_.terms.size() - 1);
+  }
+
+  bool definition() {
+    const size_t begin = at_;
+    const std::string_view word = take_name();
+    if (word.empty() || !take("=") || text_.substr(at_).starts_with("=")) {
+      at_ = begin;
+      return false;
+    }
+    const uint32_t value = choice();
+    if (!take(";")) fail("';' was expected");
+    const auto argument = std::ranges::find(names_, word);
+    if (argument == names_.end()) {
+      defined_.emplace_back(word, value);
+    } else {
+      formula_.writes.push_back({static_cast<uint32_t>(argument - names_.begin()), value});
+    }
+    return true;
   }
 
   uint32_t choice() {
@@ -215,15 +214,23 @@ class Parser {
     return static_cast<uint32_t>(formula_.terms.size() - 1);
   }
 
-  uint32_t name() {
+  std::string_view take_name() {
+    skip_space();
     const size_t begin = at_;
     while (at_ < text_.size() &&
            (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_')) {
       ++at_;
     }
-    const std::string_view word = text_.substr(begin, at_ - begin);
+    return text_.substr(begin, at_ - begin);
+  }
+
+  uint32_t name() {
+    const std::string_view word = take_name();
     if (word.empty()) fail("a name was expected");
     if (take("(")) return call(word);
+    for (const auto& [defined, value] : defined_) {
+      if (word == defined) return value;
+    }
     const auto found = std::ranges::find(names_, word);
     if (found == names_.end()) fail("this operator has no argument of the name that ends");
     Term term;
@@ -252,6 +259,7 @@ class Parser {
   std::string_view text_;
   const std::vector<std::string>& names_;
   size_t at_ = 0;
+  std::vector<std::pair<std::string_view, uint32_t>> defined_;
   Formula formula_;
 };
 

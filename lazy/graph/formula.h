@@ -6,7 +6,7 @@
 
 #include "lazy/graph/graph.h"
 
-// What an elementwise operator computes, as a formula over its arguments.
+// What an operator computes element by element, or in reductions, as a formula over its arguments.
 //
 // The table in formulas.cpp has one line per operator, "aten::addcmul" -> "self + value * tensor1 *
 // tensor2", in the order of operations (and so with the rounding) of ATen's CPU kernel. An operator
@@ -46,6 +46,10 @@ enum class Fn : uint8_t {
   kXor,
   kNot,
   kSelect,  // a ? b : c
+  // over the loops that the operator reduces; one value for all their elements
+  kSum,
+  kAmax,  // NaN if any is
+  kAmin,
   // functions of one number
   kSqrt,
   kRsqrt,
@@ -82,22 +86,34 @@ const char* name_of(Fn fn);
 int arity(Fn fn);
 
 constexpr bool is_comparison(Fn fn) { return fn >= Fn::kEq && fn <= Fn::kGe; }
+constexpr bool is_reduction(Fn fn) { return fn >= Fn::kSum && fn <= Fn::kAmin; }
 constexpr bool is_function(Fn fn) { return fn >= Fn::kSqrt; }
 
 // One operation of a formula; inputs are earlier terms.
 struct Term {
   Fn fn = Fn::kConstant;
   uint32_t inputs[3] = {0, 0, 0};
-  uint32_t argument =
-      0;  // of kArgument: its place in the schema; after the last: the number of elements
+  uint32_t argument = 0;  // of kArgument: its place in the schema; after the last: the number of
+                          // elements, of the reduced loops where there are some
   double constant = 0;  // of kConstant
   bool truth = false;   // yields true or false: a comparison, or an argument used as a condition
 };
 
-// The last term is the result.
 struct Formula {
   std::vector<Term> terms;
-  bool truth() const { return terms.back().truth; }
+  std::vector<uint32_t> results;  // terms, in the order of the operator's results
+  struct Write {
+    uint32_t argument;
+    uint32_t term;
+  };
+  std::vector<Write> writes;  // arguments that get another value, besides the results
+  bool truth() const { return terms[results[0]].truth; }
+  // Which dimensions of the first tensor the reductions run over; "": there are none.
+  //   "dim"       those in the argument of that name; all, if it is None or empty
+  //   "*"         all
+  //   "last dims" as many of the last as the argument `dims` has items
+  //   "but 1"     all but the second; tensors of one dimension lie along that one
+  std::string over;
   // A copy or a cast: the result is the argument, converted.
   bool converts = false;
 };
@@ -110,7 +126,10 @@ const Formula* formula_of(const Graph& graph, const Node& node);
 // All operators of the table that exist under `name`, for tests.
 std::vector<std::string> operators_with_formulas();
 
-// Parses one formula over the arguments named `names`. Throws base::Error with the text and the
+// Parses one formula over the arguments named `names`: an expression, or several separated by ','
+// for as many results, after any number of definitions "name = expression;". A definition of an
+// argument's name writes the argument.
+// Throws base::Error with the text and the
 // place for what is no formula.
 Formula parse_formula(const std::string& text, const std::vector<std::string>& names);
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
@@ -16,8 +17,9 @@ namespace {
 
 struct Row {
   const char* op;       // in-place forms ("aten::add_.Tensor") are found under the functional name
-  const char* guard;    // "argument=value": only for nodes with that value; "": for all
-  const char* formula;  // `count`: the number of elements
+  const char* guard;    // "argument=value, ...": only for nodes with these values; "": for all
+  const char* formula;  // `count`: the number of elements that one result is made of
+  const char* over = "";  // see Formula
 };
 
 // Constants are those of ATen's kernels: 0.7071067811865476 = sqrt(1/2), 0.3989422804014327 =
@@ -142,6 +144,64 @@ constexpr Row kRows[] = {
     {"aten::mse_loss_backward", "reduction=1", "2 / count * (self - target) * grad_output"},
     {"aten::mse_loss_backward", "", "2 * (self - target) * grad_output"},
     {"aten::native_dropout_backward", "", "grad_output * (mask ? scale : 0)"},
+
+    {"aten::sum", "", "sum(self)", "*"},
+    {"aten::sum.dim_IntList", "", "sum(self)", "dim"},
+    {"aten::mean", "", "sum(self) / count", "*"},
+    {"aten::mean.dim", "", "sum(self) / count", "dim"},
+    {"aten::amax", "", "amax(self)", "dim"},
+    {"aten::amin", "", "amin(self)", "dim"},
+    {"aten::linalg_vector_norm", "ord=2", "sqrt(sum(self * self))", "dim"},
+    {"aten::mse_loss", "reduction=1", "d = self - target; sum(d * d) / count", "*"},
+    {"aten::mse_loss", "reduction=2", "d = self - target; sum(d * d)", "*"},
+
+    {"aten::_softmax", "", "e = exp(self - amax(self)); e / sum(e)", "dim"},
+    {"aten::_softmax_backward_data", "", "output * (grad_output - sum(grad_output * output))",
+     "dim"},
+    {"aten::_log_softmax", "", "d = self - amax(self); d - log(sum(exp(d)))", "dim"},
+    {"aten::_log_softmax_backward_data", "", "grad_output - exp(output) * sum(grad_output)", "dim"},
+
+    {"aten::native_layer_norm", "weight=None, bias=None",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "d * r, mean, r",
+     "last normalized_shape"},
+    {"aten::native_layer_norm", "bias=None",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "d * r * weight, mean, r",
+     "last normalized_shape"},
+    {"aten::native_layer_norm", "",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "fma(d * r, weight, bias), mean, r",
+     "last normalized_shape"},
+
+    {"aten::native_batch_norm", "training=True, weight=None, running_mean=None",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "d * r, mean, r",
+     "but 1"},
+    {"aten::native_batch_norm", "training=True, running_mean=None",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "fma(d, r * weight, bias), mean, r",
+     "but 1"},
+    {"aten::native_batch_norm", "training=True, weight=None",
+     "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
+     "running_mean = fma(momentum, mean - running_mean, running_mean); "
+     "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
+     "d * r, mean, r",
+     "but 1"},
+    {"aten::native_batch_norm", "training=True",
+     "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
+     "running_mean = fma(momentum, mean - running_mean, running_mean); "
+     "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
+     "fma(d, r * weight, bias), mean, r",
+     "but 1"},
+    {"aten::native_batch_norm_backward", "train=True, output_mask=111, weight=None",
+     "x = (input - save_mean) * save_invstd; w = sum(grad_out * x); b = sum(grad_out); "
+     "(grad_out - fma(x, w, b) / count) * save_invstd, w, b",
+     "but 1"},
+    {"aten::native_batch_norm_backward", "train=True, output_mask=111",
+     "x = (input - save_mean) * save_invstd; w = sum(grad_out * x); b = sum(grad_out); "
+     "(grad_out - fma(x, w, b) / count) * (save_invstd * weight), w, b",
+     "but 1"},
 };
 
 // Operators that convert: each argument is taken in its own type.
@@ -149,9 +209,13 @@ bool converts(std::string_view op) {
   return op == "aten::copy_" || op == "aten::_to_copy" || op == "aten::clone";
 }
 
-struct Guarded {
-  int argument = -1;  // -1: no guard
+struct Guard {
+  size_t argument;
   std::string value;
+};
+
+struct Guarded {
+  std::vector<Guard> guards;
   Formula formula;
 };
 
@@ -160,6 +224,18 @@ std::string functional_name(const std::string& name) {
   const size_t dot = std::min(name.find('.'), name.size());
   if (dot == 0 || name[dot - 1] != '_') return name;
   return name.substr(0, dot - 1) + name.substr(dot);
+}
+
+Guard parse_guard(const Op& op, std::string_view text) {
+  const size_t equals = text.find('=');
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (op.arguments[i].name == text.substr(0, equals)) {
+      return {i, std::string(text.substr(equals + 1))};
+    }
+  }
+  ACC_CHECK(false, "[formula] ", op.name, " has no argument for the guard '", text,
+            "'. Correct the table.");
+  __builtin_unreachable();
 }
 
 std::vector<Guarded> parse_rows(const Op& op, std::string_view name) {
@@ -172,25 +248,34 @@ std::vector<Guarded> parse_rows(const Op& op, std::string_view name) {
     Guarded& made = rows.emplace_back();
     made.formula = parse_formula(row.formula, names);
     made.formula.converts = converts(name);
-    const std::string_view guard = row.guard;
-    if (guard.empty()) continue;
-    const size_t equals = guard.find('=');
-    made.value = guard.substr(equals + 1);
-    for (size_t i = 0; i < op.arguments.size(); ++i) {
-      if (op.arguments[i].name == guard.substr(0, equals)) made.argument = static_cast<int>(i);
+    made.formula.over = row.over;
+    for (std::string_view rest = row.guard; !rest.empty();) {
+      const size_t end = std::min(rest.find(", "), rest.size());
+      made.guards.push_back(parse_guard(op, rest.substr(0, end)));
+      rest.remove_prefix(std::min(end + 2, rest.size()));
     }
-    ACC_CHECK(made.argument >= 0, "[formula] ", op.name, " has no argument for the guard '", guard,
-              "'. Correct the table.");
   }
   return rows;
 }
 
-// Whether the item at `word` is the value that a guard names. Numbers have to be structure.
+// Whether the item at `word` is the value that a guard names. Numbers have to be structure; a list
+// of truths is a digit each.
 bool has_value(const int64_t* word, const std::string& value) {
   const bool slot = (flags_of(*word) & kValueFlag) != 0;
   switch (tag_of(*word)) {
     case Tag::kNone:
+    case Tag::kUndefined:
       return value == "None";
+    case Tag::kBool:
+      return !slot && value == (word[1] != 0 ? "True" : "False");
+    case Tag::kList: {
+      std::string digits;
+      for (const int64_t* item : items({word + 1, item_words(word) - 1})) {
+        if (tag_of(*item) != Tag::kBool || (flags_of(*item) & kValueFlag) != 0) return false;
+        digits += item[1] != 0 ? '1' : '0';
+      }
+      return digits == value;
+    }
     case Tag::kString:
       return value == std::string_view(reinterpret_cast<const char*>(word + 1), count_of(*word));
     case Tag::kInt:
@@ -224,10 +309,10 @@ const Formula* formula_of(const Graph& graph, const Node& node) {
   if (found->second.empty()) return nullptr;
   const std::vector<const int64_t*> arguments = items(graph.arguments(node));
   for (const Guarded& row : found->second) {
-    if (row.argument >= 0 && !has_value(arguments[static_cast<size_t>(row.argument)], row.value)) {
-      continue;
-    }
-    return &row.formula;
+    const bool fits = std::ranges::all_of(row.guards, [&](const Guard& guard) {
+      return has_value(arguments[guard.argument], guard.value);
+    });
+    if (fits) return &row.formula;
   }
   return nullptr;
 }

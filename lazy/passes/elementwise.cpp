@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <string>
 
 #include "csrc/base/env.h"
 #include "lazy/graph/dtype.h"
@@ -29,8 +30,8 @@ class Analysis {
 
   std::optional<Elementwise> run() {
     made_.formula = graph::formula_of(graph_, node_);
-    if (made_.formula == nullptr || !read_items() || !find_result()) return std::nullopt;
-    if (!add_operands() || !find_type() || !check_terms()) return std::nullopt;
+    if (made_.formula == nullptr || !read_items() || !find_loops()) return std::nullopt;
+    if (!add_operands() || !add_results() || !find_type() || !check_terms()) return std::nullopt;
     return std::move(made_);
   }
 
@@ -49,16 +50,85 @@ class Analysis {
            std::ranges::none_of(op().arguments, &graph::Argument::out);
   }
 
-  bool find_result() {
-    if (op().returns.size() != 1 || op().returns[0].list) return false;
-    const int alias = op().returns[0].alias;
-    const int64_t* word =
-        alias < 0 ? graph_.results(node_).data() : made_.items[static_cast<size_t>(alias)];
-    if (graph::tag_of(*word) != Tag::kTensor) return false;
-    result_ = graph::read_tensor(word);
-    in_place_ = alias >= 0;
-    return is_plain(result_) && is_result(result_.dtype) &&
-           std::ranges::find(result_.sizes, 0) == result_.sizes.end();
+  // The results' words, fresh or in place; nothing where they are not as many as the formula's.
+  std::vector<const int64_t*> results() const {
+    std::vector<const int64_t*> fresh = graph::items(graph_.results(node_));
+    std::vector<const int64_t*> found;
+    size_t next = 0;
+    for (const graph::Return& value : op().returns) {
+      if (value.list) return {};
+      if (value.alias >= 0) {
+        found.push_back(made_.items[static_cast<size_t>(value.alias)]);
+      } else if (next < fresh.size()) {
+        found.push_back(fresh[next++]);
+      }
+    }
+    if (found.size() != made_.formula->results.size()) found.clear();
+    return found;
+  }
+
+  bool find_loops() {
+    const auto found = results();
+    if (found.empty() || graph::tag_of(*found[0]) != Tag::kTensor) return false;
+    result_ = graph::read_tensor(found[0]);
+    in_place_ = op().returns[0].alias >= 0;
+    Nest& nest = made_.nest;
+    if (made_.formula->over.empty()) {
+      nest.sizes.assign(result_.sizes.begin(), result_.sizes.end());
+      nest.reduced.assign(nest.sizes.size(), false);
+    } else {
+      const auto first = std::ranges::find(
+          made_.items, Tag::kTensor, [](const int64_t* item) { return graph::tag_of(*item); });
+      if (first == made_.items.end()) return false;
+      const graph::TensorWords tensor = graph::read_tensor(*first);
+      nest.sizes.assign(tensor.sizes.begin(), tensor.sizes.end());
+      if (!find_reduced() || product(nest.sizes) == nest.kept_elements()) return false;
+    }
+    return std::ranges::find(nest.sizes, 0) == nest.sizes.end();
+  }
+
+  // Marks the loops that the formula reduces.
+  bool find_reduced() {
+    const std::string& over = made_.formula->over;
+    const size_t dims = made_.nest.sizes.size();
+    std::vector<bool>& reduced = made_.nest.reduced;
+    if (over == "*") {
+      reduced.assign(dims, true);
+      return true;
+    }
+    if (over == "but 1") {
+      reduced.assign(dims, true);
+      if (dims > 1) reduced[1] = false;
+      return dims > 1;
+    }
+    reduced.assign(dims, false);
+    const bool last = over.starts_with("last ");
+    const std::string name = last ? over.substr(5) : over;
+    const auto argument = std::ranges::find(op().arguments, name, &graph::Argument::name);
+    if (argument == op().arguments.end()) return false;
+    const int64_t* word = made_.items[static_cast<size_t>(argument - op().arguments.begin())];
+    std::vector<const int64_t*> items{word};
+    if (graph::tag_of(*word) == Tag::kList) items = list_items(word);
+    if (graph::tag_of(*word) == Tag::kNone) items.clear();
+    if (last) {
+      if (items.size() > dims) return false;
+      std::fill(reduced.end() - static_cast<std::ptrdiff_t>(items.size()), reduced.end(), true);
+      return true;
+    }
+    if (items.empty()) reduced.assign(dims, true);
+    for (const int64_t* item : items) {
+      if (graph::tag_of(*item) != Tag::kInt || (graph::flags_of(*item) & graph::kValueFlag) != 0) {
+        return false;
+      }
+      const int64_t dim = item[1] < 0 ? item[1] + static_cast<int64_t>(dims) : item[1];
+      if (dim < 0 || dim >= static_cast<int64_t>(dims)) return false;
+      reduced[static_cast<size_t>(dim)] = true;
+    }
+    return true;
+  }
+
+  static std::vector<const int64_t*> list_items(const int64_t* word) {
+    return graph::items({word + 1, graph::item_words(word) - 1});
   }
 
   static bool is_plain(const graph::TensorWords& tensor) {
@@ -68,20 +138,69 @@ class Analysis {
 
   bool add_operands() {
     Nest& nest = made_.nest;
-    nest.sizes.assign(result_.sizes.begin(), result_.sizes.end());
     for (const graph::Term& term : made_.formula->terms) {
       if (term.fn != Fn::kArgument || term.argument >= made_.items.size()) continue;
       if (made_.operands[term.argument] >= 0) continue;
       const int64_t* word = made_.items[term.argument];
       if (graph::tag_of(*word) != Tag::kTensor) continue;
       const graph::TensorWords tensor = graph::read_tensor(word);
-      const auto access = broadcast(tensor, result_.sizes);
+      const bool kept = made_.formula->over == "but 1" && tensor.sizes.size() == 1;
+      const auto access = kept ? along_kept(tensor) : broadcast(tensor, nest.sizes);
       if (!is_plain(tensor) || !access.has_value()) return false;
       made_.operands[term.argument] = static_cast<int32_t>(nest.accesses.size());
       nest.accesses.push_back(*access);
     }
-    nest.accesses.push_back(*broadcast(result_, result_.sizes));
-    return is_injective(nest.accesses.back(), nest.sizes);
+    return true;
+  }
+
+  // The access of a tensor that has the kept dimensions only.
+  std::optional<Access> along_kept(const graph::TensorWords& tensor) const {
+    const Nest& nest = made_.nest;
+    Access access{tensor.buffer, tensor.dtype, tensor.offset,
+                  std::vector<int64_t>(nest.sizes.size(), 0)};
+    size_t next = 0;
+    for (size_t i = 0; i < nest.sizes.size(); ++i) {
+      if (nest.reduced[i]) continue;
+      if (next == tensor.sizes.size() || tensor.sizes[next] != nest.sizes[i]) return std::nullopt;
+      access.strides[i] = nest.sizes[i] == 1 ? 0 : tensor.strides[next];
+      ++next;
+    }
+    if (next != tensor.sizes.size()) return std::nullopt;
+    return access;
+  }
+
+  bool add_results() {
+    const auto found = results();
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (!add_result(found[i], made_.formula->results[i])) return false;
+    }
+    for (const graph::Formula::Write& write : made_.formula->writes) {
+      if (!add_result(made_.items[write.argument], write.term)) return false;
+    }
+    return true;
+  }
+
+  bool add_result(const int64_t* word, uint32_t term) {
+    if (graph::tag_of(*word) != Tag::kTensor) return false;
+    Nest& nest = made_.nest;
+    const graph::TensorWords tensor = graph::read_tensor(word);
+    if (!is_plain(tensor) || !is_result(tensor.dtype)) return false;
+    const bool kept = tensor.sizes.size() < nest.sizes.size();
+    const auto access = kept ? along_kept(tensor) : broadcast(tensor, nest.sizes);
+    if (!access.has_value()) return false;
+    made_.results.push_back({static_cast<uint32_t>(nest.accesses.size()), term});
+    nest.accesses.push_back(*access);
+    // Broadcast along reduced loops only.
+    std::vector<int64_t> sizes;
+    Access result = *access;
+    result.strides.clear();
+    for (size_t i = 0; i < nest.sizes.size(); ++i) {
+      const bool full = !kept && tensor.sizes[i] == nest.sizes[i];
+      if (nest.reduced[i] && !full) continue;
+      sizes.push_back(nest.sizes[i]);
+      result.strides.push_back(access->strides[i]);
+    }
+    return is_injective(result, sizes);
   }
 
   // PyTorch's promotion, as far as it can be told from the result. What cannot be told is refused.
@@ -181,6 +300,9 @@ class Analysis {
         case Fn::kFma:
         case Fn::kNeg:
         case Fn::kAbs:
+        case Fn::kSum:
+        case Fn::kAmax:
+        case Fn::kAmin:
         case Fn::kMin:
         case Fn::kMax:
           if (type == dtype::kBool) return false;

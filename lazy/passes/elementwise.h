@@ -8,7 +8,8 @@
 #include "lazy/graph/graph.h"
 #include "lazy/passes/loops.h"
 
-// A node that computes each element of its result from the operands' elements at its place.
+// A node that computes each element of its results from the operands' elements at its place, and
+// from reductions of them.
 namespace acc::passes {
 
 struct Elementwise {
@@ -18,12 +19,17 @@ struct Elementwise {
   std::vector<int32_t> operands;      // per argument, its access; -1: no tensor, or not read
   std::vector<const int64_t*> items;  // per argument, its words
   std::vector<uint32_t> values;       // per argument, where its numbers begin in the value block
-  Nest nest;                          // over the result; its access is the last
+  struct Result {
+    uint32_t access;
+    uint32_t term;
+  };
+  std::vector<Result> results;  // what it writes; the accesses are the last ones
+  Nest nest;                    // over the result, or what is reduced
 };
 
 // Nothing for operators without a formula, and for operands that generated kernels do not know:
 // complex and quantized types, lazy conjugation, arithmetic in 8 and 16 bit integers, results that
-// overlap themselves, empty results.
+// overlap themselves, empty results, reductions of single elements.
 std::optional<Elementwise> as_elementwise(const graph::Graph& graph, const graph::Node& node);
 
 }  // namespace acc::passes

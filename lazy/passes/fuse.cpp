@@ -1,7 +1,6 @@
 #include "lazy/passes/fuse.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -19,6 +18,9 @@ using graph::Graph;
 // and values in memory rather than in registers, and the compiler's time grows faster than the
 // kernel: 38 operators, half of them tanh, took g++ 1.9 s.
 constexpr size_t kMaxAccesses = 96;
+
+// Elements of one reduction. Each is done by one thread, so the sum of a larger tensor is ATen's.
+constexpr int64_t kMaxReduced = int64_t{1} << 20;
 
 // More loops than these do not occur in programs; each costs every row an addition per operand.
 constexpr size_t kMaxLoops = 6;
@@ -86,17 +88,31 @@ class Fusion {
     auto found = as_elementwise(graph_, node);
     if (!found.has_value()) return made;
     Nest& nest = found->nest;
-    sort_loops(nest, Access(nest.accesses.back()));
+    sort_loops(nest, Access(widest(nest)));
     coalesce(nest);
     if (nest.sizes.size() > kMaxLoops) return made;
     made.writes.assign(nest.accesses.size(), false);
-    made.writes.back() = true;
-    made.elements =
-        std::accumulate(nest.sizes.begin(), nest.sizes.end(), int64_t{1}, std::multiplies<>());
+    for (const Elementwise::Result& result : found->results) made.writes[result.access] = true;
+    made.elements = product(nest.sizes);
+    if (made.elements / nest.kept_elements() > kMaxReduced) return made;
     // A call that reads what it writes element by element, and nothing else of it.
     if (clash(nest, made.writes, nest, made.writes)) return made;
     made.nest = std::move(nest);
     return made;
+  }
+
+  static int moving_loops(const Access& access) {
+    return static_cast<int>(
+        std::ranges::count_if(access.strides, [](int64_t s) { return s != 0; }));
+  }
+
+  // The access that moves with the most loops; the last of those.
+  static const Access& widest(const Nest& nest) {
+    const Access* found = &nest.accesses.back();
+    for (size_t i = nest.accesses.size(); i-- > 0;) {
+      if (moving_loops(nest.accesses[i]) > moving_loops(*found)) found = &nest.accesses[i];
+    }
+    return *found;
   }
 
   // Where an access begins in its storage, as the number of a storage and bytes.
@@ -130,21 +146,44 @@ class Fusion {
   }
 
   // The accesses by which two clusters can be brought into one order: of the same place, one of
-  // them a write.
+  // them a write. Those that move with the most loops say the most about the order.
   std::optional<std::pair<size_t, size_t>> link(const Open& a, const Open& b) const {
+    std::optional<std::pair<size_t, size_t>> found;
     for (size_t i = a.nest.accesses.size(); i-- > 0;) {
+      const Access& one = a.nest.accesses[i];
+      if (found.has_value() && moving_loops(one) <= moving_loops(a.nest.accesses[found->first])) {
+        continue;
+      }
       for (size_t j = 0; j < b.nest.accesses.size(); ++j) {
         if (!a.writes[i] && !b.writes[j]) continue;
-        if (same_place(a.nest.accesses[i], b.nest.accesses[j])) return std::pair{i, j};
+        if (!same_place(one, b.nest.accesses[j])) continue;
+        found = {i, j};
+        break;
       }
     }
-    return std::nullopt;
+    return found;
+  }
+
+  // Brings the loops of two nests into one form. False where there is none.
+  static bool unite(Nest& x, Nest& y) {
+    if (x.reduces() && !y.reduces() && product(y.sizes) == x.kept_elements()) {
+      return spread_kept(y, x);
+    }
+    if (y.reduces() && !x.reduces() && product(x.sizes) == y.kept_elements()) {
+      return spread_kept(x, y);
+    }
+    if (product(x.sizes) != product(y.sizes) || !refine(x, y)) return false;
+    // What has no reductions is done for each turn of the loops that the other reduces.
+    if (!x.reduces()) x.reduced = y.reduced;
+    if (!y.reduces()) y.reduced = x.reduced;
+    return x.reduced == y.reduced;
   }
 
   bool join(uint32_t a_index, uint32_t b_index) {
     const Open& a = open_[a_index];
     const Open& b = open_[b_index];
-    if (a.elements != b.elements || a.ambient != b.ambient) return false;
+    if (a.ambient != b.ambient) return false;
+    if (a.elements != b.elements && !a.nest.reduces() && !b.nest.reduces()) return false;
     if (a.nest.accesses.size() + b.nest.accesses.size() > kMaxAccesses) return false;
     const auto common = link(a, b);
     if (!common.has_value()) return false;
@@ -154,7 +193,7 @@ class Fusion {
     sort_loops(y, Access(y.accesses[common->second]));
     coalesce(x);
     coalesce(y);
-    if (!refine(x, y) || x.sizes.size() > kMaxLoops) return false;
+    if (!unite(x, y) || x.sizes.size() > kMaxLoops) return false;
     if (clash(x, a.writes, y, b.writes)) return false;
     if (holds_memory(a, b) || !bring_together(a_index, b_index)) return false;
     merge(a_index, b_index, std::move(x), std::move(y));
@@ -241,10 +280,11 @@ class Fusion {
     Open& b = open_[b_index];
     Open made;
     made.ambient = a.ambient;
-    made.elements = a.elements;
+    made.elements = std::max(a.elements, b.elements);
     made.low = std::min(a.low, b.low);
     made.high = std::max(a.high, b.high);
     made.nest.sizes = x.sizes;
+    made.nest.reduced = x.reduced;
     const auto take = [&made](Open& from, Nest& nest, size_t i) {
       const size_t end = i + 1 < from.nodes.size() ? from.first[i + 1] : nest.accesses.size();
       made.nodes.push_back(from.nodes[i]);

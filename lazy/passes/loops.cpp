@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
 
 #include "csrc/base/check.h"
@@ -51,10 +52,31 @@ void split(Nest& nest, const std::vector<int64_t>& sizes) {
     }
     access.strides = std::move(strides);
   }
+  std::vector<bool> reduced(sizes.size());
+  size_t loop = nest.sizes.size();
+  int64_t left = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (left == 1) left = nest.sizes[--loop];
+    reduced[i] = nest.reduced[loop];
+    left /= sizes[i];
+  }
+  nest.reduced = std::move(reduced);
   nest.sizes = sizes;
 }
 
 }  // namespace
+
+bool Nest::reduces() const { return std::ranges::find(reduced, true) != reduced.end(); }
+
+int64_t Nest::kept_elements() const {
+  int64_t elements = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) elements *= reduced[i] ? 1 : sizes[i];
+  return elements;
+}
+
+int64_t product(std::span<const int64_t> sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
 
 std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<const int64_t> sizes) {
   if (tensor.sizes.size() > sizes.size()) return std::nullopt;
@@ -78,13 +100,14 @@ void sort_loops(Nest& nest, const Access& by) {
   const std::vector<int64_t> keys = by.strides;
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return std::abs(keys[a]) > std::abs(keys[b]); });
-  const auto pick = [&](std::vector<int64_t>& from) {
-    std::vector<int64_t> picked;
+  const auto pick = [&]<class T>(std::vector<T>& from) {
+    std::vector<T> picked;
     picked.reserve(order.size());
     for (const size_t i : order) picked.push_back(from[i]);
     from = std::move(picked);
   };
   pick(nest.sizes);
+  pick(nest.reduced);
   for (Access& access : nest.accesses) pick(access.strides);
 }
 
@@ -93,10 +116,11 @@ void coalesce(Nest& nest) {
     const bool one = std::ranges::all_of(nest.accesses, [&](const Access& access) {
       return access.strides[i - 1] == access.strides[i] * nest.sizes[i];
     });
-    if (!one) continue;
+    if (!one || nest.reduced[i - 1] != nest.reduced[i]) continue;
     const auto at = static_cast<std::ptrdiff_t>(i);
     nest.sizes[i - 1] *= nest.sizes[i];
     nest.sizes.erase(nest.sizes.begin() + at);
+    nest.reduced.erase(nest.reduced.begin() + at);
     for (Access& access : nest.accesses) {
       access.strides[i - 1] = access.strides[i];
       access.strides.erase(access.strides.begin() + at);
@@ -109,6 +133,46 @@ bool refine(Nest& a, Nest& b) {
   if (!sizes.has_value()) return false;
   split(a, *sizes);
   split(b, *sizes);
+  return true;
+}
+
+bool spread_kept(Nest& kept, Nest& whole) {
+  // Only the kept loops of the whole nest, without accesses.
+  Nest outline;
+  for (size_t i = 0; i < whole.sizes.size(); ++i) {
+    if (!whole.reduced[i]) outline.sizes.push_back(whole.sizes[i]);
+  }
+  outline.reduced.assign(outline.sizes.size(), false);
+  const auto sizes = common_sizes(kept.sizes, outline.sizes);
+  if (!sizes.has_value()) return false;
+  split(kept, *sizes);
+  // The same splits in the whole nest.
+  std::vector<int64_t> all;
+  std::vector<bool> is_kept;
+  size_t next = 0;
+  for (size_t i = 0; i < whole.sizes.size(); ++i) {
+    int64_t left = whole.sizes[i];
+    if (whole.reduced[i]) {
+      all.push_back(left);
+      is_kept.push_back(false);
+      continue;
+    }
+    for (; left > 1; left /= sizes->at(next++)) {
+      all.push_back(sizes->at(next));
+      is_kept.push_back(true);
+    }
+  }
+  split(whole, all);
+  for (Access& access : kept.accesses) {
+    std::vector<int64_t> strides(all.size(), 0);
+    size_t from = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (is_kept[i]) strides[i] = access.strides[from++];
+    }
+    access.strides = std::move(strides);
+  }
+  kept.sizes = std::move(all);
+  kept.reduced = whole.reduced;
   return true;
 }
 

@@ -21,11 +21,19 @@ struct Access {
   bool operator==(const Access&) const = default;
 };
 
-// Loops with the outermost first, and all that is accessed in them.
+// Loops with the outermost first, and all that is accessed in them. Reductions run over the reduced
+// loops; for each turn of the others, which are kept, they have one value.
 struct Nest {
   std::vector<int64_t> sizes;
+  std::vector<bool> reduced;  // per loop
   std::vector<Access> accesses;
+
+  bool reduces() const;
+  int64_t kept_elements() const;  // turns of all kept loops
 };
+
+// The number of elements of a tensor, or of turns of nested loops.
+int64_t product(std::span<const int64_t> sizes);
 
 // The access of `tensor` in loops over `sizes`, along which it is broadcast by PyTorch's rules.
 // Nothing if it does not fit.
@@ -34,12 +42,16 @@ std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<cons
 // Drops loops of one turn and puts the loop with the largest stride of `by` outermost.
 void sort_loops(Nest& nest, const Access& by);
 
-// Joins neighbouring loops that all accesses walk through as one.
+// Joins neighbouring loops that all accesses walk through as one, kept or reduced both.
 void coalesce(Nest& nest);
 
 // Splits the loops of both until they have the same sizes. False, with both unchanged, where the
 // boundaries of one cut through the other.
 bool refine(Nest& a, Nest& b);
+
+// Puts the reduced loops of `whole` round a nest over its kept elements, which stays where it is in
+// them. False, with both unchanged, where the loops of one cut through the other.
+bool spread_kept(Nest& kept, Nest& whole);
 
 // The first byte and the byte after the last that an access touches, from the begin of its buffer.
 struct ByteRange {

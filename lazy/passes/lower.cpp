@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <numeric>
 
 #include "csrc/base/check.h"
 #include "lazy/graph/dtype.h"
@@ -20,14 +21,27 @@ namespace dtype = graph::dtype;
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// The loops in the order in which most operands go from element to element in the innermost. Stores
-// count twice: a strided load is a gather, a strided store a loop.
-void put_fastest_inside(Nest& nest, const std::vector<bool>& writes) {
+// Whether an access stays at one element while the reduced loops, of which there are some, turn.
+bool is_kept(const Nest& nest, const Access& access) {
+  for (size_t loop = 0; loop < nest.sizes.size(); ++loop) {
+    if (nest.reduced[loop] && access.strides[loop] != 0) return false;
+  }
+  return nest.reduces();
+}
+
+// A reduced loop shorter than this leaves vectors mostly empty; then they go along a kept loop,
+// where there is one of this length.
+constexpr int64_t kShortLoop = 32;
+
+// The loop in which most operands go from element to element. Stores count twice: a strided load is
+// a gather, a strided store a loop. What has one element per reduction does not count.
+size_t fastest_loop(const Nest& nest, const std::vector<bool>& writes) {
   size_t best = nest.sizes.size() - 1;
   int best_score = -1;
   for (size_t loop = nest.sizes.size(); loop-- > 0;) {
     int score = 0;
     for (size_t i = 0; i < nest.accesses.size(); ++i) {
+      if (is_kept(nest, nest.accesses[i])) continue;
       if (nest.accesses[i].strides[loop] == 1) score += writes[i] ? 2 : 1;
     }
     if (score > best_score) {
@@ -35,12 +49,32 @@ void put_fastest_inside(Nest& nest, const std::vector<bool>& writes) {
       best_score = score;
     }
   }
-  const auto rotate = [best](std::vector<int64_t>& values) {
-    const auto at = values.begin() + static_cast<std::ptrdiff_t>(best);
-    std::rotate(at, at + 1, values.end());
+  if (!nest.reduced[best] || nest.sizes[best] >= kShortLoop) return best;
+  size_t longest = best;
+  for (size_t loop = 0; loop < nest.sizes.size(); ++loop) {
+    if (nest.reduced[loop] || nest.sizes[loop] < kShortLoop) continue;
+    if (longest == best || nest.sizes[loop] > nest.sizes[longest]) longest = loop;
+  }
+  return longest;
+}
+
+// Kept loops outside reduced ones, and the vectors' loop innermost.
+void order_for_vectors(Nest& nest, const std::vector<bool>& writes) {
+  const size_t fastest = fastest_loop(nest, writes);
+  std::vector<size_t> order(nest.sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, {}, [&](size_t loop) {
+    return loop == fastest ? 2 : nest.reduced[loop] ? 1 : 0;
+  });
+  const auto pick = [&order]<class T>(std::vector<T>& from) {
+    std::vector<T> picked;
+    picked.reserve(order.size());
+    for (const size_t i : order) picked.push_back(from[i]);
+    from = std::move(picked);
   };
-  rotate(nest.sizes);
-  for (Access& access : nest.accesses) rotate(access.strides);
+  pick(nest.sizes);
+  pick(nest.reduced);
+  for (Access& access : nest.accesses) pick(access.strides);
 }
 
 class Lowering {
@@ -49,12 +83,16 @@ class Lowering {
       : graph_(graph), cluster_(cluster), stored_(stored), nest_(cluster.nest) {}
 
   Lowered run() {
+    for (const uint32_t node : cluster_.nodes) {
+      nodes_.push_back(as_elementwise(graph_, graph_.nodes[node]).value());
+    }
     order_loops();
+    made_.kernel.loops = static_cast<uint32_t>(nest_.sizes.size());
+    made_.kernel.reduced = static_cast<uint32_t>(std::ranges::count(nest_.reduced, true));
+    made_.kernel.columns = nest_.reduces() && !nest_.reduced.back();
     for (size_t i = 0; i < cluster_.nodes.size(); ++i) add_node(i);
     add_stores();
-    made_.launch.elements = 1;
-    for (const int64_t size : nest_.sizes) made_.launch.elements *= size;
-    made_.kernel.loops = static_cast<uint32_t>(nest_.sizes.size());
+    made_.launch.elements = nest_.kept_elements();
     std::vector<int64_t> geometry = nest_.sizes;
     for (const uint32_t access : operands_) {
       const std::vector<int64_t>& strides = nest_.accesses[access].strides;
@@ -77,20 +115,16 @@ class Lowering {
     if (nest_.sizes.empty()) {
       // A single element.
       nest_.sizes = {1};
+      nest_.reduced = {false};
       for (Access& access : nest_.accesses) access.strides = {1};
       return;
     }
     std::vector<bool> writes(nest_.accesses.size());
-    for (size_t i = 0; i < cluster_.nodes.size(); ++i) writes[result_of(i)] = true;
-    put_fastest_inside(nest_, writes);
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      for (const auto& result : nodes_[i].results) writes[cluster_.first[i] + result.access] = true;
+    }
+    order_for_vectors(nest_, writes);
     coalesce(nest_);
-  }
-
-  // The access of a node's result: its last.
-  size_t result_of(size_t i) const {
-    const size_t next =
-        i + 1 < cluster_.nodes.size() ? cluster_.first[i + 1] : nest_.accesses.size();
-    return next - 1;
   }
 
   bool same_place(const Access& a, const Access& b) const {
@@ -146,7 +180,7 @@ class Lowering {
     const Walk walk = stride == 0   ? Walk::kBroadcast
                       : stride == 1 ? Walk::kContiguous
                                     : Walk::kStrided;
-    made_.kernel.operands.push_back({memory.dtype, walk, stored});
+    made_.kernel.operands.push_back({memory.dtype, walk, stored, is_kept(nest_, memory)});
     made_.launch.operands.push_back(
         {memory.buffer, memory.offset * static_cast<int64_t>(graph::element_bytes(memory.dtype)),
          stored});
@@ -194,8 +228,8 @@ class Lowering {
 
   uint32_t argument(const Elementwise& node, const graph::Term& term, uint32_t first) {
     if (term.argument >= node.items.size()) {  // the number of elements
-      int64_t count = 1;
-      for (const int64_t size : node.nest.sizes) count *= size;
+      const int64_t all = product(node.nest.sizes);
+      const int64_t count = node.nest.reduces() ? all / node.nest.kept_elements() : all;
       return add_number({true, count}, false, node.computed);
     }
     if (const int32_t operand = node.operands[term.argument]; operand >= 0) {
@@ -214,28 +248,32 @@ class Lowering {
   }
 
   void add_node(size_t i) {
-    const auto node = as_elementwise(graph_, graph_.nodes[cluster_.nodes[i]]);
-    ACC_CHECK(node.has_value());
+    const Elementwise& node = nodes_[i];
     std::vector<uint32_t> values;
-    for (const graph::Term& term : node->formula->terms) {
+    for (const graph::Term& term : node.formula->terms) {
       if (term.fn == Fn::kArgument) {
-        values.push_back(argument(*node, term, cluster_.first[i]));
+        values.push_back(argument(node, term, cluster_.first[i]));
       } else if (term.fn == Fn::kConstant) {
-        values.push_back(add_constant(term.constant, node->computed));
+        values.push_back(add_constant(term.constant, node.computed));
       } else {
         Instruction instruction;
         instruction.fn = term.fn;
-        instruction.dtype = term.truth ? dtype::kBool : node->computed;
+        instruction.dtype = term.truth ? dtype::kBool : node.computed;
         for (int k = 0; k < graph::arity(term.fn); ++k) {
           instruction.inputs[static_cast<size_t>(k)] = values[term.inputs[k]];
         }
         values.push_back(add(instruction));
       }
     }
-    const auto access = static_cast<uint32_t>(result_of(i));
-    const uint8_t type = nest_.accesses[access].dtype;
-    uint32_t value = cast(values.back(), dtype::computed_in(type));
-    if (node->rounded != 0) value = round_to(value, node->rounded);
+    for (const Elementwise::Result& result : node.results) {
+      const uint8_t type = nest_.accesses[cluster_.first[i] + result.access].dtype;
+      uint32_t value = cast(values[result.term], dtype::computed_in(type));
+      if (node.rounded != 0) value = round_to(value, node.rounded);
+      put(cluster_.first[i] + result.access, value);
+    }
+  }
+
+  void put(uint32_t access, uint32_t value) {
     if (Place* place = find_place(nest_.accesses[access])) {
       place->value = value;
       place->written = true;
@@ -262,6 +300,7 @@ class Lowering {
   const Cluster& cluster_;
   const std::vector<bool>& stored_;
   Nest nest_;
+  std::vector<Elementwise> nodes_;
   std::vector<Place> places_;
   std::vector<uint32_t> operands_;  // per operand of the kernel, its access
   Lowered made_;

@@ -28,7 +28,7 @@ struct Launch {
   std::vector<Operand> operands;
   std::vector<int64_t> geometry;  // see codegen::HostFunction
   std::vector<Number> numbers;
-  int64_t elements = 0;
+  int64_t elements = 0;  // of the kept loops
 
   bool operator==(const Launch&) const = default;
 };
@@ -38,8 +38,8 @@ struct Lowered {
   Launch launch;
 };
 
-// The kernel of an elementwise cluster. `stored`: per buffer, whether somebody outside the cluster
-// sees what it writes there; where nobody does, it stays in registers.
+// The kernel of a cluster of nodes with formulas. `stored`: per buffer, whether somebody outside
+// the cluster sees what it writes there; where nobody does, it stays in registers.
 Lowered lower(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored);
 
 }  // namespace acc::passes

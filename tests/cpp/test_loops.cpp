@@ -28,7 +28,8 @@ std::vector<int64_t> walk(const Nest& nest, const Access& access) {
 }
 
 Nest nest_of(Sizes sizes, std::vector<Sizes> strides) {
-  Nest nest{std::move(sizes), {}};
+  Nest nest{std::move(sizes), {}, {}};
+  nest.reduced.assign(nest.sizes.size(), false);
   for (Sizes& one : strides) nest.accesses.push_back({0, 6, 0, std::move(one)});
   return nest;
 }
@@ -98,7 +99,7 @@ TEST(Loops, ChangesOfANestKeepItsWalks) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
     const auto make = [&](const Sizes& sizes) {
-      Nest nest{sizes, {}};
+      Nest nest{sizes, std::vector<bool>(sizes.size()), {}};
       for (int i = 0; i < 3; ++i) {
         Access access{0, 6, pick(0, 3), Sizes(sizes.size())};
         int64_t stride = 1;

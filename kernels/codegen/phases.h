@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/codegen/kernel_spec.h"
+
+// In which order a kernel with reductions computes what. A reduction has its value only when all
+// elements were seen, so the elements are gone through once per phase, and the value of a reduction
+// is there from the next phase on. What varies along the reduced loops is computed again in each
+// phase that needs it, or loaded again if it was stored.
+namespace acc::codegen {
+
+struct Phase {
+  std::vector<Store> loads;            // what an earlier phase stored, for each element
+  std::vector<uint32_t> instructions;  // for each element
+  std::vector<uint32_t> reductions;    // over what those compute
+  std::vector<Store> stores;           // of each element
+  std::vector<uint32_t> after;         // once, when the reductions are done
+};
+
+struct Phases {
+  std::vector<bool> kept;           // per instruction: once per kept element, not for each
+  std::vector<uint32_t> constants;  // made of numbers only
+  std::vector<uint32_t> before;     // once per kept element, before the first phase
+  std::vector<Phase> phases;
+  std::vector<Store> kept_stores;  // at the end
+};
+
+Phases find_phases(const KernelSpec& kernel);
+
+}  // namespace acc::codegen
