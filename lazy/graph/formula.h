@@ -111,7 +111,7 @@ struct Formula {
   // Which dimensions of the first tensor the reductions run over; "": there are none.
   //   "dim"       those in the argument of that name; all, if it is None or empty
   //   "*"         all
-  //   "last dims" as many of the last as the argument `dims` has items
+  //   "last dims" as many of the last as the argument `dims` has items; "before last dims" the others
   //   "but 1"     all but the second; tensors of one dimension lie along that one
   std::string over;
   // A copy or a cast: the result is the argument, converted.

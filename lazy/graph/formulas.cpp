@@ -174,6 +174,19 @@ constexpr Row kRows[] = {
      "fma(d * r, weight, bias), mean, r",
      "last normalized_shape"},
 
+    {"aten::native_layer_norm_backward", "output_mask=100, weight=None",
+     "x = (input - mean) * rstd; g = grad_out; "
+     "(g - fma(x, sum(g * x), sum(g)) / count) * rstd",
+     "last normalized_shape"},
+    {"aten::native_layer_norm_backward", "output_mask=100",
+     "x = (input - mean) * rstd; g = grad_out * weight; "
+     "(g - fma(x, sum(g * x), sum(g)) / count) * rstd",
+     "last normalized_shape"},
+    {"aten::native_layer_norm_backward", "output_mask=011",
+     "sum(grad_out * ((input - mean) * rstd)), sum(grad_out)", "before last normalized_shape"},
+    {"aten::native_layer_norm_backward", "output_mask=010",
+     "sum(grad_out * ((input - mean) * rstd))", "before last normalized_shape"},
+
     {"aten::native_batch_norm", "training=True, weight=None, running_mean=None",
      "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
      "d * r, mean, r",

@@ -63,10 +63,10 @@ class Batches {
     for (Cluster& cluster : clusters_) add(cluster);
     for (Batch& batch : batches_) {
       std::ranges::sort(batch.nodes);
-      // A node alone is ATen's.
-      const bool worth =
-          batch.nodes.size() > 1 || (!batch.launches.empty() && has_function(batch.kernel) &&
-                                     batch.launches.front().elements >= kWorthAlone);
+      // A node alone is ATen's, unless its kernel is known to be faster: reductions are.
+      const bool worth = batch.nodes.size() > 1 || batch.kernel.reduced > 0 ||
+                         (!batch.launches.empty() && has_function(batch.kernel) &&
+                          batch.launches.front().elements >= kWorthAlone);
       if (!worth) batch.launches.clear();
     }
     return std::move(batches_);

@@ -50,9 +50,10 @@ class Analysis {
            std::ranges::none_of(op().arguments, &graph::Argument::out);
   }
 
-  // The results' words, fresh or in place; nothing where they are not as many as the formula's.
+  // The results' words, fresh or in place, without undefined ones; nothing where they are not as
+  // many as the formula's.
   std::vector<const int64_t*> results() const {
-    std::vector<const int64_t*> fresh = graph::items(graph_.results(node_));
+    const std::vector<const int64_t*> fresh = graph::items(graph_.results(node_));
     std::vector<const int64_t*> found;
     size_t next = 0;
     for (const graph::Return& value : op().returns) {
@@ -63,6 +64,8 @@ class Analysis {
         found.push_back(fresh[next++]);
       }
     }
+    std::erase_if(found,
+                  [](const int64_t* item) { return graph::tag_of(*item) == Tag::kUndefined; });
     if (found.size() != made_.formula->results.size()) found.clear();
     return found;
   }
@@ -103,16 +106,19 @@ class Analysis {
     }
     reduced.assign(dims, false);
     const bool last = over.starts_with("last ");
-    const std::string name = last ? over.substr(5) : over;
+    const bool first = over.starts_with("before last ");
+    const std::string name = last ? over.substr(5) : first ? over.substr(12) : over;
     const auto argument = std::ranges::find(op().arguments, name, &graph::Argument::name);
     if (argument == op().arguments.end()) return false;
     const int64_t* word = made_.items[static_cast<size_t>(argument - op().arguments.begin())];
     std::vector<const int64_t*> items{word};
     if (graph::tag_of(*word) == Tag::kList) items = list_items(word);
     if (graph::tag_of(*word) == Tag::kNone) items.clear();
-    if (last) {
+    if (last || first) {
       if (items.size() > dims) return false;
-      std::fill(reduced.end() - static_cast<std::ptrdiff_t>(items.size()), reduced.end(), true);
+      const auto middle = reduced.end() - static_cast<std::ptrdiff_t>(items.size());
+      std::fill(reduced.begin(), middle, first);
+      std::fill(middle, reduced.end(), last);
       return true;
     }
     if (items.empty()) reduced.assign(dims, true);

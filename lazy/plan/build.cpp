@@ -8,6 +8,7 @@
 #include "lazy/passes/dce.h"
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/lists.h"
+#include "lazy/passes/split.h"
 #include "lazy/passes/switches.h"
 #include "lazy/plan/plan.h"
 #include "lazy/plan/print.h"
@@ -58,6 +59,10 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   base::count(base::Counter::NodesRemoved, static_cast<uint64_t>(std::ranges::count(stays, false)));
   plan->program = passes::run_lists_by_item(plan->graph, stays, enabled(Pass::kLists));
   if (observer && enabled(Pass::kLists)) observer("lists", graph::print(plan->program));
+  if (fuse && enabled(Pass::kSplit)) {
+    plan->program = passes::split_backwards(plan->program);
+    if (observer) observer("split", graph::print(plan->program));
+  }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
     if (observer) observer("accumulate", graph::print(plan->program));

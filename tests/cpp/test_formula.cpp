@@ -55,6 +55,19 @@ TEST(Formula, KnowsWhatIsATruth) {
   EXPECT_FALSE(choice.truth());
 }
 
+TEST(Formula, DefinesNamesGivesSeveralResultsAndWritesArguments) {
+  const std::vector<std::string> names{"a", "b", "c"};
+  const Formula formula =
+      graph::parse_formula("m = sum(a) / c; d = a - m; b = m + b; d * d, amax(d)", names);
+  ASSERT_EQ(formula.results.size(), 2U);
+  const std::string d = "(sub a (div (sum a) c))";
+  EXPECT_EQ(text_of(formula, formula.results[0], names), "(mul " + d + " " + d + ")");
+  EXPECT_EQ(text_of(formula, formula.results[1], names), "(amax " + d + ")");
+  ASSERT_EQ(formula.writes.size(), 1U);
+  EXPECT_EQ(formula.writes[0].argument, 1U);
+  EXPECT_EQ(text_of(formula, formula.writes[0].term, names), "(add (div (sum a) c) b)");
+}
+
 TEST(Formula, SaysWhatIsWrongAndWhere) {
   const auto message = [](const std::string& text) {
     try {
@@ -70,6 +83,7 @@ TEST(Formula, SaysWhatIsWrongAndWhere) {
   EXPECT_NE(message("(a").find("')' was expected"), std::string::npos);
   EXPECT_NE(message("a ? a").find("':' was expected"), std::string::npos);
   EXPECT_NE(message("a a").find("an operator was expected"), std::string::npos);
+  EXPECT_NE(message("b = a").find("';' was expected"), std::string::npos);
 }
 
 // A node of operator `name`, whose arguments are vectors and numbers.
@@ -110,6 +124,26 @@ TEST(Formula, AnArgumentMayDecideBetweenFormulas) {
   EXPECT_EQ(power(2), "(mul self self)");
   EXPECT_EQ(power(-1), "(reciprocal self)");
   EXPECT_EQ(power(7), "");
+}
+
+TEST(Formula, SeveralGuardsHaveToHold) {
+  const auto found = [](bool training, bool weight) {
+    Call call("aten::native_batch_norm", {"input", "weight", "bias", "running_mean", "running_var",
+                                          "training", "momentum", "eps"});
+    const int64_t none = graph::make_tag(graph::Tag::kNone);
+    const int64_t truth = graph::make_tag(graph::Tag::kBool);
+    if (weight) {
+      call.add({graph::make_tag(graph::Tag::kTensor, 6, 0, 1), 0, 0, 4, 1});
+    } else {
+      call.add({none});
+    }
+    call.add({none, none, none, truth, training, truth, 0, truth, 0});
+    return call.formula();
+  };
+  EXPECT_EQ(found(false, false), nullptr);
+  ASSERT_NE(found(true, false), nullptr);
+  EXPECT_EQ(found(true, false)->over, "but 1");
+  EXPECT_NE(found(true, true), found(true, false));
 }
 
 TEST(Formula, AnInPlaceFormHasTheFunctionalFormula) {

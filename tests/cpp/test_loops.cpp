@@ -133,5 +133,41 @@ TEST(Loops, ChangesOfANestKeepItsWalks) {
   EXPECT_GT(refined, 1000);
 }
 
+TEST(Loops, KeptAndReducedLoopsAreNotJoined) {
+  Nest nest = nest_of({4, 5, 6}, {{30, 6, 1}});
+  nest.reduced = {false, true, true};
+  coalesce(nest);
+  EXPECT_EQ(nest.sizes, (Sizes{4, 30}));
+  EXPECT_EQ(nest.reduced, (std::vector<bool>{false, true}));
+  EXPECT_EQ(nest.kept_elements(), 4);
+  EXPECT_TRUE(nest.reduces());
+}
+
+TEST(Loops, KeptElementsStayWhereTheyAreInTheReducedLoops) {
+  Nest kept = nest_of({12}, {{1}});
+  Nest whole = nest_of({4, 7, 3}, {{21, 3, 1}});
+  whole.reduced = {false, true, false};
+  ASSERT_TRUE(spread_kept(kept, whole));
+  EXPECT_EQ(kept.sizes, (Sizes{4, 7, 3}));
+  EXPECT_EQ(kept.reduced, whole.reduced);
+  EXPECT_EQ(kept.accesses[0].strides, (Sizes{3, 0, 1}));
+  EXPECT_EQ(whole.accesses[0].strides, (Sizes{21, 3, 1}));
+
+  // The kept loops of the whole nest are split where those of the other end.
+  kept = nest_of({2, 6}, {{1, 2}});
+  whole = nest_of({12, 5}, {{5, 1}});
+  whole.reduced = {false, true};
+  ASSERT_TRUE(spread_kept(kept, whole));
+  EXPECT_EQ(whole.sizes, (Sizes{2, 6, 5}));
+  EXPECT_EQ(whole.accesses[0].strides, (Sizes{30, 5, 1}));
+  EXPECT_EQ(kept.accesses[0].strides, (Sizes{1, 2, 0}));
+
+  kept = nest_of({3, 4}, {{4, 1}});
+  whole = nest_of({4, 3, 5}, {{15, 5, 1}});
+  whole.reduced = {false, false, true};
+  EXPECT_FALSE(spread_kept(kept, whole));
+  EXPECT_EQ(whole.sizes, (Sizes{4, 3, 5}));
+}
+
 }  // namespace
 }  // namespace acc

@@ -1,0 +1,388 @@
+"""Reductions in generated kernels: every operator of the table, every geometry, what joins them.
+
+Sums are compared with a float64 run: the error may be twice eager's own, or two roundings of the
+result. Sums here are taken in another order than ATen's, so equal bits are not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+Program = Callable[..., Any]
+aten = torch.ops.aten
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def as_tuple(value: Any) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def error(mine: Tensor, exact: Tensor) -> float:
+    """Relative error in the L2 norm; of all elements that are finite, which must be the same."""
+    mine, exact = mine.detach().cpu().double(), exact.detach().double()
+    finite = exact.isfinite()
+    assert torch.equal(mine.isfinite(), finite)
+    assert torch.equal(mine[~finite].nan_to_num(), exact[~finite].nan_to_num())
+    norm = exact[finite].norm()
+    return float((mine[finite] - exact[finite]).norm() / norm) if norm > 0 else 0.0
+
+
+def check(program: Program, *inputs: Tensor, launches: int | None = 1) -> None:
+    """Runs `program(*inputs)` in float64, in eager and four times on the device; the last run's
+    launches of kernels are counted (None: any number but none)."""
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    exact = as_tuple(program(*[x.clone() for x in wide]))
+    eager = as_tuple(program(*[x.clone() for x in inputs]))
+    for _ in range(4):
+        moved = [x.to(helpers.DEVICE) for x in inputs]
+        helpers.synchronize()
+        with helpers.counting() as counted:
+            mine = as_tuple(program(*moved))
+            helpers.flush()
+        for i, (a, b, c) in enumerate(zip(mine, exact, eager, strict=True)):
+            assert a.dtype == c.dtype and a.shape == c.shape and a.stride() == c.stride()
+            if not a.is_floating_point():
+                assert torch.equal(a.cpu(), c), f"result {i}"
+                continue
+            allowed = max(2 * error(c, b), 2 * torch.finfo(a.dtype).eps)
+            assert error(a, b) <= allowed, f"result {i}: {error(a, b):.2g} > {allowed:.2g}"
+    if launches is None:
+        assert counted["kernel_launches"] > 0
+    else:
+        assert counted["kernel_launches"] == launches
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return helpers.drawn(*shape, device="cpu", seed=seed).to(dtype)
+
+
+# --- operators --------------------------------------------------------------------------------
+
+_X = (6, 5, 37)
+
+
+def _norm_inputs(*shape: int) -> tuple[Tensor, ...]:
+    c = shape[1]
+    return drawn(*shape), drawn(c, seed=1), drawn(c, seed=2), drawn(c, seed=3), drawn(c).abs()
+
+
+def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
+    out = aten.native_batch_norm(x, weight, bias, mean, var, True, 0.1, 1e-5)
+    return (*out, mean, var)
+
+
+def _batch_norm_plain(x: Tensor, *_: Tensor) -> Any:
+    return aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+
+
+def _batch_norm_backward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
+    return aten.native_batch_norm_backward(
+        x * 2 + 1, x, weight, None, None, mean, var, True, 1e-5, [True] * 3
+    )
+
+
+def _layer_norm_backward(masks: list[bool]) -> Program:
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        shape = list(weight.shape)
+        out, mean, rstd = aten.native_layer_norm(x, shape, weight, bias, 1e-5)
+        found = aten.native_layer_norm_backward(
+            out * 2 + x, x, shape, mean, rstd, weight, bias, masks
+        )
+        return tuple(t for t, wanted in zip(found, masks, strict=True) if wanted)
+
+    return program
+
+
+CALLS: dict[str, list[tuple[Program, tuple[Tensor, ...]]]] = {
+    "aten::sum": [(torch.sum, (drawn(*_X),))],
+    "aten::sum.dim_IntList": [
+        (lambda x, d=d, k=k: x.sum(d, keepdim=k), (drawn(*_X),))
+        for d in (0, 1, 2, -1, (0, 2), (1, 2), (0, 1), (0, 1, 2))
+        for k in (True, False)
+    ]
+    + [(lambda x: x.sum(1, dtype=torch.float64), (drawn(*_X),))],
+    "aten::mean": [(torch.mean, (drawn(*_X),))],
+    "aten::mean.dim": [(lambda x, d=d: x.mean(d), (drawn(*_X),)) for d in (0, 1, 2, (0, 2))],
+    "aten::amax": [(lambda x, d=d: x.amax(d), (drawn(*_X),)) for d in (0, 1, 2, (0, 2))],
+    "aten::amin": [(lambda x, d=d: x.amin(d), (drawn(*_X),)) for d in (0, 1, 2, (0, 2))],
+    "aten::linalg_vector_norm": [
+        (lambda x, d=d: torch.linalg.vector_norm(x, 2, d), (drawn(*_X),)) for d in (None, 0, 2)
+    ],
+    "aten::mse_loss": [
+        (lambda x, y, r=r: F.mse_loss(x, y, reduction=r), (drawn(*_X), drawn(*_X, seed=1)))
+        for r in ("mean", "sum")
+    ],
+    "aten::_softmax": [(lambda x, d=d: x.softmax(d), (drawn(*_X) * 5,)) for d in (0, 1, 2)],
+    "aten::_softmax_backward_data": [
+        (lambda g, x, d=d: aten._softmax_backward_data(g, x.softmax(d), d, x.dtype), pair)
+        for d in (0, 1, 2)
+        for pair in [(drawn(*_X), drawn(*_X, seed=1))]
+    ],
+    "aten::_log_softmax": [(lambda x, d=d: x.log_softmax(d), (drawn(*_X) * 5,)) for d in (0, 1, 2)],
+    "aten::_log_softmax_backward_data": [
+        (lambda g, x, d=d: aten._log_softmax_backward_data(g, x.log_softmax(d), d, x.dtype), pair)
+        for d in (0, 1, 2)
+        for pair in [(drawn(*_X), drawn(*_X, seed=1))]
+    ],
+    "aten::native_layer_norm": [
+        (lambda x, w, b: aten.native_layer_norm(x, list(w.shape), w, b, 1e-5), inputs)
+        for inputs in [(drawn(*_X), drawn(37, seed=1), drawn(37, seed=2))]
+    ]
+    + [
+        (lambda x, w, b: aten.native_layer_norm(x, list(w.shape), w, None, 1e-5), inputs)
+        for inputs in [(drawn(*_X), drawn(5, 37, seed=1), drawn(5, 37, seed=2))]
+    ]
+    + [(lambda x: aten.native_layer_norm(x, [37], None, None, 1e-5), (drawn(*_X),))],
+    "aten::native_layer_norm_backward": [
+        (_layer_norm_backward(mask), (drawn(*_X), drawn(*shape, seed=1), drawn(*shape, seed=2)))
+        for mask in ([True] * 3, [True, False, False], [False, True, True], [True, True, False])
+        for shape in ((37,), (5, 37))
+    ],
+    "aten::native_batch_norm": [
+        (program, _norm_inputs(*shape))
+        for program in (_batch_norm, _batch_norm_plain)
+        for shape in ((6, 5), (6, 5, 37), (4, 3, 7, 7), (2, 40, 3, 3))
+    ],
+    "aten::native_batch_norm_backward": [
+        (_batch_norm_backward, _norm_inputs(*shape)) for shape in ((6, 5), (4, 3, 7, 7))
+    ],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_operator(name, dtype):
+    for program, inputs in CALLS[name]:
+        check(program, *[x.to(dtype) for x in inputs], launches=None)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.sum(1),
+        lambda x: x.mean(0),
+        lambda x: x.softmax(1),
+        lambda x: x.log_softmax(0),
+        lambda x: x.amax(1),
+        lambda x: (x * 2).sum(1) + 1,
+    ],
+)
+def test_half_types_are_summed_in_float32(program, dtype):
+    check(program, drawn(40, 50, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.uint8], ids=str)
+def test_integers(dtype):
+    x = (drawn(20, 33) * 3).to(torch.int64).remainder(7).to(dtype)
+    check(lambda x: x.sum(1), x)
+    check(lambda x: x.sum(0), x)
+    if dtype in (torch.int64, torch.int32):
+        check(lambda x: (x * 2).amax(1) - x.amin(1), x)
+
+
+# --- geometry ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_every_length(dim):
+    def program(*xs: Tensor) -> list[Tensor]:
+        found = []
+        for x in xs:
+            found += [(x * 2).sum(dim) + 1, x.softmax(dim)]
+            helpers.flush()
+        return found
+
+    inputs = []
+    for n in range(1, 70, 3):
+        inputs += [drawn(n, 3 + n % 5), drawn(3 + n % 7, n)]
+    check(program, *inputs, launches=None)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.transpose(0, 2),
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "every second": lambda x: x[:, ::2, :, ::2],
+    "expanded": lambda x: x[:, :1].expand_as(x),
+    "last dimension first": lambda x: x.permute(3, 0, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_through_a_view(name):
+    view = VIEWS[name]
+
+    def program(x: Tensor) -> list[Tensor]:
+        y = view(x)
+        return [(y * 2).sum((0, 2)), (y * 2).mean(3), y - y.amax((1, 2), keepdim=True), y.sum()]
+
+    check(program, drawn(4, 6, 8, 34), launches=None)
+
+
+def test_more_rows_than_one_thread_takes():
+    x = drawn(3000, 77)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        check(lambda x: (x * 2).softmax(1), x)
+        check(lambda x: (x * 2).sum(0), x)
+
+
+def test_the_sum_does_not_depend_on_threads():
+    x = drawn(3000, 177).to(helpers.DEVICE)
+    found = []
+    for threads in (1, 2, 1):
+        torch.set_num_threads(threads)
+        for _ in range(4):
+            y = x * 2
+            found.append((y.sum(0), y.sum(1), y.mean()))
+            helpers.synchronize()
+    # The first runs are ATen's, without kernels.
+    for later in found[5:]:
+        helpers.assert_same(later, found[4])
+
+
+def test_long_sums_keep_their_digits():
+    x = torch.full((3, 900_000), 0.1)
+    check(lambda x: (x * 1).sum(1), x)
+    check(lambda x: (x * 1).sum(0), x.T.contiguous())
+
+
+# --- special values ---------------------------------------------------------------------------
+
+
+def test_nan_and_infinity_go_through():
+    x = drawn(9, 50)
+    x[1, 3] = torch.nan
+    x[2, 4] = torch.inf
+    x[3, 5] = -torch.inf
+    x[4, :] = -torch.inf
+    for program in (
+        lambda x: x.amax(1),
+        lambda x: x.amin(1),
+        lambda x: x.sum(1),
+        lambda x: x.amax(0),
+        lambda x: x.softmax(1),
+        lambda x: x.log_softmax(1),
+    ):
+        check(program, x)
+
+
+# --- what is joined ---------------------------------------------------------------------------
+
+JOINED: dict[str, tuple[Program, tuple[tuple[int, ...], ...]]] = {
+    "before and behind": (lambda x: ((x * 2 + 1).sum(1) * 3).relu(), ((20, 50),)),
+    "centred": (lambda x: x - x.mean(1, keepdim=True), ((20, 50),)),
+    "standardised": (
+        lambda x: (
+            (x - x.mean(1, keepdim=True))
+            * ((x - x.mean(1, keepdim=True)).pow(2).mean(1, keepdim=True) + 1e-5).rsqrt()
+        ),
+        ((20, 50),),
+    ),
+    "softmax by hand": (
+        lambda x: (
+            (x - x.amax(1, keepdim=True)).exp()
+            / (x - x.amax(1, keepdim=True)).exp().sum(1, keepdim=True)
+        ),
+        ((20, 50),),
+    ),
+    "RMS norm by hand": (
+        lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w,
+        ((4, 5, 33), (33,)),
+    ),
+    "columns": (lambda x: x * 2 - (x * 2).mean(0), ((20, 50),)),
+    "in place behind the sum": (
+        lambda x: x.clone().sub_(x.sum(1, keepdim=True)).mul_(2),
+        ((20, 50),),
+    ),
+    "channels": (lambda x, b: (x + b.view(1, -1, 1)).mean((0, 2)), ((4, 6, 20), (6,))),
+    "two sums of one product": (lambda x: (x * x).sum(1) / x.sum(1), ((20, 50),)),
+    "loss": (lambda x, y: (x * 2 - y).pow(2).mean(), ((20, 50), (20, 50))),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_is_one_kernel(name):
+    program, shapes = JOINED[name]
+    check(program, *[drawn(*shape, seed=i) for i, shape in enumerate(shapes)])
+
+
+def test_sums_over_different_dimensions_are_two_kernels():
+    check(lambda x: ((x * 2).sum(0), (x * 2).sum(1)), drawn(20, 50), launches=2)
+
+
+def trained(program: Program, *inputs: Tensor) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = program(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "shapes", "launches"),
+    [
+        (
+            "batch norm and ReLU",
+            lambda x, w, b: F.batch_norm(x * 2, None, None, w, b, True).relu(),
+            ((4, 6, 9, 9), (6,), (6,)),
+            1,
+        ),
+        # The second kernel sums over rows: the gradients of weight and bias.
+        ("layer norm", lambda x, w, b: F.layer_norm(x, (50,), w, b), ((20, 50), (50,), (50,)), 2),
+        ("RMS norm", lambda x, w: F.rms_norm(x, (50,), w), ((20, 50), (50,)), None),
+        ("softmax", lambda x, w: (x * w).softmax(-1), ((20, 50), (20, 50)), 1),
+        ("cross entropy", lambda x: x.log_softmax(1)[:, 3], ((20, 50),), None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_forward_and_backward(name, program, shapes, launches):
+    inputs = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
+    check(lambda *xs: trained(program, *xs), *inputs, launches=launches)
+
+
+# --- memory that is read and written ----------------------------------------------------------
+
+
+def test_memory_that_a_later_pass_reads_is_written_last():
+    def program(x: Tensor) -> list[Tensor]:
+        x = x.clone()
+        helpers.flush()
+        first = x.sum(1, keepdim=True)
+        x.sub_(first)
+        second = x.abs().sum(1, keepdim=True)
+        x.div_(second)
+        return [x, first, second]
+
+    check(program, drawn(20, 50), launches=None)
+
+
+def test_what_was_read_before_it_was_overwritten():
+    def program(x: Tensor) -> list[Tensor]:
+        x = x.clone()
+        helpers.flush()
+        y = x * 2
+        mean = y.mean(1, keepdim=True)
+        x.copy_(mean.expand_as(x))
+        return [x, y - mean]
+
+    check(program, drawn(20, 50), launches=None)
+
+
+def test_running_statistics_are_written_once():
+    def program(x: Tensor, mean: Tensor, var: Tensor) -> list[Tensor]:
+        mean, var = mean.clone(), var.clone()
+        for _ in range(3):
+            F.batch_norm(x * 2, mean, var, None, None, True)
+        return [mean, var]
+
+    check(program, drawn(8, 6, 20), drawn(6), drawn(6).abs(), launches=None)
