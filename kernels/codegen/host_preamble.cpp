@@ -45,12 +45,13 @@ typedef I32 Mask;  // lanes of 0 or -1
 MEMORY(u8, U8) MEMORY(i8, I8) MEMORY(i16, I16) MEMORY(u16, U16)
 MEMORY(i32, I32) MEMORY(i64, I64) MEMORY(f32, F32) MEMORY(f64, F64)
 
-// The rest of a row, shorter than a vector. Once per type and out of line: inlined at each operand
+// The rest of a row, shorter than a turn. Once per type and out of line: inlined at each operand
 // these loops would be most of a kernel, and of the compiler's time.
 template <class T>
-static __attribute__((noinline)) void take_rest(const T* from, long step, T* rest, int count) {
+static __attribute__((noinline)) void take_rest(const T* from, long step, T* rest, int count,
+                                                int turn) {
   for (int k = 0; k < count; ++k) rest[k] = from[k * step];
-  for (int k = count; k < W; ++k) rest[k] = rest[0];
+  for (int k = count; k < turn; ++k) rest[k] = rest[0];
 }
 template <class T>
 static __attribute__((noinline)) void put_rest(T* to, long step, const T* rest, int count) {

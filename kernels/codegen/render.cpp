@@ -115,22 +115,55 @@ bool is_host_math(const std::string& name) {
   return std::ranges::binary_search(names, name);
 }
 
+// A function of host_math with more than a few instructions, each of which waits for the one
+// before.
+bool is_polynomial(const Instruction& instruction) {
+  const Fn fn = instruction.fn;
+  return instruction.dtype == dtype::kF32 &&
+         (fn == Fn::kPow || (fn >= Fn::kExp && fn <= Fn::kErfc));
+}
+
+// Vectors for one turn of the loop. The processor computes a few dozen instructions ahead, hence a
+// second turn beside the first while a turn holds one polynomial. Where one polynomial waits for
+// another it does not see that far: such turns compute on several vectors by turns.
+size_t choose_vectors(const KernelSpec& kernel, const std::vector<bool>& uniform) {
+  constexpr size_t kVectors = 4;
+  std::vector<int> chain;  // per value: polynomials one after the other
+  int longest = 0;
+  for (size_t at = 0; at < kernel.instructions.size(); ++at) {
+    const Instruction& instruction = kernel.instructions[at];
+    int length = 0;
+    for (int i = 0; i < graph::arity(instruction.fn); ++i) {
+      length = std::max(length, chain[instruction.inputs[static_cast<size_t>(i)]]);
+    }
+    if (is_polynomial(instruction) && !uniform[at]) ++length;
+    chain.push_back(length);
+    longest = std::max(longest, length);
+  }
+  return longest > 1 ? kVectors : 1;
+}
+
 class HostRenderer {
  public:
   explicit HostRenderer(const KernelSpec& kernel)
-      : kernel_(kernel), uniform_(find_uniform(kernel)) {}
+      : kernel_(kernel),
+        uniform_(find_uniform(kernel)),
+        vectors_(choose_vectors(kernel, uniform_)) {}
 
   KernelText run() {
     open_function();
     open_row();
-    // The rest of a row, shorter than a vector, goes through the same loop in buffers.
+    // The rest of a row, shorter than a turn, goes through the same loop in buffers.
     line("long at = column;");
     line("for (bool rest = false;; rest = true) {");
-    line("for (; at + W <= stop; at += W) {");
+    line("for (; at + ", turn(), " <= stop; at += ", turn(), ") {");
     for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
-      if (!uniform_[i]) define(i);
+      for (vector_ = 0; vector_ < vectors_ && !uniform_[i]; ++vector_) define(i);
     }
-    for (const Store& store : kernel_.stores) add_store(store);
+    for (const Store& store : kernel_.stores) {
+      for (vector_ = 0; vector_ < vectors_; ++vector_) add_store(store);
+    }
+    vector_ = 0;
     line("}");
     close_row();
     line("}");
@@ -161,6 +194,12 @@ class HostRenderer {
   }
 
   size_t loops() const { return kernel_.loops; }
+  // Elements of one turn, and where among them the vector begins that is being written.
+  std::string turn() const { return vectors_ == 1 ? "W" : concat(vectors_, " * W"); }
+  std::string place() const { return vector_ == 0 ? "at" : concat("(at + ", vector_, " * W)"); }
+  std::string value(size_t i) const {
+    return vector_ == 0 || uniform_[i] ? concat("v", i) : concat("v", i, "_", vector_);
+  }
   std::string stride(size_t operand, size_t loop) const {
     return concat("geometry[", loops() * (operand + 1) + loop, "]");
   }
@@ -206,7 +245,7 @@ class HostRenderer {
       line(element(i), "* p", i, " = (", element(i), "*)pointers[", i, "]", offset, ";");
       if (kernel_.operands[i].walk == Walk::kStrided) line("long s", i, " = step", i, ";");
       if (kernel_.operands[i].walk != Walk::kBroadcast) {
-        line(element(i), " rest", i, "[W], *back", i, " = 0;");
+        line(element(i), " rest", i, "[", turn(), "], *back", i, " = 0;");
       }
     }
     for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
@@ -232,11 +271,11 @@ class HostRenderer {
       const bool strided = operand.walk == Walk::kStrided;
       line("back", i, " = p", i, " + at", strided ? concat(" * s", i) : std::string(), ";");
       if (is_loaded(i)) {
-        line("take_rest(back", i, ", ", step_of(i), ", rest", i, ", left);");
+        line("take_rest(back", i, ", ", step_of(i), ", rest", i, ", left, ", turn(), ");");
       }
       line("p", i, " = rest", i, ";", strided ? concat(" s", i, " = 1;") : std::string());
     }
-    line("at = 0; stop = W;");
+    line("at = 0; stop = ", turn(), ";");
     line("}");
     line("column = 0;");
     for (size_t loop = loops() - 1; loop-- > 0;) {
@@ -257,11 +296,12 @@ class HostRenderer {
 
   void define(size_t i) {
     const Instruction& instruction = kernel_.instructions[i];
-    line("const ", vector_of(instruction.dtype), " v", i, " = ", expression(instruction), ";");
+    line("const ", vector_of(instruction.dtype), " ", value(i), " = ", expression(instruction),
+         ";");
   }
 
   std::string input(const Instruction& instruction, size_t i) const {
-    return concat("v", instruction.inputs[i]);
+    return value(instruction.inputs[i]);
   }
 
   std::string expression(const Instruction& instruction) const {
@@ -306,25 +346,28 @@ class HostRenderer {
       case Walk::kBroadcast:
         return concat("from_", element(i), "(spread(*p", i, "))");
       case Walk::kContiguous:
-        return concat("from_", element(i), "(load(p", i, " + at))");
+        return concat("from_", element(i), "(load(p", i, " + ", place(), "))");
       case Walk::kStrided:
-        return concat("from_", element(i), "(gather(p", i, " + at * s", i, ", s", i, "))");
+        return concat("from_", element(i), "(gather(p", i, " + ", place(), " * s", i, ", s", i,
+                      "))");
     }
     ACC_FAIL();
   }
 
   void add_store(const Store& store) {
     const size_t i = store.operand;
-    const std::string value = concat("to_", element(i), "(v", store.value, ")");
+    const std::string text = concat("to_", element(i), "(", value(store.value), ")");
     if (kernel_.operands[i].walk == Walk::kStrided) {
-      line("scatter(p", i, " + at * s", i, ", s", i, ", ", value, ");");
+      line("scatter(p", i, " + ", place(), " * s", i, ", s", i, ", ", text, ");");
     } else {
-      line("store(p", i, " + at, ", value, ");");
+      line("store(p", i, " + ", place(), ", ", text, ");");
     }
   }
 
   const KernelSpec& kernel_;
   const std::vector<bool> uniform_;
+  const size_t vectors_;
+  size_t vector_ = 0;  // of the turn, what is written now
   std::string body_;
 };
 
