@@ -144,6 +144,54 @@ TEST(Kernels, RowsWithBroadcastAndStridedOperands) {
   }
 }
 
+// Functions that wait for functions compute on several vectors at a turn of the loop.
+TEST(Kernels, ChainsOfFunctionsInRowsOfEveryLength) {
+  // out[i, j] = exp(tanh(a[i, j] * column[i] + t[j, i])), positive[i, j] = tanh > 0
+  KernelSpec kernel;
+  kernel.loops = 2;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kBroadcast, false},
+                     {dtype::kF32, Walk::kStrided, false},
+                     {dtype::kF32, Walk::kStrided, true},
+                     {dtype::kBool, Walk::kContiguous, true}};
+  kernel.instructions = {operand(0),
+                         operand(1),
+                         apply(Fn::kMul, dtype::kF32, 0, 1),
+                         operand(2),
+                         apply(Fn::kAdd, dtype::kF32, 2, 3),
+                         apply(Fn::kTanh, dtype::kF32, 4),
+                         apply(Fn::kExp, dtype::kF32, 5),
+                         constant(0),
+                         apply(Fn::kGt, dtype::kBool, 5, 7)};
+  kernel.stores = {{3, 6}, {4, 8}};
+  ASSERT_NE(codegen::render_host(kernel).text.find("v6_3"), std::string::npos);
+  constexpr int64_t kRows = 3;
+  for (int64_t columns = 1; columns < 150; columns += columns < 70 ? 3 : 29) {
+    const int64_t n = kRows * columns;
+    std::vector<float> a(n), column(kRows), t(n), out(2 * n, -77);
+    std::vector<uint8_t> positive(n, 7);
+    for (int64_t i = 0; i < n; ++i) {
+      a[i] = static_cast<float>(i % 19 - 9) / 8;
+      t[i] = static_cast<float>(i * i % 17 - 8) / 16;
+    }
+    for (int64_t i = 0; i < kRows; ++i) column[i] = static_cast<float>(2 * i - 3) / 4;
+    const std::vector<int64_t> geometry{kRows, columns, columns,     1, 1,       0,
+                                        1,     kRows,   2 * columns, 2, columns, 1};
+    const int64_t cut = n * 2 / 5;  // two threads
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, cut}, {cut, n}}) {
+      if (begin == end) continue;
+      run(kernel, {a.data(), column.data(), t.data(), out.data(), positive.data()}, geometry, {},
+          begin, end);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const double sum = a[i] * column[i / columns] + t[i % columns * kRows + i / columns];
+      ASSERT_NEAR(out[2 * i], std::exp(std::tanh(sum)), 1e-6) << columns << " " << i;
+      ASSERT_EQ(out[2 * i + 1], -77) << columns << " " << i;
+      ASSERT_EQ(positive[i], sum > 0 ? 1 : 0) << columns << " " << i;
+    }
+  }
+}
+
 TEST(Kernels, InPlaceReadsBeforeItWrites) {
   KernelSpec kernel = scale();
   kernel.operands = {{dtype::kF32, Walk::kContiguous, true}};
