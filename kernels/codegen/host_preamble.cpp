@@ -49,7 +49,7 @@ MEMORY(i32, I32) MEMORY(i64, I64) MEMORY(f32, F32) MEMORY(f64, F64)
 // these loops would be most of a kernel, and of the compiler's time.
 template <class T>
 static __attribute__((noinline)) void take_rest(const T* from, long step, T* rest, int count,
-                                                int turn) {
+                                                int turn = W) {
   for (int k = 0; k < count; ++k) rest[k] = from[k * step];
   for (int k = count; k < turn; ++k) rest[k] = rest[0];
 }
