@@ -440,7 +440,7 @@ class ReductionRenderer : HostRenderer {
     return text;
   }
 
-  static constexpr int kPart = 32;
+  static constexpr int kPart = 16;
 
   // What goes along the vectors' loop: instructions that compute, `within` that do something with
   // it, and stores. The rest, shorter than a vector, goes through the same loop in buffers; sums

@@ -13,7 +13,6 @@
 #include "csrc/base/stats.h"
 #include "kernels/codegen/render.h"
 #include "kernels/jit/compile.h"
-#include "lazy/passes/loops.h"
 
 namespace acc::exec {
 namespace {
@@ -110,10 +109,9 @@ KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
   }
   pointers_.resize(memory_.size());
   const codegen::KernelSpec& kernel = plan.kernels[step.kernel];
-  const passes::Launch& first = step.launches.front();
-  const int64_t turns = passes::product({first.geometry.data(), kernel.loops}) / first.elements;
   const auto operations = static_cast<int64_t>(kernel.instructions.size());
-  grain_ = std::max(int64_t{1}, kGrain / block_ / turns / std::max(int64_t{1}, operations / 4));
+  grain_ = std::max(int64_t{1}, kGrain / block_ / step.launches.front().turns /
+                                    std::max(int64_t{1}, operations / 4));
 }
 
 void KernelCall::run(std::span<const int64_t> values) {

@@ -95,8 +95,8 @@ struct Term {
   uint32_t inputs[3] = {0, 0, 0};
   uint32_t argument = 0;  // of kArgument: its place in the schema; after the last: the number of
                           // elements, of the reduced loops where there are some
-  double constant = 0;  // of kConstant
-  bool truth = false;   // yields true or false: a comparison, or an argument used as a condition
+  double constant = 0;    // of kConstant
+  bool truth = false;     // yields true or false: a comparison, or an argument used as a condition
 };
 
 struct Formula {
@@ -111,7 +111,8 @@ struct Formula {
   // Which dimensions of the first tensor the reductions run over; "": there are none.
   //   "dim"       those in the argument of that name; all, if it is None or empty
   //   "*"         all
-  //   "last dims" as many of the last as the argument `dims` has items; "before last dims" the others
+  //   "last dims" as many of the last as the argument `dims` has items
+  //   "before last dims"  the others
   //   "but 1"     all but the second; tensors of one dimension lie along that one
   std::string over;
   // A copy or a cast: the result is the argument, converted.

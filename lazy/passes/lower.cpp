@@ -93,6 +93,7 @@ class Lowering {
     for (size_t i = 0; i < cluster_.nodes.size(); ++i) add_node(i);
     add_stores();
     made_.launch.elements = nest_.kept_elements();
+    made_.launch.turns = product(nest_.sizes) / made_.launch.elements;
     std::vector<int64_t> geometry = nest_.sizes;
     for (const uint32_t access : operands_) {
       const std::vector<int64_t>& strides = nest_.accesses[access].strides;

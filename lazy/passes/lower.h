@@ -29,6 +29,7 @@ struct Launch {
   std::vector<int64_t> geometry;  // see codegen::HostFunction
   std::vector<Number> numbers;
   int64_t elements = 0;  // of the kept loops
+  int64_t turns = 1;     // of the reduced loops, for each of those
 
   bool operator==(const Launch&) const = default;
 };
