@@ -16,9 +16,9 @@ namespace acc::graph {
 namespace {
 
 struct Row {
-  const char* op;       // for the forms that write too ("aten::add_.Tensor", "aten::add.out")
-  const char* guard;    // "argument=value, ...": only for nodes with these values; "": for all
-  const char* formula;  // `count`: the number of elements that one result is made of
+  const char* op;         // for the forms that write too ("aten::add_.Tensor", "aten::add.out")
+  const char* guard;      // "argument=value, ...": only for nodes with these values; "": for all
+  const char* formula;    // `count`: the number of elements that one result is made of
   const char* over = "";  // see Formula
 };
 
