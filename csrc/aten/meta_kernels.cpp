@@ -141,6 +141,13 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tens
           make(wanted[2], bias.value_or(Tensor()))};
 }
 
+// The updates of all parameters in one call: nothing is new. PyTorch has Meta kernels for those of
+// Adam only.
+void fused_sgd_(at::TensorList, at::TensorList, at::TensorList, double, double, double, double,
+                bool, bool, bool, const OptionalTensor&, const OptionalTensor&) {}
+void fused_adagrad_(at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
+                    double, double, bool, const OptionalTensor&, const OptionalTensor&) {}
+
 // ---- which cases they are good for -------------------------------------------------------------
 
 using Arguments = c10::ArrayRef<c10::IValue>;
@@ -165,6 +172,15 @@ template <size_t kTarget>
 bool classes_are_long(Arguments arguments) {
   return arguments[kTarget].toTensor().scalar_type() == at::kLong &&
          one_floating_type(arguments.slice(0, kTarget));
+}
+
+// Lists of as many tensors each as the first. Momenta, say, may be an empty list.
+bool equally_many(Arguments arguments) {
+  const size_t count = arguments[0].toListRef().size();
+  return std::ranges::all_of(arguments, [count](const c10::IValue& argument) {
+    return !argument.isList() || argument.toListRef().empty() ||
+           argument.toListRef().size() == count;
+  });
 }
 
 template <class Function>
@@ -245,6 +261,8 @@ void register_meta_kernels() {
   install("aten::nll_loss_forward", TORCH_FN(at::meta::nll_loss_forward), &classes_are_long<1>);
   install("aten::nll_loss_backward", TORCH_FN(at::meta::nll_loss_backward), &classes_are_long<2>);
   install("aten::mean", TORCH_FN(mean_of_all));
+  install("aten::_fused_sgd_", TORCH_FN(fused_sgd_), &equally_many);
+  install("aten::_fused_adagrad_", TORCH_FN(fused_adagrad_), &equally_many);
   install("aten::native_layer_norm", TORCH_FN(layer_norm), &one_floating_type);
   install("aten::native_layer_norm_backward", TORCH_FN(layer_norm_backward), &one_floating_type);
 }

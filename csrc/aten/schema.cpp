@@ -116,33 +116,41 @@ const c10::Type& item_type(const c10::Type& type) {
   return items ? element(plain(type)) : type;
 }
 
-// The overload that does to one item what `handle` does to lists. It may have more arguments, whose
-// defaults (alpha = 1) go to `rest`.
-std::optional<c10::OperatorHandle> find_item(const c10::OperatorHandle& handle,
-                                             std::vector<int64_t>* rest) {
+// The overload that does to one item what `handle` does to lists. It may have more arguments: some
+// with a default (alpha = 1), which goes to the operator's `item_rest`, and an `out`.
+std::optional<c10::OperatorHandle> find_item(const c10::OperatorHandle& handle, graph::Op* op) {
   const c10::FunctionSchema& schema = handle.schema();
   const std::string name = graph::table::item_operator(schema.name());
   if (name.empty()) return std::nullopt;
-  for (const char* overload : {"", "Tensor", "Scalar"}) {
-    const auto item = c10::Dispatcher::singleton().findSchema({name, overload});
-    if (!item.has_value()) continue;
+  const auto find = [&](const std::string& from,
+                        const char* overload) -> std::optional<c10::OperatorHandle> {
+    const auto item = c10::Dispatcher::singleton().findSchema({from, overload});
+    if (!item.has_value()) return std::nullopt;
     const auto& arguments = item->schema().arguments();
-    bool same = arguments.size() >= schema.arguments().size();
-    rest->clear();
-    for (size_t i = 0; same && i < arguments.size(); ++i) {
+    op->item_rest.clear();
+    op->item_into_first = false;
+    if (arguments.size() < schema.arguments().size()) return std::nullopt;
+    for (size_t i = 0; i < arguments.size(); ++i) {
       if (i < schema.arguments().size()) {
-        same = *arguments[i].type() == item_type(*schema.arguments()[i].type());
+        if (*arguments[i].type() != item_type(*schema.arguments()[i].type())) return std::nullopt;
+      } else if (arguments[i].is_out() && !op->item_into_first) {
+        op->item_into_first = true;
       } else if (arguments[i].default_value().has_value() &&
                  arguments[i].default_value()->isInt()) {
-        rest->push_back(graph::make_tag(graph::Tag::kInt));
-        rest->push_back(arguments[i].default_value()->toInt());
+        op->item_rest.push_back(graph::make_tag(graph::Tag::kInt));
+        op->item_rest.push_back(arguments[i].default_value()->toInt());
       } else {
-        same = false;
+        return std::nullopt;
       }
     }
-    if (same) return item;
+    return item;
+  };
+  for (const char* overload : {"", "Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor"}) {
+    if (const auto item = find(name, overload)) return item;
   }
-  return std::nullopt;
+  // Some operators have no form in place ("maximum").
+  if (!name.ends_with('_')) return std::nullopt;
+  return find(name.substr(0, name.size() - 1), "out");
 }
 
 const graph::Op* find_or_make_op(const c10::OperatorHandle& handle);
@@ -255,7 +263,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
       graph::table::casts_numbers(schema.name()) && schema.overload_name() == "Tensor";
   op.handle = &handles().emplace_back(handle);
   op.out_handle = find_out(handle);
-  if (const auto item = find_item(handle, &op.item_rest)) {
+  if (const auto item = find_item(handle, &op)) {
     op.item = find_or_make_op(*item);
     const c10::OperatorName& name = item->operator_name();
     if (graph::table::casts_numbers(name.name) && name.overload_name == "Scalar") {

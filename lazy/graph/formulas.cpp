@@ -16,9 +16,9 @@ namespace acc::graph {
 namespace {
 
 struct Row {
-  const char* op;       // in-place forms ("aten::add_.Tensor") are found under the functional name
-  const char* guard;    // "argument=value, ...": only for nodes with these values; "": for all
-  const char* formula;  // `count`: the number of elements that one result is made of
+  const char* op;         // for the forms that write too ("aten::add_.Tensor", "aten::add.out")
+  const char* guard;      // "argument=value, ...": only for nodes with these values; "": for all
+  const char* formula;    // `count`: the number of elements that one result is made of
   const char* over = "";  // see Formula
 };
 
@@ -232,11 +232,16 @@ struct Guarded {
   Formula formula;
 };
 
-// "aten::add_.Tensor" -> "aten::add.Tensor"
-std::string functional_name(const std::string& name) {
+// The names under which the formula of an operator may stand: its own; that of its functional form
+// for those that write ("aten::add.Tensor" for "aten::add_.Tensor" and "aten::add.out").
+std::vector<std::string> names_of(const std::string& name) {
   const size_t dot = std::min(name.find('.'), name.size());
-  if (dot == 0 || name[dot - 1] != '_') return name;
-  return name.substr(0, dot - 1) + name.substr(dot);
+  const std::string base = name.substr(0, dot);
+  const std::string overload = name.substr(dot);
+  if (base.ends_with('_')) return {name, base.substr(0, dot - 1) + overload};
+  if (overload == ".out") return {base, base + ".Tensor"};
+  if (overload.ends_with("_out")) return {base + overload.substr(0, overload.size() - 4)};
+  return {name};
 }
 
 Guard parse_guard(const Op& op, std::string_view text) {
@@ -314,9 +319,10 @@ const Formula* formula_of(const Graph& graph, const Node& node) {
   const std::lock_guard lock(mutex);
   auto found = parsed.find(node.op->name);
   if (found == parsed.end()) {
-    std::string name = node.op->name;
-    std::vector<Guarded> rows = parse_rows(*node.op, name);
-    if (rows.empty()) rows = parse_rows(*node.op, functional_name(name));
+    std::vector<Guarded> rows;
+    for (const std::string& name : names_of(node.op->name)) {
+      if (rows.empty()) rows = parse_rows(*node.op, name);
+    }
     found = parsed.emplace(node.op->name, std::move(rows)).first;
   }
   if (found->second.empty()) return nullptr;

@@ -224,9 +224,10 @@ constexpr std::array kProducts{
 
 // What optimizers do to lists of tensors.
 constexpr std::array kItemOperators{
-    Name("abs"),  Name("add"),  Name("addcdiv"), Name("addcmul"), Name("div"),
-    Name("exp"),  Name("lerp"), Name("mul"),     Name("neg"),     Name("reciprocal"),
-    Name("sign"), Name("sqrt"), Name("sub"),     Name("zero"),
+    Name("abs"),       Name("add"),  Name("addcdiv"), Name("addcmul"), Name("clamp_max"),
+    Name("clamp_min"), Name("div"),  Name("exp"),     Name("lerp"),    Name("maximum"),
+    Name("minimum"),   Name("mul"),  Name("neg"),     Name("pow"),     Name("reciprocal"),
+    Name("rsqrt"),     Name("sign"), Name("sqrt"),    Name("sub"),     Name("zero"),
 };
 
 constexpr std::array kCastsNumbers{

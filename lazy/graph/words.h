@@ -69,6 +69,17 @@ uint32_t item_words(const int64_t* word);
 // The items that follow each other in `words`, each by its tag word.
 std::vector<const int64_t*> items(std::span<const int64_t> words);
 
+// Calls `each` with the tag word of every tensor in `words`, those in lists included.
+template <class Word, class Each>
+void for_each_tensor(Word* word, const Word* end, const Each& each) {
+  while (word != end) {
+    const Tag tag = tag_of(*word);
+    if (tag == Tag::kTensor) each(word);
+    // The items of a list follow it as those of the call do.
+    word += tag == Tag::kList ? 1 : item_words(word);
+  }
+}
+
 // Number of entries that the item at `word` takes in the value block.
 uint32_t item_values(const int64_t* word);
 

@@ -5,6 +5,7 @@
 
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
+#include "lazy/passes/storage_uses.h"
 
 namespace acc::passes {
 namespace {
@@ -27,14 +28,7 @@ bool same_item(const int64_t* a, const int64_t* b) {
 class Accumulation {
  public:
   Accumulation(const Graph& graph, const std::vector<bool>& outputs)
-      : graph_(graph), outputs_(outputs), users_(graph.buffers.size()) {
-    for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
-      for (const graph::Use& use : graph::uses(graph, graph.nodes[i])) {
-        std::vector<uint32_t>& users = users_[graph.buffers[use.buffer].group];
-        if (users.empty() || users.back() != i) users.push_back(i);
-      }
-    }
-  }
+      : graph_(graph), outputs_(outputs), uses_(graph) {}
 
   Graph run() {
     std::vector<uint32_t> product(graph_.nodes.size(), kNobody);  // per addition: its product
@@ -68,9 +62,9 @@ class Accumulation {
     const graph::TensorWords made = graph::read_tensor(result);
     if (made.dtype != graph::dtype::kF32 && made.dtype != graph::dtype::kF64) return kNobody;
     const graph::Buffer& buffer = graph_.buffers[made.buffer];
-    const std::vector<uint32_t>& users = users_[buffer.group];
-    if (outputs_[made.buffer] || users.size() != 2 || users[0] != index) return kNobody;
-    const uint32_t addition = users[1];
+    const auto users = uses_.of(made.buffer);
+    if (outputs_[made.buffer] || users.size() != 2 || users[0].node != index) return kNobody;
+    const uint32_t addition = users[1].node;
     if (addition - index > kMaxDistance) return kNobody;
     const Node& node = graph_.nodes[addition];
     const bool in_place = node.op->name == "aten::add_.Tensor";
@@ -90,18 +84,9 @@ class Accumulation {
       if (use.fresh) continue;
       const uint32_t group = graph_.buffers[use.buffer].group;
       if (in_place && group == sum_group) return kNobody;
-      if (is_written(group, index + 1, addition)) return kNobody;
+      if (uses_.is_written(use.buffer, index + 1, addition)) return kNobody;
     }
     return addition;
-  }
-
-  bool is_written(uint32_t group, uint32_t begin, uint32_t end) const {
-    for (uint32_t i = begin; i < end; ++i) {
-      for (const graph::Use& use : graph::uses(graph_, graph_.nodes[i])) {
-        if (use.writes && graph_.buffers[use.buffer].group == group) return true;
-      }
-    }
-    return false;
   }
 
   void append_accumulating(const Node& product, const Node& addition, Graph* out) const {
@@ -128,7 +113,7 @@ class Accumulation {
 
   const Graph& graph_;
   const std::vector<bool>& outputs_;
-  std::vector<std::vector<uint32_t>> users_;  // per storage, by its first buffer: nodes, ascending
+  const StorageUses uses_;
 };
 
 }  // namespace

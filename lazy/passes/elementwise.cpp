@@ -46,8 +46,7 @@ class Analysis {
       value += graph::item_values(item);
     }
     made_.operands.assign(op().arguments.size(), -1);
-    return made_.items.size() == op().arguments.size() &&
-           std::ranges::none_of(op().arguments, &graph::Argument::out);
+    return made_.items.size() == op().arguments.size();
   }
 
   // The results' words, fresh or in place, without undefined ones; nothing where they are not as
@@ -75,6 +74,9 @@ class Analysis {
     if (found.empty() || graph::tag_of(*found[0]) != Tag::kTensor) return false;
     result_ = graph::read_tensor(found[0]);
     in_place_ = op().returns[0].alias >= 0;
+    given_ = in_place_ && op().arguments[static_cast<size_t>(op().returns[0].alias)].out;
+    // Where they differ in more than `out`, reductions have other arguments in this form.
+    if (given_ && !made_.formula->over.empty()) return false;
     Nest& nest = made_.nest;
     if (made_.formula->over.empty()) {
       nest.sizes.assign(result_.sizes.begin(), result_.sizes.end());
@@ -248,6 +250,8 @@ class Analysis {
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
       if (term.truth) return own == dtype::kBool;
+      // What is computed before it goes to `out` has a type of its own.
+      if (given_ && own != type) return false;
       // ATen's kernels round an operand of another type to the half type first, or not: each has
       // its own way.
       if (made_.rounded != 0 && own != result_.dtype && own != dtype::kBool) return false;
@@ -329,7 +333,8 @@ class Analysis {
   const graph::Graph& graph_;
   const graph::Node& node_;
   graph::TensorWords result_{};
-  bool in_place_ = false;
+  bool in_place_ = false;  // the result is an argument
+  bool given_ = false;     // that argument is no operand (`out`)
   Elementwise made_;
 };
 

@@ -44,6 +44,7 @@ class Splitter {
       };
       append_all(graph_.arguments(node_));
       split.words.insert(split.words.end(), node_.op->item_rest.begin(), node_.op->item_rest.end());
+      if (node_.op->item_into_first) append(begin(), i, part, split.words);
       part.outputs = static_cast<uint32_t>(split.words.size());
       append_all(graph_.results(node_));
       part.end = static_cast<uint32_t>(split.words.size());

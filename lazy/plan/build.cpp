@@ -5,6 +5,8 @@
 #include "lazy/graph/print.h"
 #include "lazy/passes/accumulate.h"
 #include "lazy/passes/batch.h"
+#include "lazy/passes/copies.h"
+#include "lazy/passes/cse.h"
 #include "lazy/passes/dce.h"
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/lists.h"
@@ -62,6 +64,14 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (fuse && enabled(Pass::kSplit)) {
     plan->program = passes::split_backwards(plan->program);
     if (observer) observer("split", graph::print(plan->program));
+  }
+  if (fuse && enabled(Pass::kCse)) {
+    plan->program = passes::eliminate_common_calls(plan->program, plan->outputs);
+    if (observer) observer("cse", graph::print(plan->program));
+  }
+  if (fuse && enabled(Pass::kCopies)) {
+    plan->program = passes::eliminate_copies(plan->program, plan->outputs);
+    if (observer) observer("copies", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);

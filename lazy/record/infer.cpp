@@ -95,6 +95,7 @@ bool call_meta_by_item(const graph::Op& op, torch::jit::Stack& stack) {
       call.push_back(std::move(item));
     }
     for (size_t at = 1; at < op.item_rest.size(); at += 2) call.emplace_back(op.item_rest[at]);
+    if (op.item_into_first) call.push_back(call.front());
     call_meta(item_op, handle, call);
     if (!op.returns.empty()) results.push_back(call.front().toTensor());
   }

@@ -5,17 +5,27 @@
 #include <string>
 #include <vector>
 
+#include "lazy/graph/dtype.h"
 #include "lazy/graph/graph.h"
+#include "lazy/graph/print.h"
 #include "lazy/graph/words.h"
 
 // Builds small graphs by hand for the tests of passes and plans.
 namespace acc::testing {
 
-// A vector of `elements` floats in a buffer, from `offset` on.
+// The lines of a graph.
+inline std::vector<std::string> lines_of(const graph::Graph& graph) {
+  std::vector<std::string> lines;
+  for (const graph::Node& node : graph.nodes) lines.push_back(graph::print(graph, node));
+  return lines;
+}
+
+// A vector of `elements` floats, or of another type, in a buffer, from `offset` on.
 struct Vector {
   uint32_t buffer;
   int64_t elements = 4;
   int64_t offset = 0;
+  uint8_t dtype = graph::dtype::kF32;
 };
 
 class GraphBuilder {
@@ -50,7 +60,23 @@ class GraphBuilder {
     return add(name, writes, reads, {});
   }
 
+  // What `clone`, `to` and `contiguous` are recorded as.
+  size_t copy(Vector to, Vector from) {
+    const size_t node = in_place("aten::copy_", {to}, {from});
+    last_op().arguments[0].name = "self";
+    last_op().arguments[1].name = "src";
+    last_op().returns.push_back({0, false});
+    return node;
+  }
+
   graph::Op& last_op() { return ops_.back(); }
+
+  // The buffers' numbers in a vector of booleans.
+  std::vector<bool> alive(std::initializer_list<uint32_t> buffers) const {
+    std::vector<bool> made(graph.buffers.size(), false);
+    for (const uint32_t buffer : buffers) made[buffer] = true;
+    return made;
+  }
 
  private:
   size_t add(const std::string& name, std::initializer_list<Vector> writes,
@@ -89,8 +115,7 @@ class GraphBuilder {
   }
 
   void push(const Vector& vector) {
-    constexpr uint8_t kFloat = 6;
-    graph.words.push_back(graph::make_tag(graph::Tag::kTensor, kFloat, 0, 1));
+    graph.words.push_back(graph::make_tag(graph::Tag::kTensor, vector.dtype, 0, 1));
     graph.words.push_back(vector.buffer);
     graph.words.push_back(vector.offset);
     graph.words.push_back(vector.elements);

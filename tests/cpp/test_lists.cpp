@@ -186,6 +186,29 @@ TEST(Lists, EachItemTakesItsOwnNumber) {
   }
 }
 
+TEST(Lists, AnItemWithoutAFormInPlaceIsGivenItsOwnTensorAsOut) {
+  Lists b;
+  graph::Op maximum;
+  maximum.name = "maximum.out";
+  maximum.arguments.resize(3);
+  maximum.arguments[2].writes = true;
+  graph::Op maximum_list;
+  maximum_list.name = "_foreach_maximum_";
+  maximum_list.arguments.resize(2);
+  maximum_list.arguments[0].writes = true;
+  maximum_list.item = &maximum;
+  maximum_list.item_into_first = true;
+  const auto x = b.buffers(2);
+  const auto y = b.buffers(2);
+  b.begin(maximum_list);
+  b.list(x);
+  b.list(y);
+  b.results();
+  b.end();
+  EXPECT_EQ(b.lowered(),
+            (std::vector<std::string>{"maximum.out(%0, %2, %0)", "maximum.out(%1, %3, %1)"}));
+}
+
 TEST(Lists, WhatDoesNotStayIsLeftOut) {
   Lists b;
   const auto x = b.buffers(2);

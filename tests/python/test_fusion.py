@@ -294,6 +294,32 @@ def test_order_of_reads_and_writes(program):
     check(program)
 
 
+def _given_results(device: str) -> list[Tensor]:
+    a, b = on(device, 6, 5), on(device, 5, seed=1)
+    i = on(device, 6, 5, seed=2, dtype=torch.int64)
+    y, wide, mask = a * 0, a.double(), a > 0
+    rows = on(device, 12, 5, seed=3)
+    torch.maximum(a, b, out=y)
+    torch.mul(y, a, out=y)
+    torch.add(i, i, alpha=1 << 30, out=wide)  # in integers, which float64 then holds
+    torch.add(a, b, out=wide)
+    torch.lt(y, b, out=mask)
+    torch.where(mask, y, a, out=rows[::2])
+    return [y, wide, mask, rows, -y + a]
+
+
+def test_results_in_given_tensors():
+    check(_given_results)
+
+
+def test_a_given_tensor_may_not_overlap_what_is_read():
+    for device in ("cpu", helpers.DEVICE):
+        x = on(device, 10)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            torch.maximum(x[1:], x[1:], out=x[:-1])
+            x.cpu()
+
+
 def test_more_elements_than_one_thread_takes():
     def program(device: str) -> list[Tensor]:
         a, b = on(device, 301, 1003), on(device, 1003, seed=1)
