@@ -69,9 +69,11 @@ Profile::Profile(const plan::Plan& plan, const plan::Schedule& schedule, const P
       observed_(at::hasCallbacks() && at::isRecordFunctionEnabled()) {
   if (!observed_) return;
   constexpr size_t kDigits = 8;  // enough to tell plans apart
+  size_t operators = 0;
+  for (const plan::Step& step : schedule.steps) operators += step.nodes.size();
   open(run_, at::RecordScope::FUNCTION,
        base::concat("acc: plan ", base::to_hex(plan.key).substr(0, kDigits), " (",
-                    schedule.steps.size(), " steps, ", plan.program.nodes.size(), " operators)"));
+                    schedule.steps.size(), " steps, ", operators, " operators)"));
 }
 
 void Profile::begin_step(size_t index, const std::vector<c10::IValue>* arguments) {

@@ -85,9 +85,7 @@ def positives(x: torch.Tensor) -> torch.Tensor:
 # --- in C++, compiled by the test ---------------------------------------------------------------
 
 CPP = r"""
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/mul.h>
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 

@@ -164,6 +164,9 @@ def test_modules_are_named_by_the_way_to_them(acc_only, tmp_path, asked):
 
 
 def test_operators_count_once_as_on_the_cpu(acc_only):
+    # The CPU's list operators call others in turn, which the device's do not.
+    products = ("aten::addmm", "aten::mm")
+
     def operators(device: str) -> tuple[Counter[str], int]:
         step = steady(device)
         with profile(activities=CPU, record_shapes=True, with_flops=True) as seen:
@@ -171,11 +174,11 @@ def test_operators_count_once_as_on_the_cpu(acc_only):
                 step()
         table = seen.key_averages()
         calls = Counter({row.key: row.count for row in table if row.key.startswith("aten::")})
-        return calls, sum(row.flops for row in table)
+        return calls, sum(row.flops for row in table if row.key.endswith(products))
 
     on_acc, flops = operators(acc_only)
     on_cpu, cpu_flops = operators("cpu")
-    for name in ("addmm", "mm", "sigmoid", "mul", "mean", "pow", "_foreach_addcdiv_"):
+    for name in ("addmm", "mm", "sigmoid", "_foreach_addcdiv_"):
         assert on_acc[f"aten::{name}"] == on_cpu[f"aten::{name}"] > 0, name
     assert flops == cpu_flops > 0
 
@@ -277,7 +280,6 @@ def test_memory_is_profiled(acc_only):
     table = {row.key: row for row in seen.key_averages()}
     assert any(row.self_cpu_memory_usage > 0 for row in table.values())
     assert seen.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=5)
-    assert any(event.name == "[memory]" for event in seen.events()) or table
 
 
 def test_a_failing_step_closes_its_ranges(acc_only, tmp_path):
@@ -292,7 +294,7 @@ def test_a_failing_step_closes_its_ranges(acc_only, tmp_path):
     assert plans[0]["ts"] + plans[0]["dur"] <= plans[1]["ts"]
 
 
-def test_profiling_changes_no_result(device):
+def test_profiling_changes_no_result(unfused, device):
     plain, watched = trainer(device), trainer(device)
     expected = [plain().item() for _ in range(5)]
     with profile(activities=CPU, with_stack=True, record_shapes=True, profile_memory=True):

@@ -84,12 +84,11 @@ record::Source python_place() {
 
 // The code of torch.nn.Module.__call__'s only frame.
 PyObject* module_call() {
-  static PyObject* const code = py::module_::import("torch.nn.modules.module")
-                                    .attr("Module")
-                                    .attr("_call_impl")
-                                    .attr("__code__")
-                                    .release()
-                                    .ptr();
+  // Never given back: there may be no interpreter any more when static objects die.
+  static PyObject* const code = [] {
+    const Object module = py::module_::import("torch.nn.modules.module").attr("Module");
+    return Object(module.attr("_call_impl").attr("__code__")).release().ptr();
+  }();
   return code;
 }
 
