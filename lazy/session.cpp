@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 
 #include <array>
 #include <atomic>
@@ -90,7 +91,7 @@ class Session {
     // The ends of the steps that may still be running, oldest first.
     std::deque<std::unique_ptr<runtime::Marker>> in_flight;
     std::unique_ptr<Suspended> suspended;
-    Cached expected;  // what the recorder compares with
+    Cached expected;      // what the recorder compares with
     bool trains = false;  // an iteration has ended on it
     Ran last;
     Ran largest;  // of those that ran while steps were timed
@@ -186,6 +187,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
     work.plan = *found;
     return;
   }
+  RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
   work.plan = plan::build(std::move(trace.graph), key, alive, may_fuse(), pass_observer());
   work.first = true;
   dump(*work.plan);
@@ -195,6 +197,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
 // A buffer that no run so far kept is kept now: the plan is made again, once, and from then on
 // keeps it always.
 Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool>& alive) {
+  RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = outputs[i] || alive[i];
@@ -455,7 +458,8 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
     given[i] = {std::move(entry.memory), entry.byte_offset};
   }
   exec::Outcome outcome =
-      exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values);
+      exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
+                {std::move(work.trace.places), &record::short_source_text});
   finish(recorder, std::move(work), std::move(outcome));
 }
 

@@ -13,6 +13,7 @@
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks.h"
 #include "csrc/runtime/pinned.h"
+#include "csrc/runtime/profiler.h"
 
 namespace acc::runtime {
 
@@ -31,6 +32,7 @@ void register_runtime() {
     c10::SetAllocator(c10::DeviceType::PrivateUse1, &device_allocator());
     at::setHostAllocator(c10::DeviceType::PrivateUse1, &pinned_allocator());
     at::RegisterPrivateUse1HooksInterface(&hooks());
+    register_profiler();
     install_fork_handler();
   });
 }

@@ -38,6 +38,9 @@ class AtenCall {
   // Runs the operator with the step's value block; the results are on the returned stack.
   torch::jit::Stack run(std::span<const int64_t> values) const;
 
+  // As they were prepared: tensors with their geometry, numbers as zeros.
+  const torch::jit::Stack& arguments() const { return arguments_; }
+
  private:
   // An argument that depends on the value block.
   struct Patch {
@@ -54,7 +57,10 @@ class AtenCall {
     at::Tensor place;
   };
   static void keep_place(const Written& written);
+  void call(torch::jit::Stack& stack) const;
   std::vector<Written> written_;
+  const c10::DispatchKeySet keys_;
+  bool lazy_bits_ = false;  // an operand is marked as conjugated or negated
 };
 
 }  // namespace acc::library

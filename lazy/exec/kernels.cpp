@@ -1,6 +1,7 @@
 #include "lazy/exec/kernels.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -65,6 +66,7 @@ void warn_once(const std::string& what) {
 }
 
 void use_what_is_there(plan::Plan& plan) {
+  RECORD_FUNCTION("acc: wait for compiled kernels", c10::ArrayRef<const c10::IValue>());
   Compilation& compilation = compilation_of(plan);
   compilation.job->wait();
   std::vector<bool> usable;

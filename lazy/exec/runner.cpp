@@ -24,6 +24,7 @@
 #include "csrc/runtime/on_device.h"
 #include "kernels/library/aten_call.h"
 #include "lazy/exec/kernels.h"
+#include "lazy/exec/profile.h"
 #include "lazy/graph/words.h"
 
 namespace acc::exec {
@@ -224,6 +225,12 @@ class Run {
     for (const uint32_t buffer : step.release) release(buffer);
   }
 
+  // Of the operator that a step calls; null for a kernel.
+  const torch::jit::Stack* arguments(size_t index) const {
+    const PreparedStep& step = prepared_.steps[index];
+    return step.call.has_value() ? &step.call->arguments() : nullptr;
+  }
+
   // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
   void leave_out(size_t index, const std::vector<bool>& touched) {
     const plan::Step& step = schedule_.steps[index];
@@ -334,8 +341,12 @@ class Run {
 // A run from its first step to its last, in as many goes as it takes.
 class Stopped {
  public:
-  Stopped(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given)
-      : plan_(plan), schedule_(choose_schedule(plan)), device_(device), given_(std::move(given)) {}
+  Stopped(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given, Places places)
+      : plan_(plan),
+        schedule_(choose_schedule(plan)),
+        device_(device),
+        given_(std::move(given)),
+        places_(std::move(places)) {}
 
   Outcome go_on(std::span<const int64_t> values) {
     // Kernels run as in a fresh thread: below autograd, and outside the modes and transforms of
@@ -403,6 +414,7 @@ class Stopped {
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
   void advance(std::span<const int64_t> values, runtime::AmbientScope& ambient) {
+    Profile profile(plan_, schedule_, places_);
     if (!run_.has_value()) {
       const c10::Device alias_device(
           runtime::backend().alias_type(),
@@ -421,6 +433,7 @@ class Stopped {
         continue;
       }
       ambient.set(plan_.program.nodes[schedule_.steps[step_].nodes[0]].ambient);
+      if (profile.observed()) profile.begin_step(step_, run_->arguments(step_));
       run_->step(step_, values, &called_);
       clock.step(step_);
     }
@@ -451,6 +464,7 @@ class Stopped {
   plan::Schedule& schedule_;
   c10::DeviceIndex device_;
   std::vector<Given> given_;
+  Places places_;
   std::optional<Run> run_;
   size_t step_ = 0;
   std::vector<bool> needed_;   // per node; empty: all are
@@ -459,8 +473,8 @@ class Stopped {
 };
 
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
-            std::span<const int64_t> values) {
-  return Stopped(plan, device, std::move(given)).go_on(values);
+            std::span<const int64_t> values, Places places) {
+  return Stopped(plan, device, std::move(given), std::move(places)).go_on(values);
 }
 
 Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed) {

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lazy/plan/plan.h"
@@ -17,6 +18,14 @@ namespace acc::exec {
 struct Given {
   c10::Storage memory;
   int64_t byte_offset = 0;
+};
+
+// Where the program recorded the nodes, for profilers.
+struct Places {
+  // Per node as it was recorded: the place in this very step; 0, or nothing, where it is not known.
+  // Then the node has the place where its plan was recorded.
+  std::vector<uint32_t> of_recorded;
+  std::string (*text)(uint32_t place) = nullptr;  // for people
 };
 
 // A run that stopped for want of memory before its next step had changed anything.
@@ -39,7 +48,7 @@ struct Outcome {
 //
 // A step that finds no memory is tried once more after the backend's caches were emptied.
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
-            std::span<const int64_t> values);
+            std::span<const int64_t> values, Places places);
 
 // Goes on with a run; complete steps are not repeated. `values` as before. `needed`: per node of
 // the plan's program, whether anybody still wants what it makes.

@@ -1,5 +1,7 @@
 #include "lazy/record/infer.h"
 
+#include <ATen/record_function.h>
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ScalarOps.h>
@@ -328,6 +330,8 @@ std::shared_ptr<const Inference> infer(std::span<const int64_t> signature, const
     }
   }
   count(Counter::MemoMisses);
+  // What is asked here is nothing that the program called.
+  const at::RecordFunctionGuard unseen(false);
   const auto direct = [] {
     auto inference = std::make_shared<Inference>();
     inference->recordable = false;

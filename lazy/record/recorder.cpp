@@ -28,7 +28,7 @@ using base::Counter;
 using graph::Tag;
 
 std::atomic<uint64_t> next_trace{1};
-Locator locate = nullptr;
+Locator locator;
 
 bool on_acc(const c10::TensorImpl* impl) {
   return impl->key_set().has(c10::DispatchKey::PrivateUse1);
@@ -48,7 +48,7 @@ size_t result_bytes(const graph::TensorWords& tensor) {
 
 }  // namespace
 
-void install_locator(Locator locator) { locate = locator; }
+void install_locator(const Locator& installed) { locator = installed; }
 
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n) {
   for (size_t i = stack.size() - n; i < stack.size(); ++i) {
@@ -300,12 +300,29 @@ void Recorder::end_run() { running_ = runs_plan = false; }
 
 bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
                       torch::jit::Stack* stack) {
+  // Asked once per trace: a profiler that begins in the middle of one has to wait for the next.
+  if (pending() == 0) profiled_ = locator.profiled != nullptr && locator.profiled();
+  const bool profiled = profiled_.load(std::memory_order_relaxed);
+  return take_call(op, handle, stack, profiled ? locator.here_profiled() : 0);
+}
+
+void Recorder::note_place(uint32_t place) {
+  if (place == 0) return;
+  places_.resize(n_nodes_);  // calls that failed may have left more, calls without a place fewer
+  places_.back() = place;
+}
+
+bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
+                         torch::jit::Stack* stack, uint32_t place) {
   const uint64_t ambient = runtime::ambient_word(op.precision_sensitive);
   const size_t n_arguments = op.arguments.size();
   {
     const auto locked = lock();
     if (suspended()) return false;
-    if (expected_ != nullptr && follow(op, ambient, stack)) return true;
+    if (expected_ != nullptr && follow(op, ambient, stack)) {
+      note_place(place);
+      return true;
+    }
   }
 
   const CallLease lease;
@@ -329,14 +346,14 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
       resize_result((*stack)[base + resize.argument].toTensor(), resize.sizes, resize.strides);
     }
     // With its final geometry the call may be the one that the plan expects.
-    return record(op, handle, stack);
+    return take_call(op, handle, stack, place);
   }
   refuse_absurd(inference->largest, call.device);
   for (const Operand& operand : call.operands) {
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
   }
-  const uint32_t source = locate != nullptr ? locate() : 0;
+  const uint32_t source = locator.here != nullptr ? locator.here() : 0;
 
   const auto locked = lock();
   if (suspended()) return false;
@@ -349,6 +366,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
     go_back(before);
     throw;
   }
+  note_place(place);
   count(Counter::Nodes);
   return true;
 }
@@ -360,6 +378,7 @@ void Recorder::append(const graph::Op& op, Call& call, const Inference& inferenc
   node.op = &op;
   node.ambient = call.ambient;
   node.source = source;
+  node.origin = static_cast<uint32_t>(graph_.nodes.size());
   node.words = static_cast<uint32_t>(graph_.words.size());
   node.values = static_cast<uint32_t>(values_.size());
   node.n_values = static_cast<uint32_t>(call.values.size());
@@ -676,6 +695,7 @@ Trace Recorder::take() {
   }
   trace.entries = std::move(entries_);
   trace.values = std::move(values_);
+  trace.places = std::exchange(places_, {});
   if (trace.followed == nullptr) {
     trace.graph = std::move(graph_);
     trace.graph.buffers.reserve(trace.entries.size());

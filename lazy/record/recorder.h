@@ -40,6 +40,7 @@ struct Trace {
   const graph::Graph* followed = nullptr;
   std::vector<Entry> entries;
   std::vector<int64_t> values;
+  std::vector<uint32_t> places;  // per recorded node, for a profiler; empty: none asks for them
 };
 
 class Recorder {
@@ -102,6 +103,9 @@ class Recorder {
   uint32_t add_entry(LazyStorage* storage, int64_t byte_offset);
   uint32_t add_host_entry(const at::Tensor& tensor);
   void append(const graph::Op& op, Call& call, const Inference& inference, uint32_t source);
+  bool take_call(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack,
+                 uint32_t place);
+  void note_place(uint32_t place);
   // How far the trace has come, and back to there: a call that fails leaves nothing behind.
   struct Mark {
     size_t nodes;
@@ -121,6 +125,8 @@ class Recorder {
   graph::Graph graph_;
   std::vector<Entry> entries_;
   std::vector<int64_t> values_;
+  std::vector<uint32_t> places_;       // see Trace; shorter than the trace is fine
+  std::atomic<bool> profiled_{false};  // somebody wants to know them for this trace
   std::atomic<size_t> n_nodes_{0};
   std::atomic<bool> suspended_{false};
   std::atomic<bool> running_{false};
@@ -135,9 +141,15 @@ Recorder& recorder(c10::DeviceIndex device);
 // none.
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 
-// Where the user's program is, as a number that `source_text` explains; 0: unknown. Installed by
-// the bindings; called without any lock of acc held.
-using Locator = uint32_t (*)();
-void install_locator(Locator locator);
+// Where the user's program is, as numbers of lazy/record/source.h; 0: unknown. Installed by the
+// bindings; called without any lock of acc held.
+struct Locator {
+  // For each operator that is recorded anew.
+  uint32_t (*here)() = nullptr;
+  // While a profiler wants to know: for every operator, followed ones too.
+  bool (*profiled)() = nullptr;
+  uint32_t (*here_profiled)() = nullptr;
+};
+void install_locator(const Locator& locator);
 
 }  // namespace acc::record

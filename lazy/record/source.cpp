@@ -2,7 +2,7 @@
 
 #include <map>
 #include <mutex>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/check.h"
@@ -11,22 +11,21 @@ namespace acc::record {
 namespace {
 
 std::mutex mutex;
-using Place = std::tuple<std::string, int, std::string>;
-std::map<Place, uint32_t>& numbers() {
-  static std::map<Place, uint32_t> map;
+std::map<Source, uint32_t>& numbers() {
+  static std::map<Source, uint32_t> map;
   return map;
 }
-std::vector<const Place*>& places() {
-  static std::vector<const Place*> list{nullptr};
+std::vector<const Source*>& places() {
+  static std::vector<const Source*> list{nullptr};
   return list;
 }
 
 }  // namespace
 
-uint32_t intern_source(const std::string& file, int line, const std::string& function) {
+uint32_t intern_source(Source source) {
   std::lock_guard lock(mutex);
   const auto [found, added] =
-      numbers().try_emplace(Place{file, line, function}, static_cast<uint32_t>(places().size()));
+      numbers().try_emplace(std::move(source), static_cast<uint32_t>(places().size()));
   if (added) places().push_back(&found->first);
   return found->second;
 }
@@ -34,14 +33,24 @@ uint32_t intern_source(const std::string& file, int line, const std::string& fun
 Source source_of(uint32_t source) {
   std::lock_guard lock(mutex);
   if (source == 0 || source >= places().size()) return {};
-  const auto& [file, line, function] = *places()[source];
-  return {file, line, function};
+  return *places()[source];
 }
 
 std::string source_text(uint32_t source) {
-  const auto [file, line, function] = source_of(source);
-  if (file.empty()) return "";
-  return base::concat(" at ", file, ":", line, " in ", function);
+  const Source place = source_of(source);
+  if (place.file.empty()) return "";
+  return base::concat(" at ", place.file, ":", place.line, " in ", place.function);
+}
+
+std::string short_source_text(uint32_t source) {
+  const Source place = source_of(source);
+  if (place.file.empty()) return "";
+  if (place.file == "backward") return base::concat("backward of ", place.function);
+  const std::string file = place.file.substr(place.file.rfind('/') + 1);
+  std::string text = base::concat(file, ":", place.line, " in ", place.function);
+  if (!place.module.empty()) text.append(" [").append(place.module).append("]");
+  if (!place.node.empty()) text.append(", ").append(place.node);
+  return text;
 }
 
 }  // namespace acc::record

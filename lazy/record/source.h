@@ -3,20 +3,30 @@
 #include <cstdint>
 #include <string>
 
-// Where in the user's program an operator was recorded: small numbers for (file, line, function).
+// Where in the user's program an operator was recorded, as small numbers.
 namespace acc::record {
-
-// The number of a place; 0 stands for an unknown one. Numbers are never reused.
-uint32_t intern_source(const std::string& file, int line, const std::string& function);
 
 struct Source {
   std::string file;  // "" for an unknown place, "backward" for a node of autograd
   int line = 0;
-  std::string function;  // of autograd, the node's name
+  std::string function;  // where `file` is "backward", the node's name
+
+  // Known only of what was recorded while a profiler asked for it.
+  std::string module;  // "Net.layers.0"; "" outside of modules
+  std::string node;    // of autograd, where the place is that of the forward operator
+
+  bool operator==(const Source&) const = default;
+  auto operator<=>(const Source&) const = default;
 };
+
+// The number of a place; 0 stands for an unknown one. Numbers are never reused.
+uint32_t intern_source(Source source);
 Source source_of(uint32_t source);
 
 // " at file:line in function", or "" for 0.
 std::string source_text(uint32_t source);
+
+// "net.py:12 in forward [Net.layers.0], AddmmBackward0" as far as it is known; "" for 0.
+std::string short_source_text(uint32_t source);
 
 }  // namespace acc::record

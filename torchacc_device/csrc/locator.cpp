@@ -1,11 +1,16 @@
 #include "torchacc_device/csrc/locator.h"
 
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <Python.h>
 #include <frameobject.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -40,22 +45,173 @@ std::string_view text(PyObject* object) {
   return {data, static_cast<size_t>(size)};
 }
 
-uint32_t python_frame() {
-  auto frame = py::reinterpret_steal<py::object>(
-      reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
-  while (frame) {
-    auto* raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    const auto code =
-        py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
-    const py::object file = code.attr("co_filename");
-    if (const std::string_view name = text(file.ptr()); !is_library(name)) {
-      const py::object function = code.attr("co_name");
-      return record::intern_source(std::string(name), PyFrame_GetLineNumber(raw),
-                                   std::string(text(function.ptr())));
-    }
-    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
+using Object = py::object;
+
+Object object_of(PyObject* owned) { return py::reinterpret_steal<Object>(owned); }
+
+PyFrameObject* raw(const Object& frame) { return reinterpret_cast<PyFrameObject*>(frame.ptr()); }
+
+Object innermost_frame() {
+  return object_of(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+}
+
+Object caller_of(const Object& frame) {
+  return object_of(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw(frame))));
+}
+
+Object code_of(const Object& frame) {
+  return object_of(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw(frame))));
+}
+
+// The innermost frame of the user's program; no file where there is none.
+record::Source python_place() {
+  for (Object frame = innermost_frame(); frame; frame = caller_of(frame)) {
+    const Object code = code_of(frame);
+    const Object file = code.attr("co_filename");
+    const std::string_view name = text(file.ptr());
+    if (is_library(name)) continue;
+    const Object function = code.attr("co_name");
+    record::Source place;
+    place.file = name;
+    place.line = PyFrame_GetLineNumber(raw(frame));
+    place.function = text(function.ptr());
+    return place;
   }
-  return 0;
+  return {};
+}
+
+// ---- modules, for profilers --------------------------------------------------------------------
+
+// The code of torch.nn.Module.__call__'s only frame.
+PyObject* module_call() {
+  // Never given back: there may be no interpreter any more when static objects die.
+  static PyObject* const code = [] {
+    const Object module = py::module_::import("torch.nn.modules.module").attr("Module");
+    return Object(module.attr("_call_impl").attr("__code__")).release().ptr();
+  }();
+  return code;
+}
+
+// The modules that are being called, the innermost first.
+std::vector<Object> modules_called() {
+  std::vector<Object> modules;
+  for (Object frame = innermost_frame(); frame; frame = caller_of(frame)) {
+    if (code_of(frame).ptr() != module_call()) continue;
+    const Object locals = frame.attr("f_locals");
+    modules.push_back(locals[py::str("self")]);
+  }
+  return modules;
+}
+
+std::string type_name(const Object& module) { return Py_TYPE(module.ptr())->tp_name; }
+
+// Appends ".a.b" where `module` is `parent.a.b`. False: it is no part of `parent`.
+bool append_path(const Object& parent, const Object& module, std::string* path, int depth = 0) {
+  constexpr int kDeepest = 32;  // nobody nests modules deeper; a module that holds itself ends here
+  if (depth > kDeepest || !py::hasattr(parent, "_modules")) return false;
+  const Object children = parent.attr("_modules");
+  if (!py::isinstance<py::dict>(children)) return false;
+  for (const auto& [name, child] : py::reinterpret_borrow<py::dict>(children)) {
+    const size_t before = path->size();
+    path->append(".").append(text(py::str(name).ptr()));
+    if (child.is(module)) return true;
+    if (!child.is_none() &&
+        append_path(py::reinterpret_borrow<Object>(child), module, path, depth + 1)) {
+      return true;
+    }
+    path->resize(before);
+  }
+  return false;
+}
+
+// "Net.layers.0": the names by which the modules know each other, from the outermost one on.
+std::string module_path() {
+  std::string path;
+  try {
+    const std::vector<Object> modules = modules_called();
+    for (size_t i = modules.size(); i-- > 0;) {
+      if (path.empty()) {
+        path = type_name(modules[i]);
+      } else if (!append_path(modules[i + 1], modules[i], &path)) {
+        path.append(" > ").append(type_name(modules[i]));  // made on the way
+      }
+    }
+  } catch (const py::error_already_set&) {
+    // An odd module of the user's: a profile that knows less is no reason to stop the program.
+  }
+  return path;
+}
+
+// ---- which forward operator a node of autograd belongs to, for profilers -----------------------
+
+// The last places, by the number of the node that autograd made for the operator.
+class ForwardPlaces {
+ public:
+  void note(uint64_t thread, uint64_t sequence, uint32_t place) {
+    const std::lock_guard lock(mutex_);
+    Entry& entry = at(thread, sequence);
+    // The operator itself comes first; others follow until there is a next node.
+    if (entry.thread == thread && entry.sequence == sequence) return;
+    entry = {thread, sequence, place};
+  }
+
+  uint32_t find(uint64_t thread, uint64_t sequence) {
+    const std::lock_guard lock(mutex_);
+    const Entry& entry = at(thread, sequence);
+    return entry.thread == thread && entry.sequence == sequence ? entry.place : 0;
+  }
+
+ private:
+  struct Entry {
+    uint64_t thread = 0;
+    uint64_t sequence = 0;
+    uint32_t place = 0;
+  };
+  static constexpr size_t kEntries = size_t{1} << 15;  // more operators than a step has
+  Entry& at(uint64_t thread, uint64_t sequence) {
+    return entries_[(sequence + thread * 0x9e3779b97f4a7c15ULL) % kEntries];
+  }
+  std::mutex mutex_;
+  std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
+};
+
+ForwardPlaces& forward_places() {
+  static ForwardPlaces& places = *new ForwardPlaces;
+  return places;
+}
+
+uint32_t here() {
+  if (const auto node = torch::autograd::get_current_node()) {
+    return record::intern_source({"backward", 0, node->name(), {}, {}});
+  }
+  if (Py_IsInitialized() == 0) return 0;
+  py::gil_scoped_acquire acquire;
+  return record::intern_source(python_place());
+}
+
+bool profiled() {
+  const auto* profiler = torch::profiler::impl::ProfilerStateBase::get();
+  return profiler != nullptr && (profiler->config().with_stack || profiler->config().with_modules);
+}
+
+uint32_t here_profiled() {
+  if (const auto node = torch::autograd::get_current_node()) {
+    record::Source place =
+        record::source_of(forward_places().find(node->thread_id(), node->sequence_nr()));
+    if (place.file.empty()) return here();
+    place.node = node->name();
+    return record::intern_source(std::move(place));
+  }
+  if (Py_IsInitialized() == 0) return 0;
+  py::gil_scoped_acquire acquire;
+  record::Source place = python_place();
+  place.module = module_path();
+  const uint32_t number = record::intern_source(std::move(place));
+  // Autograd makes the node right before it calls the operator.
+  if (const uint64_t next = at::sequence_number::peek(); next > 0 && at::GradMode::is_enabled()) {
+    forward_places().note(at::RecordFunction::currentThreadId(), next - 1, number);
+  }
+  return number;
 }
 
 }  // namespace
@@ -64,13 +220,6 @@ void set_library_folders(std::vector<std::string> folders) {
   library_folders() = std::move(folders);
 }
 
-uint32_t locate() {
-  if (const auto node = torch::autograd::get_current_node()) {
-    return record::intern_source("backward", 0, node->name());
-  }
-  if (Py_IsInitialized() == 0) return 0;
-  py::gil_scoped_acquire acquire;
-  return python_frame();
-}
+record::Locator locator() { return {&here, &profiled, &here_profiled}; }
 
 }  // namespace acc::bindings

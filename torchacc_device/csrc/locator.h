@@ -1,17 +1,21 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
+
+#include "lazy/record/recorder.h"
 
 namespace acc::bindings {
 
 // Folders whose code says nothing about the user's program: those of torch and of this project.
 void set_library_folders(std::vector<std::string> folders);
 
-// The innermost Python frame outside of them, as a number of
-// `record::intern_source`; in the backward pass, the autograd node that runs. Takes the interpreter
-// lock, so it is called only for operators that are recorded anew, never while a plan is followed.
-uint32_t locate();
+// Finds the innermost Python frame outside of them; in the backward pass, the autograd node that
+// runs. It takes the interpreter lock, so it is asked only for operators that are recorded anew.
+//
+// A profiler that was made with `with_stack` or `with_modules` gets to know more: the module, by
+// the names that lead to it, and in the backward pass the place of the forward operator. That is
+// asked for each operator of a step that begins while the profiler is active.
+record::Locator locator();
 
 }  // namespace acc::bindings

@@ -72,7 +72,7 @@ void install_python() {
     return raised != nullptr && raised->matches(PyExc_KeyboardInterrupt);
   };
   runtime::install_gil(gil);
-  if (base::env::source_lines()) record::install_locator(&bindings::locate);
+  if (base::env::source_lines()) record::install_locator(bindings::locator());
 }
 
 // Seconds that `n` recorded additions of 4x4 tensors take through the dispatcher below autograd, in
