@@ -19,6 +19,7 @@
 #include "lazy/graph/words.h"
 #include "lazy/record/infer.h"
 #include "lazy/record/numbers.h"
+#include "lazy/record/watch.h"
 
 namespace acc::record {
 namespace {
@@ -49,6 +50,8 @@ size_t result_bytes(const graph::TensorWords& tensor) {
 }  // namespace
 
 void install_locator(Locator locator) { locate = locator; }
+
+uint32_t source_here() { return locate != nullptr ? locate() : 0; }
 
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n) {
   for (size_t i = stack.size() - n; i < stack.size(); ++i) {
@@ -336,7 +339,7 @@ bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
   }
-  const uint32_t source = locate != nullptr ? locate() : 0;
+  const uint32_t source = source_here();
 
   const auto locked = lock();
   if (suspended()) return false;
