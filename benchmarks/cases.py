@@ -105,7 +105,8 @@ def variants_of(case: Case, mode: str) -> tuple[str, ...]:
     """The variants among which `mode` is the fastest; ("plain",) where there is no choice.
 
     Variants are words joined by "+": model, step, max-autotune (how torch.compile is applied),
-    channels_last (layout of model and inputs), fused (the optimizer's fused implementation).
+    channels_last (layout of model and inputs), fused (the optimizer's fused implementation),
+    capture (the step under torchacc.capture, which has the optimizer count on the device).
     """
     if mode == "compile":
         return case.compile_variants
@@ -114,7 +115,7 @@ def variants_of(case: Case, mode: str) -> tuple[str, ...]:
         if case.convolutional:
             return (*words, *(word + "+channels_last" for word in words))
         return words
-    return ("plain",)
+    return ("capture",) if mode == "capture" else ("plain",)
 
 
 class Program(Protocol):
@@ -148,6 +149,21 @@ class Setting:
             return torch.compile(function, mode="max-autotune")
         return function
 
+    def captured(self, function: Any) -> Any:
+        """`function` through torchacc.capture in that mode, else unchanged."""
+        if "capture" not in self.words:
+            return function
+        import torchacc
+
+        return torchacc.capture(function)
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """An optimizer that counts steps computes with numbers of Python, unless told not to."""
+        for group in optimizer.param_groups if "capture" in self.words else ():
+            if "capturable" in group:
+                group["capturable"] = True
+        return optimizer
+
 
 class Training:
     """A training step as users write it: zero_grad, forward, loss, backward, optimizer."""
@@ -166,7 +182,9 @@ class Training:
         model.to(setting.device, **layout)
         fused = {"fused": True} if "fused" in setting.words else {}
         self.model = model
-        self.optimizer = make_optimizer(model.parameters(), **fused) if make_optimizer else None
+        self.optimizer = None
+        if make_optimizer is not None:
+            self.optimizer = setting.prepare(make_optimizer(model.parameters(), **fused))
         generator = torch.Generator().manual_seed(1)
         self.batches = []
         for _ in range(BATCHES):
@@ -189,7 +207,7 @@ class Training:
                 optimizer.step()
             return value
 
-        self.train_step = setting.compiled(train_step, "step")
+        self.train_step = setting.captured(setting.compiled(train_step, "step"))
 
     def step(self, index: int) -> float:
         return self.train_step(*self.batches[index % BATCHES]).item()
@@ -213,7 +231,7 @@ class Pointwise:
             tuple(torch.randn(4_000_000, generator=generator).to(setting.device) for _ in "ab")
             for _ in range(BATCHES)
         ]
-        self.function = setting.compiled(models.pointwise_chain, "model")
+        self.function = setting.captured(setting.compiled(models.pointwise_chain, "model"))
         self.result: torch.Tensor | None = None
 
     def step(self, index: int) -> float:
@@ -243,8 +261,8 @@ class OptimizerOnly:
         self.parameters = [torch.nn.Parameter(0.05 * value) for value in draw()]
         self.gradients = [draw() for _ in range(BATCHES)]
         fused = {"fused": True} if "fused" in setting.words else {}
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, **fused)
-        self.update = setting.compiled(self.optimizer.step, "model")
+        self.optimizer = setting.prepare(torch.optim.AdamW(self.parameters, lr=1e-4, **fused))
+        self.update = setting.captured(setting.compiled(self.optimizer.step, "model"))
 
     def step(self, index: int) -> float:
         gradients = self.gradients[index % BATCHES]

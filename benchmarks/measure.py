@@ -1,5 +1,6 @@
 """Measures one case: starts every mode, compares what they compute, then alternates windows."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,14 @@ from benchmarks.cases import Case, variants_of
 from benchmarks.checksums import Checksum, mismatch
 from benchmarks.driver import Worker, WorkerError, WorkerTimeout
 from benchmarks.stats import Ratio, Window
+from benchmarks.worker import BASELINES
 
 COLD_STEPS = 20
 MEMORY_MUST = 1.05
 SETUP_TIMEOUT_S = 600.0
-MODES = ("eager", "eager_tuned", "compile", "acc")
+# What is measured against them. "capture" is acc with the step under torchacc.capture.
+OURS = ("acc", "capture")
+MODES = (*BASELINES, *OURS)
 
 Spawn = Callable[[Mapping[str, Any]], Worker]
 
@@ -75,11 +79,11 @@ def worker_spec(case: str, mode: str, variant: str, settings: Settings) -> dict[
         "case": case,
         "mode": mode,
         "variant": variant,
-        "device": "acc" if mode == "acc" else baseline_device,
+        "device": "acc" if mode in OURS else baseline_device,
         "cores": list(settings.cores),
         "threads": len(settings.cores),
     }
-    if mode == "acc":
+    if mode in OURS:
         spec["executor"] = "cuda" if settings.suite == "gpu" else "host"
     return spec
 
@@ -222,6 +226,12 @@ def measure_case(case: Case, settings: Settings) -> CaseResult:
             try:
                 run = start_mode(case, mode, settings, tried[mode])
             except WorkerError as error:
+                refusal = _refusal(error) if mode == "capture" else None
+                if refusal is not None:
+                    result.notes.append(f"{case.name}: the step is not captured: {refusal}")
+                    tried[mode][-1]["error"] = refusal
+                    result.lines.append(_absent_line(case, mode, settings, tried[mode]))
+                    continue
                 result.failures.append(f"{case.name}: {mode} does not run: {error}")
                 continue
             if run is None:
@@ -242,6 +252,14 @@ def measure_case(case: Case, settings: Settings) -> CaseResult:
         result.lines.append(_result_line(case, run, settings, tried[run.mode], result))
     _judge(case, {run.mode: run for run in runs}, settings, result)
     return result
+
+
+def _refusal(error: WorkerError) -> str | None:
+    """Why torchacc.capture does not replay the step; None when something else went wrong."""
+    last = str(error).strip().splitlines()[-1]
+    _, mark, reason = last.partition("[torchacc.capture] ")
+    # A result file names no folders.
+    return re.sub(r"/\S*/", "", reason) if mark else None
 
 
 def _compare(case: Case, runs: list[ModeRun], settings: Settings, result: CaseResult) -> None:
@@ -331,11 +349,11 @@ def ratio_between(baseline: ModeRun, measured: ModeRun) -> Ratio | None:
 
 def _judge(case: Case, runs: dict[str, ModeRun], settings: Settings, result: CaseResult) -> None:
     """Adds a line per ratio and per memory requirement."""
-    for against in MODES[:-1]:
+    for against in BASELINES:
         for mode in MODES:
             if mode == against or not {mode, against} <= runs.keys():
                 continue
-            if mode != "acc" and against != "eager":
+            if mode not in OURS and against != "eager":
                 continue
             ratio = ratio_between(runs[against], runs[mode])
             if ratio is None:

@@ -139,7 +139,13 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(text)
 
 
-_COLOURS = {"eager": "#7f7f7f", "eager_tuned": "#bcbd22", "compile": "#1f77b4", "acc": "#d62728"}
+_COLOURS = {
+    "eager": "#7f7f7f",
+    "eager_tuned": "#bcbd22",
+    "compile": "#1f77b4",
+    "acc": "#d62728",
+    "capture": "#9467bd",
+}
 
 
 def svg(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--modes",
-        default="eager,compile,acc",
+        default="eager,compile,acc,capture",
         help=f"comma-separated, of {', '.join(measure.MODES)}",
     )
     parser.add_argument("--threads", type=int, help="cores to pin to; default: all usable ones")
@@ -82,8 +82,9 @@ def require_plugin() -> None:
         (Path(folder) / f"_C{suffix}").exists() for folder in folders for suffix in suffixes
     ):
         raise Refused(
-            "[benchmarks.run] mode acc needs torchacc_device, which is not built for this "
-            "interpreter. Run `make develop PYTHON=<this python>`, or leave acc out of --modes."
+            "[benchmarks.run] modes acc and capture need torchacc_device, which is not built for "
+            "this interpreter. Run `make develop PYTHON=<this python>`, or leave them out of "
+            "--modes."
         )
 
 
@@ -116,7 +117,7 @@ def prepare(options: argparse.Namespace, spawn: Callable[..., Worker]) -> Settin
         raise Refused("[benchmarks.run] --alternations and --window-s must be positive")
     if options.suite == "gpu":
         require_gpu()
-    if "acc" in modes:
+    if any(mode in measure.OURS for mode in modes):
         require_plugin()
     usable = os.sched_getaffinity(0)
     try:

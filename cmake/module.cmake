@@ -7,8 +7,8 @@ foreach(required ACC_TORCH_DIR ACC_PYTHON_INCLUDE)
 endforeach()
 
 file(GLOB_RECURSE acc_edge_sources CONFIGURE_DEPENDS
-  csrc/runtime/*.cpp csrc/aten/*.cpp lazy/record/*.cpp lazy/exec/*.cpp kernels/*.cpp
-  distributed/*.cpp torchacc_device/csrc/*.cpp)
+  csrc/runtime/*.cpp csrc/aten/*.cpp lazy/record/*.cpp lazy/exec/*.cpp lazy/capture/*.cpp
+  kernels/*.cpp distributed/*.cpp torchacc_device/csrc/*.cpp)
 file(GLOB acc_session_sources CONFIGURE_DEPENDS lazy/*.cpp)
 list(APPEND acc_edge_sources ${acc_session_sources})
 list(REMOVE_ITEM acc_edge_sources ${acc_pure_sources})

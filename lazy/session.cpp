@@ -33,8 +33,17 @@
 #include "lazy/record/recorder.h"
 #include "lazy/record/source.h"
 #include "lazy/record/storage.h"
+#include "lazy/record/watch.h"
+#include "lazy/replay.h"
 
 namespace acc::session {
+
+bool may_fuse() {
+  const base::env::Mode mode = base::env::mode();
+  return runtime::backend().alias_type() == c10::kCPU &&
+         (mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph);
+}
+
 namespace {
 
 using base::count;
@@ -62,6 +71,8 @@ class Session {
 
   void flush(Recorder& recorder, FlushReason reason);
   void settle(Recorder& recorder);
+  bool submit_watched(Recorder& recorder, const Look& look);
+  void replay(Recorder& recorder, const Cached& plan, const Replay& replay);
   bool waits_to_write(Recorder& recorder, const LazyStorage& storage);
   std::string last_plan(c10::DeviceIndex device);
   std::optional<LastPlan> describe(c10::DeviceIndex device, bool largest);
@@ -102,7 +113,8 @@ class Session {
   void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
-  void submit(Recorder& recorder, FlushReason reason);
+  void submit(Recorder& recorder, FlushReason reason, const Look& look = nullptr);
+  void run(Recorder& recorder, Work work);
   std::unique_ptr<runtime::Marker> end_step(Recorder& recorder);
   void resume(Recorder& recorder);
   void give_up(Recorder& recorder);
@@ -155,12 +167,6 @@ plan::Observer pass_observer() {
     const bool after = std::strcmp(pass, "recorded") != 0;
     std::fputs(base::concat("== ", after ? "after " : "", pass, "\n", graph).c_str(), stderr);
   };
-}
-
-bool may_fuse() {
-  const base::env::Mode mode = base::env::mode();
-  return runtime::backend().alias_type() == c10::kCPU &&
-         (mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph);
 }
 
 void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
@@ -432,7 +438,7 @@ std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
   return oldest;
 }
 
-void Session::submit(Recorder& recorder, FlushReason reason) {
+void Session::submit(Recorder& recorder, FlushReason reason, const Look& look) {
   const Running running(recorder);
   Work work;
   work.trace = recorder.take();
@@ -445,6 +451,9 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
     const std::vector<bool> alive = alive_buffers(work.trace);
     find_or_build(device, work, alive);
     if (!covers(work.plan->outputs, alive)) work.plan = widen(device, work.plan, alive);
+    if (look != nullptr) {
+      if (Cached other = look(work.trace, work.plan, alive)) work.plan = std::move(other);
+    }
   } catch (...) {
     poison_all(work.trace, std::current_exception());
     throw;
@@ -452,6 +461,10 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
 
   if (reason == FlushReason::kStep || reason == FlushReason::kLoader) device.trains = true;
   if (device.trains) work.plan->repeats = true;
+  run(recorder, std::move(work));
+}
+
+void Session::run(Recorder& recorder, Work work) {
   std::vector<exec::Given> given(work.trace.entries.size());
   for (size_t i = 0; i < given.size(); ++i) {
     record::Entry& entry = work.trace.entries[i];
@@ -461,6 +474,36 @@ void Session::submit(Recorder& recorder, FlushReason reason) {
       exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
                 {std::move(work.trace.places), &record::short_source_text});
   finish(recorder, std::move(work), std::move(outcome));
+}
+
+bool Session::submit_watched(Recorder& recorder, const Look& look) {
+  const auto lock = recorder.lock();
+  if (recorder.pending() == 0) return false;
+  submit(recorder, FlushReason::kStep, look);
+  return true;
+}
+
+void Session::replay(Recorder& recorder, const Cached& plan, const Replay& replay) {
+  std::unique_ptr<runtime::Marker> oldest;
+  {
+    const auto lock = recorder.lock();
+    if (recorder.suspended()) resume(recorder);
+    if (recorder.pending() > 0) submit(recorder, FlushReason::kStep);
+    const Running running(recorder);
+    Work work;
+    work.plan = plan;
+    work.trace = recorder.take();  // empty: its room, and a number of its own
+    replay.fill(work.trace);
+    count(Counter::Replays);
+    count(Counter::Flushes);
+    count(kReasonCounters[static_cast<size_t>(FlushReason::kStep)]);
+    run(recorder, std::move(work));
+    replay.done();
+    oldest = end_step(recorder);
+  }
+  if (oldest == nullptr) return;
+  count(Counter::StepWaits);
+  runtime::backend().wait(*oldest);
 }
 
 std::string Session::last_plan(c10::DeviceIndex index) {
@@ -518,10 +561,35 @@ std::atomic<bool> stopped{false};
 
 }  // namespace
 
+// A call that is being captured is submitted at its end; what does so earlier cuts it.
+static void note_cuts(c10::DeviceIndex device, FlushReason reason) {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto index = static_cast<c10::DeviceIndex>(i);
+    if ((device < 0 || device == index) && record::recorder(index).pending() > 0) {
+      record::note_cut(reason, index);
+    }
+  }
+}
+
+bool submit_watched(c10::DeviceIndex device, const Look& look) {
+  runtime::GilRelease release;
+  return Session::get().submit_watched(record::recorder(device), look);
+}
+
+void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,
+            const Replay& replay) {
+  ACC_CHECK(!stopped.load(std::memory_order_relaxed),
+            "[torchacc.capture] a step was replayed while the process ends.");
+  if (runtime::in_bad_fork()) runtime::note_use();
+  runtime::GilRelease release;
+  Session::get().replay(record::recorder(device), plan, replay);
+}
+
 void flush(c10::DeviceIndex device, FlushReason reason) {
   if (stopped.load(std::memory_order_relaxed)) return;
   if (runtime::in_bad_fork()) runtime::note_use();
   runtime::GilRelease release;
+  if (record::watching()) note_cuts(device, reason);
   if (device >= 0) return Session::get().flush(record::recorder(device), reason);
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     Session::get().flush(record::recorder(static_cast<c10::DeviceIndex>(i)), reason);
@@ -590,13 +658,16 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   LazyStorage& storage = *record::storage_of(tensor);
   Recorder& recorder = record::recorder(tensor.device().index());
   c10::Storage memory;
+  bool reads = true;  // contents, rather than makes room for them
   {
     const auto lock = recorder.lock();
     if (!recorder.knows(storage)) {
+      reads = storage.has_memory();
       materialise(storage);
       memory = storage.memory();
     }
   }
+  if (reads && record::watching()) record::note_cut(reason, tensor.device().index());
   if (!memory) {
     try {
       flush(tensor.device().index(), reason);
@@ -647,6 +718,14 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   record::refuse_absurd(nbytes, device);
   Recorder& recorder = record::recorder(device);
   if (recorder.suspended()) settle(device);
+  if (record::watching() && old_bytes > 0) {
+    bool contents = false;
+    {
+      const auto lock = recorder.lock();
+      contents = recorder.knows(storage) || storage.has_memory();
+    }
+    if (contents) record::note_cut(FlushReason::kResize, device);
+  }
   {
     const auto lock = recorder.lock();
     const bool without_contents = !recorder.knows(storage) && !storage.has_memory();

@@ -14,6 +14,7 @@ import torchacc_device  # noqa: F401  (registers the device)
 from torchacc.accelerate import accelerate
 from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
+from torchacc.capture import capture
 from torchacc.config import Config
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.graph_view import graph, profile_plans
@@ -27,6 +28,7 @@ __all__ = [
     "Config",
     "__version__",
     "accelerate",
+    "capture",
     "fetch_gradients",
     "graph",
     "is_lazy_device",

@@ -16,6 +16,8 @@ stays the boundary.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -48,6 +50,8 @@ class Loops:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.loops = Loops()
+        # Whether the end of a step is not one: the function that runs is captured as a whole.
+        self.held = False
 
 
 _thread = _Thread()
@@ -59,7 +63,19 @@ def mark_step(reason: str = "step") -> None:
 
     `reason` is the name under which the flush is counted.
     """
+    if _thread.held and reason != "loader":
+        return
     _C.flush(-1, reason)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Within this, the calling thread's step does not end: neither by an optimizer nor by hand."""
+    before, _thread.held = _thread.held, True
+    try:
+        yield
+    finally:
+        _thread.held = before
 
 
 def loops() -> Loops:
@@ -86,6 +102,8 @@ def loader_end(loops: Loops, loop: int) -> None:
 
 def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     state = _thread.loops
+    if _thread.held:
+        return
     if state.open:
         name = id(optimizer)
         # An optimizer that steps again on the same batch is driven by something else than the

@@ -45,6 +45,7 @@ namespace acc::base {
   X(RunNow, "run_now")                          \
   X(Materialisations, "materialisations")       \
   X(StepWaits, "step_waits")                    \
+  X(Replays, "replays")                         \
   X(Errors, "errors")
 
 enum class Counter : uint32_t {

@@ -8,9 +8,12 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/draws.h"
 #include "csrc/runtime/fork.h"
 
 namespace acc::runtime {
@@ -55,6 +58,14 @@ void check_offset(uint64_t offset) {
             " is not a multiple of ", kNumbersPerRound, ". Use offsets that get_offset returned.");
 }
 
+// The draws of a step that is being captured.
+std::atomic<bool> logging{false};
+std::mutex log_mutex;
+std::vector<Draw>& draw_log() {
+  static auto* const log = new std::vector<Draw>;
+  return *log;
+}
+
 c10::DeviceIndex or_current(c10::DeviceIndex device) {
   if (device < 0) return backend().current_device();
   check_device(device);
@@ -74,7 +85,39 @@ Generator::Generator(c10::DeviceIndex device, std::shared_ptr<PhiloxState> state
 Generator::~Generator() = default;
 
 std::pair<uint64_t, uint64_t> Generator::reserve(uint64_t increments) {
-  return state_->advance((increments + kNumbersPerRound - 1) / kNumbersPerRound * kNumbersPerRound);
+  const auto piece =
+      state_->advance((increments + kNumbersPerRound - 1) / kNumbersPerRound * kNumbersPerRound);
+  if (logging.load(std::memory_order_relaxed)) {
+    const std::lock_guard lock(log_mutex);
+    draw_log().push_back({state_, {piece.first, piece.second}});
+  }
+  return piece;
+}
+
+void log_draws() {
+  const std::lock_guard lock(log_mutex);
+  draw_log().clear();
+  logging.store(true);
+}
+
+std::vector<Draw> logged_draws() {
+  const std::lock_guard lock(log_mutex);
+  logging.store(false);
+  return std::exchange(draw_log(), {});
+}
+
+Position position(const PhiloxState& stream) {
+  const auto [seed, offset] = stream.get();
+  return {seed, offset};
+}
+
+Position advance(PhiloxState& stream, uint64_t increments) {
+  const auto [seed, offset] = stream.advance(increments);
+  return {seed, offset};
+}
+
+void move_to(PhiloxState& stream, const Position& position) {
+  stream.set(position.seed, position.offset);
 }
 
 void Generator::set_current_seed(uint64_t seed) { state_->set(seed, 0); }

@@ -19,6 +19,7 @@
 #include "lazy/graph/words.h"
 #include "lazy/record/infer.h"
 #include "lazy/record/numbers.h"
+#include "lazy/record/watch.h"
 
 namespace acc::record {
 namespace {
@@ -49,6 +50,8 @@ size_t result_bytes(const graph::TensorWords& tensor) {
 }  // namespace
 
 void install_locator(const Locator& installed) { locator = installed; }
+
+uint32_t source_here() { return locator.here != nullptr ? locator.here() : 0; }
 
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n) {
   for (size_t i = stack.size() - n; i < stack.size(); ++i) {
@@ -353,7 +356,7 @@ bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
   }
-  const uint32_t source = locator.here != nullptr ? locator.here() : 0;
+  const uint32_t source = source_here();
 
   const auto locked = lock();
   if (suspended()) return false;

@@ -13,6 +13,7 @@
 #include "csrc/runtime/address_space.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/memory.h"
+#include "lazy/record/watch.h"
 
 namespace acc::record {
 namespace {
@@ -55,7 +56,9 @@ void forget_left_behind(c10::DeviceIndex device) {
 LazyStorage::LazyStorage(c10::SymInt nbytes, c10::DataPtr address, c10::Allocator* allocator,
                          bool resizable)
     : c10::StorageImpl(use_byte_size_t(), std::move(nbytes), std::move(address), allocator,
-                       resizable) {}
+                       resizable) {
+  if (watching()) note_birth(this);
+}
 
 LazyStorage::~LazyStorage() { forget_memory(); }
 

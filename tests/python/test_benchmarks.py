@@ -330,6 +330,7 @@ def test_variants_of_the_modes():
     assert cases.variants_of(convolutional, "compile") == ("model", "step", "max-autotune")
     assert cases.variants_of(convolutional, "eager_tuned") == ("fused", "fused+channels_last")
     assert cases.variants_of(Case("b", "", has_optimizer=False), "eager_tuned") == ("plain",)
+    assert cases.variants_of(convolutional, "capture") == ("capture",)
 
 
 # --- a case with workers that only pretend ------------------------------------------------------
@@ -355,7 +356,7 @@ for line in os.fdopen(requests):
     if do == plan.get("hangs_at"):
         time.sleep(600)
     if do == plan.get("raises_at"):
-        answer = {"error": "Traceback\\nValueError: from " + key}
+        answer = {"error": "Traceback\\n" + plan.get("error", "ValueError: from " + key)}
     elif do == "build":
         answer = {"versions": {"torch": "0"}}
     elif do == "cold":
@@ -426,6 +427,24 @@ def test_a_case_in_two_modes(fakes):
     assert "2.000 (2.000..2.000)" in text and "must holds: fake acc/eager speed" in text
     assert "fake" in report.svg(result.lines) and "acc 2.00" in report.svg(result.lines)
     assert fakes.alive() == []
+
+
+def test_a_step_that_is_not_captured_is_shown_with_its_reason(fakes):
+    refusal = {
+        "raises_at": "cold",
+        "error": "RuntimeError: [torchacc.capture] it reads (/a/b/x.py:3)",
+    }
+    result = fakes.measure({"capture": refusal}, ("eager", "capture"))
+    assert (result.failures, result.missed) == ([], [])
+    assert result.notes == ["fake: the step is not captured: it reads (x.py:3)"]
+    assert lines_of(result, "result")["capture"]["n"] == 0
+    assert "none runs" in report.table(result.lines)
+    broken = fakes.measure({"capture": {"raises_at": "cold"}}, ("eager", "capture"))
+    assert len(broken.failures) == 1 and not broken.notes
+    fast = fakes.measure({"capture": {"ms": 1.0}}, ("eager", "compile", "acc", "capture"))
+    ratios = {(r["mode"], r["against"]) for r in fast.lines if r["kind"] == "ratio"}
+    assert {("capture", "eager"), ("capture", "compile")} <= ratios
+    assert ("capture", "acc") not in ratios
 
 
 @pytest.mark.parametrize("mode", ["acc", "compile"])
@@ -638,6 +657,18 @@ def test_acc_computes_the_bits_of_eager(acc_only, monkeypatch):
     rows = lines_of(result, "result")
     assert rows["acc"]["checksum"] == rows["eager"]["checksum"]
     assert rows["acc"]["versions"]["executor"] == "host"
+
+
+def test_capture_runs_a_case_or_says_why_not(acc_only):
+    cores = (load.choose_cores(1)[0],)
+    settings = Settings("host", ("eager", "capture"), cores, alternations=1, window_s=0.02)
+    result = measure.measure_case(CASES["mlp_small"], settings)
+    assert (result.failures, result.notes) == ([], [])
+    assert lines_of(result, "result")["capture"]["variant"] == "capture"
+    settings = Settings("host", ("capture",), cores, alternations=1, window_s=0.02)
+    result = measure.measure_case(CASES["optimizer"], settings)
+    assert result.failures == []
+    assert len(result.notes) == 1 and "another tensor at each call" in result.notes[0]
 
 
 def test_the_cost_of_recording_is_measured_without_python(acc_only):

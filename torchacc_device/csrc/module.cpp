@@ -22,6 +22,7 @@
 #include "lazy/record/infer.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session.h"
+#include "torchacc_device/csrc/capture_bindings.h"
 #include "torchacc_device/csrc/locator.h"
 #include "torchacc_device/csrc/plan_bindings.h"
 #include "torchacc_device/csrc/runtime_bindings.h"
@@ -205,4 +206,5 @@ PYBIND11_MODULE(_C, m) {
   acc::bindings::bind_runtime(m);
   acc::bind_session(m);
   acc::bindings::bind_plans(m);
+  acc::bindings::bind_capture(m);
 }

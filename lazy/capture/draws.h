@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/runtime/draws.h"
+#include "lazy/capture/recording.h"
+#include "lazy/graph/op.h"
+
+// The random numbers of a captured step: a replay draws what the function would have drawn.
+namespace acc::capture {
+
+// Whether the last two values of the operator say where it draws.
+bool is_draw(const graph::Op& op);
+
+class Draws {
+ public:
+  // Learns from two calls which streams the step moves, and by how much. Throws when they do not
+  // move by as much in both.
+  void learn(const Recording& before, const Recording& latest);
+
+  // Takes from the streams what one call takes, and notes in its values where they stood.
+  void draw(std::vector<int64_t>& values) const;
+
+ private:
+  struct Stream {
+    std::shared_ptr<runtime::PhiloxState> state;
+    bool moves = false;       // else the step seeds it: it is set to `end`
+    bool same = false;        // moved by as much in the two calls
+    uint64_t increments = 0;  // of a step
+    runtime::Position end;
+  };
+  struct Slot {  // of a draw in the value block
+    uint32_t value;
+    uint32_t stream;
+    int64_t relative;
+  };
+
+  std::vector<Stream> streams_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace acc::capture

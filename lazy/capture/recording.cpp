@@ -1,0 +1,99 @@
+#include "lazy/capture/recording.h"
+
+#include <algorithm>
+
+#include "csrc/base/check.h"
+#include "lazy/capture/draws.h"
+#include "lazy/capture/text.h"
+#include "lazy/record/source.h"
+
+namespace acc::capture {
+
+void Recording::note(const record::Trace& trace, const std::shared_ptr<plan::Plan>& of,
+                     const std::vector<bool>& held, c10::DeviceIndex device) {
+  plan = of;
+  entries = trace.entries;
+  values = trace.values;
+  alive = held;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    record::Entry& entry = entries[i];
+    const record::LazyStorage* storage = entry.storage._unsafe_get_target();
+    born.push_back(storage == nullptr || record::was_born(storage));
+    if (!born[i]) entry.memory = c10::Storage();
+    // The plan is about to change it.
+    if (entry.memory && plan->graph.buffers[i].written)
+      entry.memory = copy_of(entry.memory, device);
+  }
+}
+
+void check_whole(const Recording& recording) {
+  if (!recording.cuts.empty()) {
+    const record::Cut& cut = recording.cuts.front();
+    ACC_FAIL("[torchacc.capture] the step cannot be replayed: it ", cut_text(cut.reason),
+             record::source_text(cut.source), cut_advice(cut.reason));
+  }
+  ACC_CHECK(recording.devices > 0,
+            "[torchacc.capture] the function recorded nothing on acc. Move its model and its "
+            "arguments to acc.");
+  ACC_CHECK(recording.devices == 1, "[torchacc.capture] the step uses ", recording.devices,
+            " acc devices. Capture what each of them does by itself.");
+}
+
+namespace {
+
+void compare_graphs(const Recording& a, const Recording& b) {
+  const graph::Graph& before = a.plan->graph;
+  const graph::Graph& now = b.plan->graph;
+  if (&before == &now || graph::same(before, now)) return;
+  size_t at = 0;
+  const size_t common = std::min(before.nodes.size(), now.nodes.size());
+  while (at < common && same_node(before, now, at)) ++at;
+  const auto text = [&](const graph::Graph& graph) {
+    return at < graph.nodes.size() ? node_text(graph.nodes[at]) : std::string("its end");
+  };
+  const bool same_op = at < common && before.nodes[at].op == now.nodes[at].op;
+  ACC_FAIL("[torchacc.capture] the step is not the same at each call: operator ", at, " of call ",
+           a.call, " is ", text(before), ", that of call ", b.call, " is ", text(now),
+           same_op ? ", with other shapes, tensors or settings" : "",
+           ". Give `warmup` more calls if it settles, and keep what changes out of the function.");
+}
+
+}  // namespace
+
+void compare(const Recording& before, const Recording& latest) {
+  compare_graphs(before, latest);
+  const graph::Graph& graph = latest.plan->graph;
+  for (const graph::Node& node : graph.nodes) {
+    if (is_draw(*node.op)) continue;
+    for (uint32_t i = 0; i < node.n_values; ++i) {
+      const int64_t was = before.values[node.values + i];
+      const int64_t is = latest.values[node.values + i];
+      if (was == is) continue;
+      const Number number = number_of(graph, node, i);
+      ACC_FAIL("[torchacc.capture] ", node_text(node), ": the number '", number.argument, "' was ",
+               number_text(number, was), " in call ", before.call, " and is ",
+               number_text(number, is), " in call ", latest.call,
+               ". Python computes it anew, which a replay does not. For an optimizer pass "
+               "capturable=True and a learning rate that is a tensor on acc; for anything else "
+               "pass the number to the function as a tensor, or keep it in one.");
+    }
+  }
+}
+
+std::string node_text(const graph::Node& node) {
+  return node.op->name + record::source_text(node.source);
+}
+
+std::string buffer_text(const graph::Graph& graph, uint32_t buffer) {
+  for (const graph::Node& node : graph.nodes) {
+    for (const graph::Use& use : graph::uses(graph, node)) {
+      if (use.buffer == buffer) {
+        return base::concat("a tensor that ", node.op->name, use.writes ? " writes" : " reads",
+                            record::source_text(node.source));
+      }
+    }
+  }
+  return "a tensor of the step";
+}
+
+}  // namespace acc::capture

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/runtime/draws.h"
+#include "lazy/capture/tensors.h"
+#include "lazy/plan/plan.h"
+#include "lazy/record/recorder.h"
+#include "lazy/record/watch.h"
+
+// What one call of the function recorded, and whether two calls recorded the same.
+namespace acc::capture {
+
+struct Recording {
+  size_t call = 0;                     // its number, from 1 on
+  std::shared_ptr<plan::Plan> plan;    // that it ran with
+  std::vector<record::Cut> cuts;       // what made more than one plan of it
+  size_t devices = 0;                  // that it recorded something on
+  std::vector<record::Entry> entries;  // per buffer; memory: of constants only
+  std::vector<bool> born;              // per buffer: its storage was made by the call
+  std::vector<bool> alive;             // per buffer: somebody holds what was made
+  std::vector<int64_t> values;
+  std::vector<runtime::Draw> starts;  // where the streams of the call before stood at first
+  std::vector<runtime::Draw> draws;
+  std::vector<runtime::Position> ends;  // per draw: where its stream stood at last
+  std::vector<WeakStorage> results;
+
+  // Notes a trace that is about to run.
+  void note(const record::Trace& trace, const std::shared_ptr<plan::Plan>& of,
+            const std::vector<bool>& held, c10::DeviceIndex device);
+};
+
+// Throws unless the call was recorded as one plan.
+void check_whole(const Recording& recording);
+
+// Throws unless both calls recorded the same operators with the same numbers; where random
+// operators draw (draws.h) is not looked at.
+void compare(const Recording& before, const Recording& latest);
+
+// What errors call an operator, and a buffer of the graph: by the operator that touches it first.
+std::string node_text(const graph::Node& node);
+std::string buffer_text(const graph::Graph& graph, uint32_t buffer);
+
+}  // namespace acc::capture

@@ -1,0 +1,189 @@
+#include "lazy/capture/step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
+#include "lazy/capture/filling.h"
+#include "lazy/replay.h"
+#include "lazy/session.h"
+
+namespace acc::capture {
+
+using record::LazyStorage;
+using Kind = Binding::Kind;
+
+void Step::begin(const std::vector<at::Tensor>& arguments) {
+  // Arguments without contents get some: the next ones will have them.
+  for (const at::Tensor& tensor : arguments) {
+    session::alias(tensor, record::FlushReason::kExplicit);
+  }
+  session::flush(-1, record::FlushReason::kExplicit);
+  record::start_watching();
+  current_ = std::make_unique<Recording>();
+  if (latest_ != nullptr) {
+    for (const runtime::Draw& draw : latest_->draws) {
+      current_->starts.push_back({draw.stream, runtime::position(*draw.stream)});
+    }
+  }
+  runtime::log_draws();
+}
+
+void Step::cancel() noexcept {
+  if (current_ == nullptr) return;
+  current_.reset();
+  record::stop_watching();
+  runtime::logged_draws();
+}
+
+void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::Tensor>& results,
+               bool last) {
+  record::stop_watching();
+  std::unique_ptr<Recording> recording = std::move(current_);
+  recording->call = ++calls_;
+  recording->cuts = record::cuts();
+  recording->draws = runtime::logged_draws();
+  for (const runtime::Draw& draw : recording->draws) {
+    recording->ends.push_back(runtime::position(*draw.stream));
+  }
+  for (const at::Tensor& tensor : results) {
+    recording->results.push_back(weak(record::storage_of(tensor)));
+  }
+
+  std::shared_ptr<plan::Plan> own;
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    const auto look = [&](const record::Trace& trace, const std::shared_ptr<plan::Plan>& plan,
+                          const std::vector<bool>& alive) -> std::shared_ptr<plan::Plan> {
+      recording->note(trace, plan, alive, device);
+      own = plan;
+      if (!last || plan->outputs == alive) return nullptr;
+      // Other steps with this graph needed more of what it makes.
+      own = plan::build(plan->graph, plan->key, alive, session::may_fuse());
+      return own;
+    };
+    if (!session::submit_watched(device, look)) continue;
+    ++recording->devices;
+    device_ = device;
+  }
+  const std::unique_ptr<Recording> before = std::exchange(latest_, std::move(recording));
+  if (!last) return;
+
+  ACC_CHECK(before != nullptr);
+  check_whole(*latest_);
+  check_whole(*before);
+  compare(*before, *latest_);
+  draws_.learn(*before, *latest_);
+  bindings_ = bindings_of(*before, *latest_, own->graph, arguments, results);
+  for (size_t r = 0; r < results.size(); ++r) {
+    held_.push_back(bindings_.results[r].kind == Kind::kMade
+                        ? record::storage_of(results[r])->memory()
+                        : c10::Storage());
+  }
+  for (size_t i = 0; i < bindings_.buffers.size(); ++i) {
+    const Binding& binding = bindings_.buffers[i];
+    const LazyStorage* storage = binding.storage._unsafe_get_target();
+    if (storage == nullptr) continue;
+    Touch& touch = touched_[storage];
+    touch.uses = true;
+    touch.reads = touch.reads || binding.kind == Kind::kState;
+    touch.changes = touch.changes || own->graph.buffers[i].written;
+  }
+  values_ = std::move(latest_->values);
+  plan_ = std::move(own);
+  latest_.reset();
+}
+
+std::vector<at::Tensor> Step::take_results() {
+  std::vector<at::Tensor> results;
+  for (size_t r = 0; r < bindings_.results.size(); ++r) {
+    const Result& result = bindings_.results[r];
+    c10::intrusive_ptr<LazyStorage> storage;
+    if (result.kind != Kind::kMade) {
+      storage = result.storage.lock();
+    } else {
+      for (size_t other = 0; other < r && !storage; ++other) {
+        const Result& earlier = bindings_.results[other];
+        if (earlier.kind != Kind::kMade || earlier.index != result.index) continue;
+        storage = c10::intrusive_ptr<LazyStorage>::reclaim_copy(record::storage_of(results[other]));
+      }
+      if (!storage) {
+        storage = record::make_storage(plan_->graph.buffers[result.index].nbytes, device_);
+        const bool left = !bindings_.buffers[result.index].storage.expired();
+        if (held_[r]) storage->set_memory(left ? copy_of(held_[r], device_) : held_[r]);
+      }
+    }
+    results.push_back(storage
+                          ? tensor_over(std::move(storage), result.geometry, result.geometry.offset)
+                          : at::Tensor());
+  }
+  held_.clear();
+  return results;
+}
+
+Step::Touch Step::touches(const at::Tensor& tensor) const {
+  const auto found = touched_.find(record::storage_of(tensor));
+  return found == touched_.end() ? Touch() : found->second;
+}
+
+namespace {
+
+void check_argument(const at::Tensor& tensor, const Argument& expected, const std::string& name,
+                    c10::DeviceIndex device) {
+  const auto wrong = [&](const char* what, const auto& is, const auto& was) {
+    ACC_FAIL("[torchacc.capture] ", name, " has ", what, " ", is, ", at capture it had ", was,
+             ". Capture another step for it.");
+  };
+  if (tensor.device().index() != device) {
+    wrong("device", tensor.device(), runtime::acc_device(device));
+  }
+  const Geometry& geometry = expected.geometry;
+  if (tensor.scalar_type() != geometry.dtype) {
+    wrong("dtype", c10::toString(tensor.scalar_type()), c10::toString(geometry.dtype));
+  }
+  if (tensor.sizes() != c10::IntArrayRef(geometry.sizes)) {
+    wrong("shape", tensor.sizes(), c10::IntArrayRef(geometry.sizes));
+  }
+  if (tensor.strides() != c10::IntArrayRef(geometry.strides)) {
+    wrong("strides", tensor.strides(), c10::IntArrayRef(geometry.strides));
+  }
+  if (tensor.is_conj() != geometry.conj || tensor.is_neg() != geometry.neg) {
+    wrong("a pending conjugation or negation:", tensor.is_conj() || tensor.is_neg(),
+          geometry.conj || geometry.neg);
+  }
+}
+
+}  // namespace
+
+void Step::check_arguments(const std::vector<at::Tensor>& arguments) const {
+  for (size_t k = 0; k < arguments.size(); ++k) {
+    const Argument& expected = bindings_.arguments[k];
+    check_argument(arguments[k], expected, names_[k], device_);
+    if (expected.same == k) continue;
+    const at::Tensor& other = arguments[expected.same];
+    ACC_CHECK(arguments[k].is_alias_of(other) &&
+                  first_byte(arguments[k]) - first_byte(other) == expected.distance,
+              "[torchacc.capture] ", names_[expected.same], " and ", names_[k],
+              " shared memory at capture, ", expected.distance,
+              " bytes apart, and do not now. Capture another step for them.");
+  }
+}
+
+std::vector<at::Tensor> Step::replay(const std::vector<at::Tensor>& arguments, bool* began) {
+  ACC_CHECK(plan_ != nullptr && arguments.size() == bindings_.arguments.size());
+  ACC_CHECK(!record::watching_here(),
+            "[torchacc.capture] a captured step was called within another one. Call the function "
+            "that it was made of.");
+  check_arguments(arguments);
+  Filling filling(*plan_, bindings_, draws_, values_, arguments, device_);
+  session::replay(device_, plan_,
+                  {[&](record::Trace& trace) {
+                     filling.fill(trace);
+                     *began = true;
+                   },
+                   [&] { filling.done(); }});
+  return filling.take_results();
+}
+
+}  // namespace acc::capture

@@ -1,0 +1,448 @@
+"""What cannot be captured, and what a replay forbids: each says what, where, and both values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchacc
+from tests import helpers
+from tests.python.captured import ACC, Trained, adamw, batches, make_dropout, make_mlp, sgd
+from torchacc_device import _C
+
+pytestmark = [
+    pytest.mark.usefixtures("acc_only"),
+    pytest.mark.skipif(_C.mode() in ("eager", "nofuse"), reason="nothing is recorded as a whole"),
+]
+
+
+def refused(fn: Callable[..., Any], *args: Any, match: str) -> None:
+    """The third call says why; those after it say so again, and run nothing."""
+    step = torchacc.capture(fn)
+    step(*args)
+    step(*args)
+    with pytest.raises(RuntimeError, match=match) as first:
+        step(*args)
+    before = helpers.stats()["nodes"]
+    with pytest.raises(RuntimeError) as again:
+        step(*args)
+    assert str(first.value) == str(again.value) and helpers.stats()["nodes"] == before
+    # The device works on as if nothing had been.
+    assert (torch.ones(2, device=ACC) + 1).tolist() == [2.0, 2.0]
+
+
+def test_numbers_that_change_are_named() -> None:
+    trained = Trained(make_mlp(), lambda p: torch.optim.Adam(p, lr=1e-2))
+    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+    refused(trained.step, x, y, match=r"aten::.*the number '.*' was .* in call 2 and is .* in call "
+                                      r"3.*capturable=True")  # fmt: skip
+
+    lr = [0.1]
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        lr[0] *= 0.5
+        return x * lr[0]
+
+    refused(scaled, x, match=r"aten::mul.*refusals.py:\d+ in scaled.*'other' was 0\.025 .* "
+                             r"0\.0125")  # fmt: skip
+
+
+def read_item(x: torch.Tensor) -> torch.Tensor:
+    return x * (x + 1).sum().item()
+
+
+def read_argument(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x[0, 0].item() >= 0 else x * 3
+
+
+def print_it(x: torch.Tensor) -> torch.Tensor:
+    str(x + 1)
+    return x * 2
+
+
+def nonzero(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).nonzero() + 1
+
+
+def synchronize(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    torch.acc.synchronize()
+    return y * 2
+
+
+@pytest.mark.parametrize("fn", [read_item, read_argument, print_it, nonzero, synchronize])
+def test_reads_on_the_host_are_named(fn: Callable[..., Any]) -> None:
+    refused(fn, torch.ones(2, 3, device=ACC), match=rf"refusals.py:\d+ in {fn.__name__}")
+
+
+def test_a_cpu_argument_that_is_read_on_the_host() -> None:
+    refused(
+        lambda x: torch.ones(2, device=ACC) * x.max().item(),
+        torch.ones(3),
+        match="reads a tensor on the host",
+    )
+
+
+def test_nothing_and_several_devices_and_caps() -> None:
+    refused(lambda: None, match="recorded nothing")
+    refused(lambda x: x, torch.ones(2, device=ACC), match="recorded nothing")
+    helpers.run_python(
+        """
+import torchacc
+def fn(x, y):
+    return x + 1, y + 1
+step = torchacc.capture(fn, warmup=2)
+args = torch.ones(2, device="acc:0"), torch.ones(2, device="acc:1")
+step(*args)
+try:
+    step(*args)
+except RuntimeError as error:
+    assert "2 acc devices" in str(error), error
+else:
+    raise AssertionError("captured on two devices")
+def long(x):
+    for _ in range(40):
+        x = x + 1
+    return x
+step = torchacc.capture(long, warmup=2)
+step(torch.ones(2, device="acc"))
+try:
+    step(torch.ones(2, device="acc"))
+except RuntimeError as error:
+    assert "records more than may be pending" in str(error) and "in long" in str(error), error
+else:
+    raise AssertionError("captured in parts")
+""",
+        ACC_HOST_DEVICES="2",
+        ACC_MAX_PENDING="16",
+    )
+
+
+def test_eager_modes_run_the_function() -> None:
+    for mode in ("eager", "nofuse"):
+        helpers.run_python(
+            """
+import torchacc
+step = torchacc.capture(lambda x, w: (x * w).sum())
+w = torch.ones(2, device="acc", requires_grad=True)
+for i in range(6):
+    out = step(torch.full((2,), float(i), device="acc"), w)
+    assert out.item() == 2.0 * i and not out.requires_grad
+""",
+            ACC_MODE=mode,
+        )
+
+
+def test_results_that_python_computes() -> None:
+    count = [0]
+
+    def counted(x: torch.Tensor) -> Any:
+        count[0] += 1
+        return x + 1, count[0]
+
+    x = torch.ones(2, device=ACC)
+    refused(counted, x, match="returned 2 and then 3")
+    refused(lambda x: (x + 1, torch.ones(2)), x, match="not on acc")
+
+
+def test_constants_from_the_host() -> None:
+    """The same at each call: kept. Different: refused, with the line."""
+
+    def constant(x: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor([1.0, 2.0, 3.0], device=ACC)
+        table += 1
+        return x * table + torch.arange(3, device=ACC)
+
+    step = torchacc.capture(constant)
+    x = torch.ones(3, device=ACC)
+    for _ in range(6):
+        assert step(x).tolist() == [2.0, 4.0, 6.0]
+    source = iter(range(100))
+
+    def loaded(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full((3,), float(next(source))).to(ACC)
+
+    refused(loaded, x, match=r"aten::mul.*in loaded.*comes from the host")
+
+
+def test_other_tensors_at_each_call() -> None:
+    pool = [torch.full((3,), float(i), device=ACC) for i in range(2)]
+
+    def swapped(x: torch.Tensor) -> torch.Tensor:
+        pool.reverse()
+        return x + pool[0]
+
+    refused(swapped, torch.ones(3, device=ACC), match=r"in swapped.*another tensor at each call")
+
+
+def test_a_step_that_changes() -> None:
+    calls = [0]
+
+    def growing(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        for _ in range(calls[0]):
+            x = x + 1
+        return x
+
+    refused(growing, torch.ones(3, device=ACC), match="not the same at each call")
+
+
+def test_an_error_in_the_function_ends_the_recording() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    x = torch.ones(2, device=ACC)
+    with pytest.raises(KeyError, match="mine"):
+        torchacc.capture(broken)(x)
+    assert torchacc.capture(lambda x: x + 1)(x).tolist() == [2.0, 2.0]
+    inner = torchacc.capture(lambda x: x + 1)
+    for _ in range(4):
+        inner(x)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="within another one"):
+            torchacc.capture(lambda x: inner(x) * 2)(x)
+    with pytest.raises(RuntimeError, match="within another one"):
+        torchacc.capture(lambda x: torchacc.capture(lambda y: y + 1)(x))(x)
+    with pytest.raises(ValueError, match="warmup is 1"):
+        torchacc.capture(broken, warmup=1)
+
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+def test_guards_of_arguments() -> None:
+    """Each names what differs, with both values, and changes nothing."""
+    state = torch.zeros(3, device=ACC)
+
+    def fn(x: torch.Tensor, y: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        state.add_(1)
+        return x.add_(y * scale)
+
+    step = torchacc.capture(fn)
+    ones = torch.ones(3, 3, device=ACC)
+    for _ in range(4):
+        step(torch.ones(3, 3, device=ACC), ones)
+    bad: list[tuple[tuple[Any, ...], str]] = [
+        ((torch.ones(2, 3, device=ACC), ones), r"args\[0\] has shape \[2, 3\].*\[3, 3\]"),
+        ((torch.ones(3, 3, device=ACC).double(), ones), r"dtype Double.*Float"),
+        ((torch.ones(3, 3, device=ACC).t(), ones), r"strides \[1, 3\].*\[3, 1\]"),
+        ((torch.ones(3, 3), ones), r"args\[0\] is a tensor on cpu"),
+        ((torch.ones(3, 3, device=ACC), 1.0), r"args\[1\] was a tensor .* is 1\.0"),
+        ((ones, ones), "share memory now and did not"),
+        ((state.expand(3, 3), ones), "strides"),
+    ]
+    for args, match in bad:
+        with pytest.raises(RuntimeError, match=match):
+            step(*args)
+    with pytest.raises(RuntimeError, match=r"args\[1\] was a tensor"):
+        step(ones, [ones])
+    with pytest.raises(RuntimeError, match="nested in another way"):
+        step(ones, ones, 3.0)
+    assert ones.tolist() == [[1.0] * 3] * 3
+    assert state.tolist() == [4.0] * 3
+    assert step(torch.ones(3, 3, device=ACC), ones).tolist() == [[3.0] * 3] * 3
+    assert state.tolist() == [5.0] * 3
+
+
+def test_guards_of_plain_arguments() -> None:
+    step = torchacc.capture(lambda x, n: x * n)
+    x = torch.ones(2, device=ACC)
+    for _ in range(4):
+        step(x, 2)
+    with pytest.raises(RuntimeError, match=r"args\[1\] is 3 and was 2"):
+        step(x, 3)
+    with pytest.raises(RuntimeError, match=r"args\[1\] is 2\.0 and was 2"):
+        step(x, 2.0)
+
+
+def test_arguments_that_share_memory_at_capture() -> None:
+    step = torchacc.capture(lambda a, b: a.add_(b))
+    base = torch.arange(6.0, device=ACC)
+    for _ in range(4):
+        step(base[:3], base[3:])
+    assert base.tolist() == [12.0, 17.0, 22.0, 3.0, 4.0, 5.0]
+    with pytest.raises(RuntimeError, match="shared memory at capture"):
+        step(base[:3], torch.ones(3, device=ACC))
+    with pytest.raises(RuntimeError, match="shared memory at capture"):
+        step(base[1:4], base[3:])
+    other = torch.arange(8.0, device=ACC)
+    step(other[1:4], other[4:7])
+    assert other.tolist() == [0.0, 5.0, 7.0, 9.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_guards_of_state() -> None:
+    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+
+    def captured() -> tuple[Trained, Any]:
+        trained = Trained(make_mlp(), adamw)
+        step = torchacc.capture(trained.step)
+        for _ in range(4):
+            step(x, y)
+        return trained, step
+
+    trained, step = captured()
+    before = [each.clone() for each in trained.values()]
+    trained.model.to("cpu")
+    with pytest.raises(RuntimeError, match=r"parameter 'weight' of a Linear has another storage"):
+        step(x, y)
+    trained, step = captured()
+    trained.model[0].weight = nn.Parameter(torch.ones(16, 8, device=ACC))
+    with pytest.raises(RuntimeError, match=r"parameter 'weight' of a Linear is another object"):
+        step(x, y)
+    trained, step = captured()
+    trained.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
+    with pytest.raises(RuntimeError, match=r"of AdamW is another object"):
+        step(x, y)
+    trained, step = captured()
+    for ours, theirs in zip(trained.values(), before, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    # New values in the same place are fine.
+    trained.model.load_state_dict({k: v * 0 for k, v in trained.model.state_dict().items()})
+    assert step(x, y).item() == pytest.approx(y.square().mean().item())
+
+
+def test_guards_of_settings() -> None:
+    """What Python would read anew at each call may not change unnoticed."""
+    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+    trained = Trained(make_dropout(), sgd)
+    other = make_mlp().to(ACC)
+    step = torchacc.capture(trained.step)
+    for _ in range(4):
+        step(x, y)
+    other.eval()
+    step(x, y)
+    trained.model.eval()
+    with pytest.raises(RuntimeError, match=r"'training'\) is False and was True"):
+        step(x, y)
+    trained.model.train()
+    step(x, y)
+    group = trained.optimizer.param_groups[0]
+    group["lr"] *= 0.5
+    with pytest.raises(RuntimeError, match=r"'lr' of SGD is 0\.025 and was 0\.05"):
+        step(x, y)
+    group["lr"] = 0.05
+    step(x, y)
+
+
+def test_schedulers_write_a_learning_rate_that_is_a_tensor() -> None:
+    def rates(captured: bool) -> list[float]:
+        trained = Trained(make_mlp(), adamw)
+        scheduler = torch.optim.lr_scheduler.StepLR(trained.optimizer, 1, gamma=0.7)
+        step = torchacc.capture(trained.step) if captured else trained.step
+        x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+        found = []
+        for _ in range(8):
+            found.append(step(x, y))
+            scheduler.step()
+        return [each.item() for each in found]
+
+    torch.testing.assert_close(rates(True), rates(False))
+
+
+def test_gradients_that_are_state_stay_in_place() -> None:
+    model = make_mlp().to(ACC)
+
+    def fn(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    step = torchacc.capture(fn)
+    x = torch.ones(2, 8, device=ACC)
+    for _ in range(4):
+        step(x)
+    bias = model[2].bias
+    kept, bias.grad = bias.grad, torch.zeros(4, device=ACC)
+    with pytest.raises(RuntimeError, match="gradient of parameter 'bias' of a Linear"):
+        step(x)
+    bias.grad = kept
+    step(x)
+    assert kept.tolist() == [10.0] * 4
+
+
+def test_gradients_of_arguments_are_refused() -> None:
+    def fn(x: torch.Tensor) -> None:
+        (x * x).sum().backward()
+
+    x = torch.ones(3, device=ACC, requires_grad=True)
+    refused(fn, x, match=r"leaves a gradient on args\[0\]")
+
+    def grad(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((x * x).sum(), x)[0]
+
+    step = torchacc.capture(grad)
+    for i in range(5):
+        y = torch.full((3,), float(i), device=ACC, requires_grad=True)
+        assert step(y).tolist() == [2.0 * i] * 3
+
+
+def test_gradients_set_to_none_stay_none() -> None:
+    trained = Trained(make_mlp(), sgd)
+    step = torchacc.capture(trained.step)
+    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+    for _ in range(4):
+        step(x, y)
+    weight = trained.model[0].weight
+    grad = weight.grad
+    value = grad.clone()
+    step(x, y)
+    assert weight.grad is grad and not torch.equal(grad.cpu(), value.cpu())
+    trained.optimizer.zero_grad()
+    del grad
+    step(x, y)
+    assert weight.grad is None
+
+
+def test_failures_of_a_replay_poison_as_ever() -> None:
+    table = torch.arange(4.0, device=ACC)
+    total = torch.zeros(2, device=ACC)
+
+    def fn(index: torch.Tensor) -> torch.Tensor:
+        picked = table[index]
+        total.add_(picked)
+        return picked * 2
+
+    step = torchacc.capture(fn)
+    good = torch.tensor([0, 1], device=ACC)
+    for _ in range(4):
+        step(good)
+    with pytest.raises(IndexError, match="out of"):
+        step(torch.tensor([0, 9], device=ACC))
+        torch.acc.synchronize()
+    with pytest.raises(RuntimeError, match="no valid contents"):
+        step(good)
+    total.copy_(torch.zeros(2))
+    assert step(good).tolist() == [0.0, 2.0]
+    assert total.tolist() == [0.0, 1.0]
+
+
+def test_out_of_memory_in_a_replay() -> None:
+    """The work waits, and goes on where it stopped: nothing is done twice."""
+    total = torch.zeros(2, device=ACC)
+    kept: dict[str, torch.Tensor] = {}
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        total.add_(1)
+        kept["product"] = x @ x
+        return kept["product"].sum()
+
+    step = torchacc.capture(fn)
+    x = torch.ones(256, 256, device=ACC)
+    for i in range(4):
+        step(x * i)
+    three = x * 3
+    torchacc.sync()
+    torch.acc.empty_cache()
+    _C.fail_allocations(0, 1 << 40, 1 << 16)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match=r"aten::mm.*in fn"):
+            step(three)
+    finally:
+        _C.fail_allocations(0, 0)
+    assert total.tolist() == [5.0, 5.0]
+    assert kept["product"][0, 0].item() == 9 * 256
+    assert step(x).item() == 256.0**3
+    assert total.tolist() == [6.0, 6.0]

@@ -1,0 +1,366 @@
+"""Whole-step replay: a training or inference step that runs without its Python."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_is_leaf,
+    tree_map,
+    tree_unflatten,
+)
+
+from torchacc.device import device_type
+from torchacc_device import _C, _boundary
+
+# Leaves of the results: an argument, a tensor that the step makes, or a plain value.
+_ARGUMENT, _TENSOR, _VALUE = range(3)
+
+
+def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
+    """Makes a step replayable: from call `warmup + 1` on, its operators run without its Python.
+
+    ```python
+    step = torchacc.capture(train_step)  # zero_grad, forward, backward, optimizer.step()
+    for x, y in loader:
+        loss = step(x, y)
+    ```
+
+    The first `warmup` calls run `fn` and are steps like any other; each is recorded as one plan,
+    and the last two are compared. From then on a call runs that plan:
+
+    * Tensor arguments are taken by reference at each call. They may be other tensors every time,
+      of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
+      sees acc tensors. They may stand in nested lists, tuples, dicts and whatever else
+      `torch.utils._pytree` knows. Everything else must be equal to what it was at capture.
+    * Parameters, buffers, optimizer state and other tensors that `fn` uses are read and written
+      where they are. They have to stay the same objects with the same storages; loading new values
+      into them (`load_state_dict` of a module, `copy_`) is fine. So have the settings of
+      optimizers, and train() or eval() of modules.
+    * Results are fresh tensors, in the structure in which `fn` returned them. They carry no
+      gradient graph, in the first calls neither. An argument that `fn` returns comes back itself.
+    * What `fn` leaves behind gets new contents: after a call, a `p.grad` that the step makes is the
+      same tensor object as after the last recorded call, with new contents. A gradient that was
+      set to None meanwhile stays None.
+    * Random operators draw what they would have drawn, and generators move on as they would have.
+
+    What Python does besides does not happen in a replay: counters, learning rate schedulers,
+    `print`, hooks, lists that `fn` appends to, autocast around the call (put it into `fn`). A
+    learning rate that changes has to be a tensor on acc, which schedulers then write, and an
+    optimizer that computes with its step count needs `capturable=True`. What a step decides by
+    data on the host (`item()`) cannot be captured.
+
+    `torch.amp.GradScaler` can be part of the step with an optimizer that takes its scale
+    (`fused=True`, its learning rate a number); with others `scaler.step` asks the host whether
+    there was an overflow, and stays outside. So do collectives of tensors on the host.
+
+    With ACC_MODE=eager or nofuse, where nothing is recorded as a whole, every call runs `fn`.
+    While `fn` is recorded, no other thread may read tensors of the device on the host; the thread
+    of an AsyncLoader does not. Replays may come from any thread, one after the other.
+
+    Args:
+        fn: the step. It keeps all that it works on, as closures and modules do.
+        warmup: recorded calls, at least 2. Three let an optimizer make its state in the first.
+
+    Returns:
+        A callable with the arguments of `fn`.
+
+    Raises:
+        ValueError: `warmup` is below 2.
+        RuntimeError: by the call number `warmup`, whose work is done all the same, and by each one
+            after that: the step cannot be replayed. It reads on the host, is submitted in parts,
+            computes numbers anew at each call (both values are given), uses other tensors at each
+            call, or records on several devices or nothing. The message names operator and line.
+        RuntimeError: by a replay that a guard forbids; nothing was run then.
+    """
+    if warmup < 2:
+        raise ValueError(
+            f"[torchacc.capture] warmup is {warmup}: two calls are compared at least. Leave it out."
+        )
+    return CapturedStep(fn, warmup)
+
+
+class CapturedStep:
+    """What `capture` returns.
+
+    Attributes:
+        recorded: how many calls were recorded so far.
+        replays: how many were replayed.
+    """
+
+    def __init__(self, fn: Callable[..., Any], warmup: int) -> None:
+        self._fn = fn
+        self._warmup = warmup
+        self._step = _C.CapturedStep((), [])
+        self._error: str | None = None
+        self._runs_fn = _C.mode() in ("eager", "nofuse")
+        self._ready = False
+        self._structure: TreeSpec | None = None
+        self._flat = -1  # number of arguments, when all are leaves that are given by position
+        self._device = torch.device(device_type(), 0)
+        self._on_cpu: list[int] = []
+        self._results: tuple[Any, list[tuple[int, Any]]] | None = None
+        self._one_tensor = False
+        self.recorded = 0
+        self.replays = 0
+
+    def __repr__(self) -> str:
+        state = f"{self._step.operators} operators" if self._ready else "not captured yet"
+        return f"<torchacc.capture of {self._fn!r}: {state}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._ready:
+            return self._record(args, kwargs)
+        if self._flat == len(args) and not kwargs:
+            leaves = args
+        else:
+            leaves = self._leaves_of(args, kwargs)
+        given = leaves
+        if self._on_cpu:
+            leaves = self._moved(leaves)
+        results = self._step.replay(leaves)
+        self.replays += 1
+        if self._one_tensor:
+            return results[0]
+        return self._rebuilt(given, results)
+
+    # --- recording ---------------------------------------------------------------------------
+
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._error is not None:
+            raise RuntimeError(self._error)
+        if self._runs_fn:
+            return tree_map(_detached, self._fn(*args, **kwargs))
+        leaves = self._leaves_of(args, kwargs)
+        if self.recorded == 0:
+            self._look_at(args, leaves)
+        moved = self._moved(leaves)
+        args, kwargs = tree_unflatten(moved, self._structure)
+        last = self.recorded + 1 >= self._warmup
+        self._step.begin(moved)
+        try:
+            with _boundary.held():
+                returned = self._fn(*args, **kwargs)
+            results, tensors = self._look_at_results(returned, moved)
+        except BaseException:
+            self._step.cancel()
+            raise
+        del returned, args, kwargs
+        if last:
+            # What only waits for the collector is nothing that the step leaves behind.
+            gc.collect()
+        try:
+            self._step.end(tensors, last)
+            before, self._results = self._results, results
+            self.recorded += 1
+            if not last:
+                return self._rebuilt(leaves, tensors)
+            _compare(before, results)
+            self._check_gradients(moved)
+        except RuntimeError as error:
+            # An operator that fails is no reason not to try again at the next call.
+            if str(error).startswith("[torchacc.capture]"):
+                self._error = str(error)
+                self._step = _C.CapturedStep((), [])
+            raise
+        del tensors
+        tensors = self._step.take_results()
+        self._watch()
+        self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
+        self._ready = True
+        return self._rebuilt(leaves, tensors)
+
+    def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        leaves, structure = tree_flatten((args, kwargs))
+        if self._structure is None:
+            self._structure = structure
+        if structure != self._structure:
+            raise RuntimeError(
+                "[torchacc.capture] the arguments are nested in another way than at capture: "
+                f"{_text(structure)} is not {_text(self._structure)}. Capture another step for "
+                "that."
+            )
+        return tuple(leaves)
+
+    def _look_at(self, args: tuple[Any, ...], leaves: tuple[Any, ...]) -> None:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        on_acc = [tensor.device for tensor in tensors if tensor.device.type == device_type()]
+        current = torch.device(device_type(), _C.current_device())
+        self._device = on_acc[0] if on_acc else current
+        self._on_cpu = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+        ]
+        if len(args) == len(leaves) and all(map(tree_is_leaf, args)):
+            self._flat = len(args)
+        self._step = _C.CapturedStep(self._moved(leaves), _names(self._structure))
+
+    def _moved(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The leaves with acc tensors for CPU tensors."""
+        if not self._on_cpu:
+            return leaves
+        moved = list(leaves)
+        for index in self._on_cpu:
+            if isinstance(moved[index], torch.Tensor):
+                moved[index] = moved[index].detach().to(self._device)
+        return tuple(moved)
+
+    def _look_at_results(
+        self, returned: Any, arguments: tuple[Any, ...]
+    ) -> tuple[tuple[Any, list[tuple[int, Any]]], list[torch.Tensor]]:
+        """What the function returned: where each leaf comes from, and the acc tensors."""
+        leaves, structure = tree_flatten(returned)
+        found: list[tuple[int, Any]] = []
+        tensors: list[torch.Tensor] = []
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                found.append((_VALUE, leaf))
+                continue
+            index = next((i for i, argument in enumerate(arguments) if argument is leaf), None)
+            if index is not None:
+                found.append((_ARGUMENT, index))
+            elif leaf.device.type == device_type():
+                found.append((_TENSOR, len(tensors)))
+                tensors.append(leaf.detach())
+            else:
+                found.append((_VALUE, leaf.detach()))
+        return (structure, found), tensors
+
+    def _check_gradients(self, arguments: tuple[Any, ...]) -> None:
+        for name, leaf in zip(_names(self._structure), arguments, strict=True):
+            if not isinstance(leaf, torch.Tensor) or not leaf.is_leaf or leaf.grad is None:
+                continue
+            if self._step.uses(leaf.grad):
+                raise RuntimeError(
+                    f"[torchacc.capture] the step leaves a gradient on {name}, and other arguments "
+                    "would get none. Return it (torch.autograd.grad), or keep that tensor out of "
+                    "the arguments."
+                )
+
+    def _rebuilt(self, leaves: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+        assert self._results is not None
+        structure, found = self._results
+        made = []
+        for kind, value in found:
+            if kind == _TENSOR:
+                made.append(tensors[value])
+            else:
+                made.append(leaves[value] if kind == _ARGUMENT else value)
+        return tree_unflatten(made, structure)
+
+    def _watch(self) -> None:
+        """Tells the step which objects have to stay, and whose writes autograd has to notice."""
+        modules = []
+        for found in gc.get_objects():
+            kind = type(found)
+            if issubclass(kind, nn.Module):
+                modules.append(found)
+                self._keep_members(found)
+            elif issubclass(kind, torch.optim.Optimizer):
+                self._keep_optimizer(found)
+            elif kind is torch.Tensor or issubclass(kind, nn.Parameter):
+                self._step.count_writes(found)
+                if found.is_leaf and found.grad is not None:
+                    self._step.count_writes(found.grad)
+        kept: set[int] = set()
+        for module in modules:
+            self._keep_mode(module, kept)
+
+    def _keep_members(self, module: nn.Module) -> None:
+        name = type(module).__name__
+        for kind in ("parameter", "buffer"):
+            members = module.__dict__.get(f"_{kind}s")
+            for key in list(members or ()):
+                text = f"{kind} '{key}' of a {name}"
+                used = self._step.keep(members, key, text)
+                if used and kind == "parameter":
+                    self._step.keep_gradient(members[key], f"the gradient of {text}")
+
+    def _keep_mode(self, module: nn.Module, kept: set[int]) -> None:
+        """train() or eval() of a module that is the step's alone: all its parameters are."""
+        if id(module) in kept or "_parameters" not in module.__dict__:
+            return
+        parameters = list(module.parameters())
+        if not parameters or not all(self._step.uses(each) for each in parameters):
+            return
+        for each in module.modules():
+            if id(each) not in kept:
+                kept.add(id(each))
+                text = f"the mode of a {type(each).__name__} (train() or eval(): 'training')"
+                self._step.keep_value(each.__dict__, "training", text)
+
+    def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        attributes = optimizer.__dict__
+        name = type(optimizer).__name__
+        changed = False
+        for group in attributes.get("param_groups", ()):
+            if not any(self._step.changes(each) for each in group["params"]):
+                continue
+            changed = True
+            for key, value in group.items():
+                text = f"'{key}' of {name}"
+                if isinstance(value, torch.Tensor):
+                    self._step.keep(group, key, text)
+                elif isinstance(value, (int, float, tuple)):
+                    self._step.keep_value(group, key, text)
+        if not changed:
+            return
+        self._step.keep_value(attributes, "state", f"the state of {name}")
+        self._step.keep_value(attributes, "param_groups", f"the parameter groups of {name}")
+        for parameter, state in list(attributes["state"].items()):
+            if not isinstance(state, dict):
+                continue
+            used = [
+                self._step.keep(state, key, f"state '{key}' of {name}")
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+            ]
+            if any(used):
+                self._step.keep_value(attributes["state"], parameter, f"the state of {name}")
+
+
+def _text(structure: TreeSpec) -> str:
+    return " ".join(str(structure).split())
+
+
+def _names(structure: TreeSpec) -> list[str]:
+    """What errors call the leaves of (args, kwargs)."""
+    paths, _ = tree_flatten_with_path(tree_unflatten(range(structure.num_leaves), structure))
+    names = []
+    for (which, first, *rest), _ in paths:
+        begin = f"args{keystr((first,))}" if which.idx == 0 else f"argument '{first.key}'"
+        names.append(begin + keystr(tuple(rest)))
+    return names
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _compare(before: Any, now: Any) -> None:
+    """Raises RuntimeError unless the last two calls returned the same but for tensors on acc."""
+    if before[0] != now[0]:
+        raise RuntimeError(
+            "[torchacc.capture] the function returned another structure in the last two calls: "
+            f"{_text(before[0])}, then {_text(now[0])}. Return the same one always."
+        )
+    for (old_kind, old), (kind, new) in zip(before[1], now[1], strict=True):
+        if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
+            raise RuntimeError(
+                "[torchacc.capture] the function returns a tensor that is not on acc, which a "
+                "replay would not compute. Return the acc tensor."
+            )
+        if old_kind != kind or type(old) is not type(new) or old != new:
+            raise RuntimeError(
+                f"[torchacc.capture] the function returned {old!r} and then {new!r}, which Python "
+                "computed and a replay would not. Return a tensor of acc, or nothing."
+            )
