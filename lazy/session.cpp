@@ -206,7 +206,7 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
-  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = outputs[i] || alive[i];
+  for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
   Cached wider =
       plan::build(plan->graph, plan->key, std::move(outputs), may_fuse(), pass_observer());
   wider->next = plan->next;
@@ -244,7 +244,8 @@ void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const T
   for (; step < schedule.steps.size(); ++step) {
     for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
       if (!use.writes) continue;
-      const uint32_t first = plan.graph.buffers[use.buffer].group;
+      const uint32_t first = plan.program.buffers[use.buffer].group;
+      if (first >= trace.entries.size()) continue;  // the plan's own
       if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
     }
   }
@@ -255,7 +256,7 @@ std::string memory_situation(const plan::Plan& plan, const plan::Schedule& sched
                              c10::DeviceIndex device) {
   uint64_t results = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
-    if (plan.outputs[i]) results += plan.graph.buffers[i].nbytes;
+    if (plan.outputs[i]) results += plan.program.buffers[i].nbytes;
   }
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
@@ -393,9 +394,10 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   const plan::Schedule& schedule = exec::schedule(*suspended->run);
   for (size_t step = exec::next_step(*suspended->run); step < schedule.steps.size(); ++step) {
     for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
-      const record::Entry& entry =
-          suspended->work.trace.entries[plan.graph.buffers[use.buffer].group];
-      if (use.writes && entry.storage._unsafe_get_target() == &storage) return true;
+      const auto& entries = suspended->work.trace.entries;
+      const uint32_t first = plan.program.buffers[use.buffer].group;
+      if (!use.writes || first >= entries.size()) continue;  // the plan's own have no entry
+      if (entries[first].storage._unsafe_get_target() == &storage) return true;
     }
   }
   return false;

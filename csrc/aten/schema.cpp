@@ -271,6 +271,9 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
           find_or_make_op(*c10::Dispatcher::singleton().findSchema({name.name, "Tensor"}));
     }
   }
+  if (graph::table::is_convolution(op.name)) {
+    op.copy = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  }
   if (const std::string plus = graph::table::plus_operator(op.name); !plus.empty()) {
     c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
     op.plus = find_or_make_op(dispatcher.findSchemaOrThrow(plus.c_str(), ""));

@@ -133,7 +133,7 @@ std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) 
 std::shared_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::Device device) {
   auto prepared = std::make_shared<Prepared>();
-  for (const graph::Buffer& buffer : plan.graph.buffers) {
+  for (const graph::Buffer& buffer : plan.program.buffers) {
     prepared->slots.push_back(library::make_slot(
         buffer.kind == graph::BufferKind::kHost ? c10::Device(c10::kCPU) : device));
   }
@@ -197,8 +197,8 @@ class Run {
         prepared_(prepared),
         device_(runtime::backend().alias_type(),
                 runtime::backend().alias_type() == c10::kCPU ? c10::DeviceIndex(-1) : index),
-        memory_(plan.graph.buffers.size()),
-        held_(index, plan.graph.buffers.size()) {
+        memory_(plan.program.buffers.size()),
+        held_(index, plan.program.buffers.size()) {
     place_arena(index);
     for (size_t i = 0; i < given.size(); ++i) {
       if (!given[i].memory) continue;
@@ -214,7 +214,7 @@ class Run {
     const plan::Step& step = schedule_.steps[index];
     PreparedStep& prepared = prepared_.steps[index];
     for (const uint32_t buffer : step.allocate) {
-      own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
+      own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
     }
     *called = true;
     if (prepared.kernel.has_value()) {
@@ -235,7 +235,7 @@ class Run {
   void leave_out(size_t index, const std::vector<bool>& touched) {
     const plan::Step& step = schedule_.steps[index];
     for (const uint32_t buffer : step.allocate) {
-      if (touched[buffer]) own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
+      if (touched[buffer]) own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
     }
     for (const uint32_t buffer : step.release) release(buffer);
   }
@@ -284,7 +284,7 @@ class Run {
     for (size_t i = 0; i < schedule_.places.size(); ++i) {
       if (schedule_.places[i] != Place::kArena) continue;
       library::point(prepared_.slots[i], static_cast<char*>(prepared_.arena) + schedule_.offsets[i],
-                     plan_.graph.buffers[i].nbytes);
+                     plan_.program.buffers[i].nbytes);
     }
   }
 
@@ -305,7 +305,7 @@ class Run {
     const graph::TensorWords promised = graph::read_tensor(result.word);
     const uint32_t buffer = promised.buffer;
     if (!tensor.defined()) {
-      ACC_CHECK(plan_.graph.buffers[buffer].nbytes == 0 || !plan_.outputs[buffer]);
+      ACC_CHECK(plan_.program.buffers[buffer].nbytes == 0 || !plan_.outputs[buffer]);
       return;
     }
     const c10::IntArrayRef sizes(promised.sizes.data(), promised.sizes.size());
@@ -318,7 +318,7 @@ class Run {
       return;
     }
     count(Counter::StrideCopies);
-    own(buffer, allocate(plan_.graph.buffers[buffer].nbytes));
+    own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
     library::alias(result.word, prepared_.slots[buffer]).copy_(tensor);
   }
 
@@ -389,7 +389,7 @@ class Stopped {
 
   void leave_out_unneeded(std::vector<bool> needed) {
     needed_ = std::move(needed);
-    touched_.assign(plan_.graph.buffers.size(), false);
+    touched_.assign(plan_.program.buffers.size(), false);
     for (size_t step = step_; step < schedule_.steps.size(); ++step) {
       if (!is_needed(step)) continue;
       for (const graph::Use& use : uses_of(step)) touched_[use.buffer] = true;
@@ -397,7 +397,7 @@ class Stopped {
   }
 
   std::vector<c10::Storage> complete_outputs() const {
-    if (!run_.has_value()) return std::vector<c10::Storage>(plan_.graph.buffers.size());
+    if (!run_.has_value()) return std::vector<c10::Storage>(plan_.program.buffers.size());
     std::vector<c10::Storage> outputs = run_->outputs();
     for (size_t step = step_; step < schedule_.steps.size(); ++step) {
       for (const graph::Use& use : uses_of(step)) {
@@ -457,7 +457,7 @@ class Stopped {
 
   std::vector<c10::Storage> take_outputs() {
     return run_.has_value() ? run_->take_outputs()
-                            : std::vector<c10::Storage>(plan_.graph.buffers.size());
+                            : std::vector<c10::Storage>(plan_.program.buffers.size());
   }
 
   plan::Plan& plan_;

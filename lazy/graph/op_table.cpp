@@ -280,6 +280,10 @@ std::string plus_operator(Name name) {
   return "";
 }
 
+bool is_convolution(Name name) {
+  return name == "aten::convolution" || name == "aten::convolution_backward";
+}
+
 std::string item_operator(Name name) {
   constexpr Name kPrefix = "aten::_foreach_";
   if (!name.starts_with(kPrefix)) return "";

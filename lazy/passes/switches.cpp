@@ -13,8 +13,8 @@
 namespace acc::passes {
 namespace {
 
-constexpr std::array kNames{"dce",    "lists",      "split", "cse",  // in the order of Pass
-                            "copies", "accumulate", "fuse",  "batch"};
+constexpr std::array kNames{"dce",    "lists",  "split",      "cse",  // in the order of Pass
+                            "copies", "layout", "accumulate", "fuse", "batch"};
 
 std::atomic<uint32_t> skipped{0};
 std::once_flag from_environment;
@@ -27,9 +27,10 @@ uint32_t parse(std::string_view names) {
     names.remove_prefix(std::min(end + 1, names.size()));
     size_t i = 0;
     while (i < kNames.size() && name != kNames[i]) ++i;
-    ACC_CHECK(i < kNames.size(), "[passes] ACC_SKIP_PASSES names '", std::string(name),
-              "', which is no pass. There are: dce, lists, split, cse, copies, accumulate, fuse, "
-              "batch.");
+    ACC_CHECK(
+        i < kNames.size(), "[passes] ACC_SKIP_PASSES names '", std::string(name),
+        "', which is no pass. There are: dce, lists, split, cse, copies, layout, accumulate, fuse, "
+        "batch.");
     mask |= 1U << i;
   }
   return mask;

@@ -11,6 +11,7 @@ enum class Pass : unsigned char {
   kSplit,
   kCse,
   kCopies,
+  kLayout,
   kAccumulate,
   kFuse,
   kBatch

@@ -9,6 +9,7 @@
 #include "lazy/passes/cse.h"
 #include "lazy/passes/dce.h"
 #include "lazy/passes/fuse.h"
+#include "lazy/passes/layout.h"
 #include "lazy/passes/lists.h"
 #include "lazy/passes/split.h"
 #include "lazy/passes/switches.h"
@@ -40,7 +41,7 @@ uint64_t Plan::bytes() const {
   constexpr uint64_t kPreparedBytesPerWord = 40;
   return sizeof(Plan) + graph.bytes() + program.bytes() +
          (unfused.steps.capacity() + fused.steps.capacity()) * sizeof(Step) +
-         graph.buffers.size() * 2 * (sizeof(Place) + sizeof(uint64_t)) +
+         program.buffers.size() * 2 * (sizeof(Place) + sizeof(uint64_t)) +
          graph.words.size() * kPreparedBytesPerWord;
 }
 
@@ -51,6 +52,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   plan->graph.shrink_to_fit();
   plan->key = key;
   plan->outputs = std::move(alive);
+  plan->outputs.resize(plan->graph.buffers.size());  // made anew, without what its passes added
 
   if (observer) observer("recorded", graph::print(plan->graph));
   std::vector<bool> stays(plan->graph.nodes.size(), true);
@@ -72,6 +74,11 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (fuse && enabled(Pass::kCopies)) {
     plan->program = passes::eliminate_copies(plan->program, plan->outputs);
     if (observer) observer("copies", graph::print(plan->program));
+  }
+  if (fuse && enabled(Pass::kLayout)) {
+    plan->program = passes::choose_layouts(plan->program, plan->outputs);
+    plan->outputs.resize(plan->program.buffers.size(), false);
+    if (observer) observer("layout", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);

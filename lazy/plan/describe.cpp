@@ -67,7 +67,7 @@ class Describer {
   }
 
   void add_buffers() {
-    const auto& buffers = plan_.graph.buffers;
+    const auto& buffers = plan_.program.buffers;
     for (size_t i = 0; i < buffers.size(); ++i) {
       Description::Buffer& buffer = made_.buffers.emplace_back();
       buffer.kind = name_of(buffers[i].kind);
@@ -88,7 +88,7 @@ class Describer {
       for (const graph::Use& use : graph::uses(plan_.program, node)) {
         if (use.reads) add_once(use.buffer, &made.reads);
         if (use.writes) add_once(use.buffer, &made.writes);
-        if (plan_.graph.buffers[use.buffer].kind == graph::BufferKind::kFresh) continue;
+        if (plan_.program.buffers[use.buffer].kind == graph::BufferKind::kFresh) continue;
         uint64_t& bytes = made_.buffers[use.buffer].bytes;
         bytes = std::max(bytes, static_cast<uint64_t>(std::max(int64_t{0}, use.end_byte)));
       }

@@ -50,10 +50,11 @@ struct Schedule {
 
 struct Plan {
   graph::Graph graph;  // as recorded, before any pass
-  graph::Graph
-      program;  // what is run: the graph after the passes, over the same buffers and values
+  // What is run: the graph after the passes, over the same values. Its buffers are those of the
+  // graph, and behind them what passes added.
+  graph::Graph program;
   base::Hash128 key;
-  std::vector<bool> outputs;  // per buffer: kept for the user at the end
+  std::vector<bool> outputs;  // per buffer of the program: kept for the user at the end
   // Buffers of a written group with more than one member: how they overlap is part of the plan.
   std::vector<uint32_t> overlapping;
 

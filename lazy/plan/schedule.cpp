@@ -68,7 +68,7 @@ std::vector<graph::Use> uses(const Plan& plan, const Step& step) {
 }
 
 Schedule schedule(const Plan& plan, std::vector<Step> steps) {
-  const auto& buffers = plan.graph.buffers;
+  const auto& buffers = plan.program.buffers;
   const Lifetimes lifetimes = find_lifetimes(plan, steps);
   Schedule made;
   made.places.assign(buffers.size(), Place::kNowhere);
