@@ -26,17 +26,19 @@ using graph::TensorWords;
 
 // What a copy from one layout to the other takes, per element.
 constexpr int64_t kCopy = 700;
-// What oneDNN's convolutions spare per element of their operands, which they otherwise reorder into
-// blocks of channels and back. Backward spares nothing: the product for the weights is slower.
-constexpr int64_t kReorder = 300;
-// What they spare per floating-point operation of a convolution on images that are not tiny, in
-// forward and in the product for the input: they come to other kernels.
-constexpr double kPerOperation = 0.5;
+
+// What channels last spares a convolution: per element of its images, which oneDNN otherwise
+// reorders into blocks of channels and back; and, where images are not tiny, per floating-point
+// operation, since it comes to other kernels. What it costs: per element of the weights, which take
+// longer to reorder, and whose gradient ATen copies once more. Kernels of one pixel spare nothing.
+struct ConvolutionPrices {
+  int64_t per_image_element;
+  double per_operation;
+  int64_t per_weight;
+};
+constexpr ConvolutionPrices kForward{500, 0.3, 400};
+constexpr ConvolutionPrices kBackward{800, 0.3, 1000};
 constexpr int64_t kTinyImage = 64;  // pixels
-// What they cost in addition, per element of the weights: these are reordered at each call, which
-// takes longer from channels last; and ATen copies their gradient once more.
-constexpr int64_t kWeightForward = 700;
-constexpr int64_t kWeightBackward = 1200;
 
 // An operator that takes and makes either layout, and what channels last spares per element of its
 // first tensor.
@@ -246,16 +248,20 @@ class Layouts {
     }
     const TensorWords in = graph::read_tensor(items[shift]);
     const TensorWords out = graph::read_tensor(backward ? items[0] : graph_.results(node).data());
-    const TensorWords kernel = graph::read_tensor(weight);
-    const int64_t weights = elements(kernel);
-    const int64_t pixels = out.sizes[0] * out.sizes[2] * out.sizes[3];
-    const int64_t forward = backward ? 0 : kReorder * (elements(in) + elements(out));
-    made.spares = forward - (backward ? kWeightBackward : kWeightForward) * weights;
-    if (out.sizes[2] * out.sizes[3] >= kTinyImage) {
-      made.spares += static_cast<int64_t>(kPerOperation * 2 * static_cast<double>(pixels) *
-                                          static_cast<double>(weights));
-    }
+    made.spares = spared(backward ? kBackward : kForward, in, out, graph::read_tensor(weight));
     return made;
+  }
+
+  static int64_t spared(const ConvolutionPrices& prices, const TensorWords& in,
+                        const TensorWords& out, const TensorWords& weight) {
+    if (weight.sizes[2] * weight.sizes[3] == 1) return 0;
+    const int64_t spares = prices.per_image_element * (elements(in) + elements(out)) -
+                           prices.per_weight * elements(weight);
+    const int64_t pixels = out.sizes[2] * out.sizes[3];
+    if (pixels < kTinyImage) return spares;
+    const double operations =
+        2.0 * static_cast<double>(out.sizes[0] * pixels) * static_cast<double>(elements(weight));
+    return spares + static_cast<int64_t>(prices.per_operation * operations);
   }
 
   // The weights, or their gradient.
