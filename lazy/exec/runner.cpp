@@ -154,9 +154,15 @@ std::shared_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& 
   return prepared;
 }
 
+// Whether the memory is what the promised geometry describes: the stride of a dimension of one
+// element does not matter.
 bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised) {
-  return tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
-         tensor.strides() == c10::IntArrayRef(promised.strides.data(), promised.strides.size());
+  if (tensor.storage_offset() != 0 || tensor.is_conj() || tensor.is_neg()) return false;
+  if (tensor.sizes().size() != promised.strides.size()) return false;
+  for (size_t d = 0; d < promised.strides.size(); ++d) {
+    if (tensor.sizes()[d] != 1 && tensor.strides()[d] != promised.strides[d]) return false;
+  }
+  return true;
 }
 
 // What a run holds beside its inputs, for the memory statistics of the host. On CUDA the allocator

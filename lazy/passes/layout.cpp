@@ -47,9 +47,9 @@ struct Rule {
   int64_t spares;
 };
 constexpr std::array kRules{
-    Rule{"aten::native_batch_norm", 1200},  // in training; scalar loops if the channels are outside
-    Rule{"aten::native_batch_norm_backward", 150},
-    Rule{"aten::max_pool2d_with_indices", 6000},  // scalar loops too
+    Rule{"aten::native_batch_norm", 0},
+    Rule{"aten::native_batch_norm_backward", 0},
+    Rule{"aten::max_pool2d_with_indices", 6000},  // scalar loops where channels are not innermost
     Rule{"aten::max_pool2d_with_indices_backward", 0},
     Rule{"aten::avg_pool2d", 0},
     Rule{"aten::avg_pool2d_backward", 0},
@@ -195,20 +195,15 @@ class Layouts {
       made.images.push_back(mention);
     }
     if (made.images.empty()) return std::nullopt;
-    if (rule.op == "aten::native_batch_norm" && !trains(node)) made.spares = 0;
+    // Generated kernels are as fast in either layout.
+    if (as_elementwise(graph_, node).has_value()) made.spares = 0;
     return made;
-  }
-
-  bool trains(const Node& node) const {
-    constexpr size_t kTraining = 5;
-    const auto items = graph::items(graph_.arguments(node));
-    return items.size() > kTraining && graph::tag_of(*items[kTraining]) == Tag::kBool &&
-           items[kTraining][1] != 0;
   }
 
   // Operands that are broadcast or strided otherwise stay as they are.
   std::optional<Choice> elementwise(const Node& node) const {
-    if (!as_elementwise(graph_, node).has_value()) return std::nullopt;
+    const auto known = as_elementwise(graph_, node);
+    if (!known.has_value() || known->nest.reduces()) return std::nullopt;
     const std::vector<Mention> all = mentions(node);
     const auto result = std::ranges::find_if(
         all, [](const Mention& mention) { return mention.fresh || mention.written; });
@@ -357,7 +352,6 @@ class Layouts {
         }
         std::ranges::copy(last ? channels_last(t) : channels_first(t), at + 3 + kDims);
       }
-      if (last && node.op->copy != nullptr) mark_pixel_kernel(node, &words);
       put(node, words);
       for (const auto& [mention, buffer] : made) {
         const TensorWords t = tensor(mention.at);
@@ -376,16 +370,6 @@ class Layouts {
       if (buffer_is_last(tensor(mention.at).buffer)) found.push_back(mention);
     }
     return found;
-  }
-
-  // The gradient of a kernel of one pixel comes with the strides of channels last. They mean the
-  // same memory.
-  void mark_pixel_kernel(const Node& node, std::vector<int64_t>* words) const {
-    for (const Mention& mention : mentions(node)) {
-      const TensorWords t = tensor(mention.at);
-      if (!mention.fresh || !is_weight(node, mention) || t.sizes[2] * t.sizes[3] != 1) continue;
-      std::ranges::copy(channels_last(t), words->begin() + (mention.at - node.words) + 3 + kDims);
-    }
   }
 
   uint32_t add_buffer(const TensorWords& t) {

@@ -648,7 +648,7 @@ def test_a_baseline_beside_the_plugin_is_refused(acc_only, tmp_path, monkeypatch
 
 
 def test_acc_computes_the_bits_of_eager(acc_only, monkeypatch):
-    monkeypatch.setenv("ACC_SKIP_PASSES", "fuse,accumulate")
+    monkeypatch.setenv("ACC_SKIP_PASSES", "fuse,accumulate,layout")
     modes = ("eager", "acc")
     cores = (load.choose_cores(1)[0],)
     settings = Settings("host", modes, cores, alternations=1, window_s=0.02)
