@@ -1,0 +1,62 @@
+"""torchvision's classification models train as accurately as with eager: twelve, or all of them.
+
+`ACC_TEST_FULL=1` runs all. With `ACC_TEST_RESULTS=FILE` what was measured is kept, and a model that
+this build has measured is not measured again: a run that was ended goes on, several can share it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+
+from tests import helpers
+from tests.models import accuracy, record, vision
+
+
+def measured(model: str, device: str) -> dict[str, object]:
+    """The line of a model: from the file, or measured and added to it."""
+    file = record.path()
+    line = record.find(file, model) if file else None
+    if line is not None:
+        return line
+    began = time.monotonic()
+    case = vision.make(model)
+    with helpers.counting() as counted:
+        runs = accuracy.measure(case, vision.optimizer(model), device)
+    line = {
+        "kind": "accuracy",
+        "model": model,
+        "optimizer": vision.optimizer(model),
+        "input": list(case.batches[0][0].shape),
+        "parameters": sum(p.numel() for p in case.model.parameters()),
+        **record.summary(runs),
+        "kernel_launches": counted["kernel_launches"],
+        "seconds": round(time.monotonic() - began, 1),
+        "build": record.build(),
+    }
+    if file:
+        record.append(file, line)
+    return line
+
+
+@pytest.fixture
+def memory_given_back(device):
+    """Nothing of one model is kept while the next one runs."""
+    yield
+    gc.collect()
+    if helpers.ON_ACC:
+        torch.acc.empty_cache()
+
+
+@pytest.mark.parametrize("model", vision.MODELS if helpers.FULL else vision.FEW)
+def test_as_accurate_as_eager(one_thread, memory_given_back, device, model):
+    failures = measured(model, device)["failures"]
+    assert not failures, "\n".join(failures)
+
+
+def test_all_of_torchvision_is_here():
+    assert len(vision.MODELS) == 80
+    assert set(vision.FEW) <= set(vision.MODELS)
