@@ -77,10 +77,12 @@ def mean(values: Sequence[float]) -> float:
 class Trainee:
     """One of the three that take each step from the same state."""
 
-    def __init__(self, case: zoo.Case, optimizer: str, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, dtype: torch.dtype
+    ) -> None:
         self.case, self.device, self.dtype = case, device, dtype
         self.model = copy.deepcopy(case.model).to(device, dtype)
-        self.optimizer = zoo.OPTIMIZERS[optimizer](list(self.model.parameters()))
+        self.optimizer = optimizer(list(self.model.parameters()))
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the parameters, by name."""
@@ -181,7 +183,7 @@ def batch_of(case: zoo.Case, step: int) -> zoo.Batch:
 
 
 def steps(
-    case: zoo.Case, optimizer: str, device: str, count: int = STEPS
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, count: int = STEPS
 ) -> Iterator[tuple[int, Step, Step, Step]]:
     """Number from 1, and what the device, eager and the float64 twin made of it."""
     eager = Trainee(case, optimizer, "cpu", torch.float32)
@@ -197,7 +199,9 @@ def steps(
         yield (step + 1, *made)
 
 
-def measure(case: zoo.Case, optimizer: str, device: str, count: int = STEPS) -> list[Errors]:
+def measure(
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, count: int = STEPS
+) -> list[Errors]:
     """The errors of each step. Fails when a loss is not finite or a step was not fused."""
     runs = []
     launches = helpers.stats().get("kernel_launches", 0)
@@ -217,6 +221,6 @@ def check(runs: Sequence[Errors]) -> None:
     assert not lines, f"{len(lines)} values less accurate than eager's:\n" + "\n".join(lines[:20])
 
 
-def check_steps(case: zoo.Case, optimizer: str, device: str) -> None:
+def check_steps(case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str) -> None:
     """The test: every step within bounds, and fused."""
     check(measure(case, optimizer, device))

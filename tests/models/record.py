@@ -20,7 +20,7 @@ import torchvision
 
 from benchmarks import report
 from tests import helpers
-from tests.models import accuracy
+from tests.models import accuracy, vision, zoo
 
 VARIABLE = "ACC_TEST_RESULTS"
 
@@ -33,10 +33,11 @@ def path() -> Path | None:
 
 @functools.cache
 def build() -> str:
-    """What tells one build of the extension from another."""
-    if not helpers.ON_ACC:
-        return helpers.DEVICE
-    return hashlib.sha256(Path(helpers.extension().__file__).read_bytes()).hexdigest()[:16]
+    """What tells one build of the extension, and one form of this test, from another."""
+    files = [Path(module.__file__) for module in (accuracy, vision, zoo)]
+    if helpers.ON_ACC:
+        files.append(Path(helpers.extension().__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def read(file: Path) -> list[dict[str, Any]]:

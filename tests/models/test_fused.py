@@ -23,17 +23,25 @@ CASES: dict[str, Callable[[], zoo.Case]] = {
 @pytest.mark.parametrize("optimizer", zoo.OPTIMIZERS)
 @pytest.mark.parametrize("model", zoo.MODELS)
 def test_as_accurate_as_eager(one_thread, device, model, optimizer):
-    accuracy.check_steps(CASES[model](), optimizer, device)
+    accuracy.check_steps(CASES[model](), zoo.OPTIMIZERS[optimizer], device)
 
 
 @pytest.mark.parametrize("model", bench.MODELS)
 def test_the_benchmarks_models_are_as_accurate_as_eager(one_thread, device, model):
-    accuracy.check_steps(CASES[f"bench_{model}"](), "adamw", device)
+    accuracy.check_steps(CASES[f"bench_{model}"](), zoo.OPTIMIZERS["adamw"], device)
 
 
-def free_run(case: zoo.Case, optimizer: str, device: str, *, seed: int | None = None) -> Tensor:
+def free_run(
+    case: zoo.Case,
+    optimizer: str,
+    device: str,
+    *,
+    seed: int | None = None,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
     """Losses of 20 steps. With a seed every parameter starts up to one rounding aside."""
-    trainee = accuracy.Trainee(case, optimizer, device, torch.float32)
+    trainee = accuracy.Trainee(case, zoo.OPTIMIZERS[optimizer], device, torch.float32)
+    trainee.model.to(memory_format=layout)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -41,7 +49,8 @@ def free_run(case: zoo.Case, optimizer: str, device: str, *, seed: int | None = 
                 p *= 1 + (torch.rand(p.shape, generator=generator) - 0.5) * 2.0**-22
     losses = []
     for step in range(accuracy.STEPS):
-        loss = case.loss(trainee.model, trainee.move(accuracy.batch_of(case, step)))
+        batch = trainee.move(accuracy.batch_of(case, step))
+        loss = case.loss(trainee.model, tuple(_laid_out(t, layout) for t in batch))
         trainee.optimizer.zero_grad()
         loss.backward()
         trainee.optimizer.step()
@@ -49,28 +58,56 @@ def free_run(case: zoo.Case, optimizer: str, device: str, *, seed: int | None = 
     return torch.stack([loss.cpu().double() for loss in losses])
 
 
+def _laid_out(t: Tensor, layout: torch.memory_format) -> Tensor:
+    return t.contiguous(memory_format=layout) if t.dim() == 4 else t
+
+
+def strays(mine: Tensor, eager: Tensor, others: list[Tensor]) -> list[str]:
+    """The steps at which `mine` is further from `eager` than the `others` let expect."""
+    spread = torch.stack([(other - eager).abs() for other in others]).amax(0).cummax(0).values
+    # Three runs are a small sample of the spread.
+    allowed = 3 * spread + 1e-6 * eager.abs()
+    wrong = ((mine - eager).abs() > allowed).nonzero().flatten().tolist()
+    return [f"step {i + 1}: {mine[i]} instead of {eager[i]} +- {allowed[i]}" for i in wrong]
+
+
 @pytest.mark.parametrize("model", CASES)
 def test_free_runs_stay_within_eagers_spread(one_thread, device, model):
     optimizer = "sgd" if model in zoo.MODELS else "adamw"
     eager = free_run(CASES[model](), optimizer, "cpu")
     others = [free_run(CASES[model](), optimizer, "cpu", seed=seed) for seed in range(3)]
-    spread = torch.stack([(other - eager).abs() for other in others]).amax(0).cummax(0).values
     with helpers.counting() as counted:
         mine = free_run(CASES[model](), optimizer, device)
     assert not helpers.ON_ACC or counted["kernel_launches"] > 0
-    # Three runs are a small sample of the spread.
-    allowed = 3 * spread + 1e-6 * eager.abs()
-    wrong = ((mine - eager).abs() > allowed).nonzero().flatten().tolist()
-    assert not wrong, [
-        f"step {i + 1}: {mine[i]} instead of {eager[i]} +- {allowed[i]}" for i in wrong
-    ]
+    assert not strays(mine, eager, others)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "bench_resnet18_cifar"])
+def test_free_runs_of_conv_nets_stay_within_eagers_layouts_and_threads(one_thread, device, model):
+    def run(where: str, layout: torch.memory_format, threads: int) -> Tensor:
+        torch.set_num_threads(threads)
+        return free_run(CASES[model](), "sgd", where, layout=layout)
+
+    ways = [(f, n) for f in (torch.contiguous_format, torch.channels_last) for n in (1, 2)]
+    eager, *others = (run("cpu", *way) for way in ways)
+    assert any(not torch.equal(eager, other) for other in others)
+    for threads in (1, 2):
+        mine = run(device, torch.contiguous_format, threads)
+        assert not strays(mine, eager, others), f"{threads} threads"
+
+
+def test_a_free_run_that_strays_is_seen():
+    eager = torch.linspace(2.0, 1.0, 20)
+    others = [eager * (1 + e) for e in (1e-4, -2e-4, 1e-4)]
+    assert not strays(eager * (1 + 3e-4), eager, others)
+    assert len(strays(eager * (1 + 2e-3), eager, others)) == 20
 
 
 @pytest.mark.parametrize(
     ("what", "error"), [("gradient of 0.weight", 1e-5), ("update of 4.bias", 1e-4), ("loss", 1e-5)]
 )
 def test_the_comparison_sees_a_small_error(one_thread, what, error):
-    _, mine, eager, exact = next(accuracy.steps(zoo.make("mlp"), "sgd", "cpu"))
+    _, mine, eager, exact = next(accuracy.steps(zoo.make("mlp"), zoo.OPTIMIZERS["sgd"], "cpu"))
     assert accuracy.excesses([accuracy.errors(mine, eager, exact)]) == []
     mine.values[what] = accuracy.wide(mine.values[what]) * (1 + error)
     assert accuracy.excesses([accuracy.errors(mine, eager, exact)]) != []
@@ -95,4 +132,4 @@ def test_a_wrong_operator_is_seen(one_thread, acc_only):
     batches = [(torch.randn(16, 8), torch.randint(4, (16,))) for _ in range(4)]
     case = zoo.Case(Crooked(acc_only), batches, zoo.classify)
     with pytest.raises(AssertionError, match="less accurate than eager's"):
-        accuracy.check_steps(case, "sgd", acc_only)
+        accuracy.check_steps(case, zoo.OPTIMIZERS["sgd"], acc_only)

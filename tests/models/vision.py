@@ -48,6 +48,15 @@ KEPT_BLOCKS = {
 
 TRANSFORMERS = ("maxvit", "swin", "vit")
 
+# Without normalisation: eager's losses overflow at the others' learning rate.
+UNNORMALISED = ("alexnet", "squeezenet1_0", "squeezenet1_1", "vgg11", "vgg13", "vgg16", "vgg19")
+
+OPTIMIZERS: dict[str, zoo.MakeOptimizer] = {
+    "adamw": zoo.OPTIMIZERS["adamw"],
+    "sgd": zoo.OPTIMIZERS["sgd"],
+    "slow_sgd": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9, weight_decay=5e-4, foreach=True),
+}
+
 
 class Drawn(nn.Module):
     """Drops elements, or whole rows of the batch, that are drawn on the CPU."""
@@ -99,8 +108,10 @@ def size(name: str) -> int:
 
 
 def optimizer(name: str) -> str:
-    """The optimizer, of those in zoo.py: transformers are trained with AdamW, others with SGD."""
-    return "adamw" if name.startswith(TRANSFORMERS) else "sgd"
+    """The name of the model's optimizer: AdamW for transformers, SGD for the others."""
+    if name.startswith(TRANSFORMERS):
+        return "adamw"
+    return "slow_sgd" if name in UNNORMALISED else "sgd"
 
 
 def make(name: str) -> zoo.Case:
