@@ -1,7 +1,8 @@
 """torchvision's classification models train as accurately as with eager: twelve, or all of them.
 
-`ACC_TEST_FULL=1` runs all, 20 steps each; without it five steps are fused. With `ACC_TEST_RESULTS=FILE` what was measured is kept, and a model that
-this build has measured is not measured again: a run that was ended goes on, several can share it.
+`ACC_TEST_FULL=1` runs all, 20 steps each; without it five steps are fused. With `ACC_TEST_RESULTS`
+naming a file, what was measured is kept there, and what this build has measured is not measured
+again: a run that was ended goes on, and several processes can share one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import torch
 
 from tests import helpers
 from tests.models import accuracy, record, vision
+
+# The largest models take minutes; several times as long beside other work.
+pytestmark = pytest.mark.timeout(7200 if helpers.FULL else 600)
 
 STEPS = accuracy.STEPS if helpers.FULL else accuracy.FIRST_FUSED + 4
 
