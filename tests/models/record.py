@@ -80,5 +80,4 @@ def summary(runs: Sequence[accuracy.Errors]) -> dict[str, Any]:
         "median": round(statistics.median(quotients), 3),
         "worst": round(used[worst], 3),
         "worst_of": worst,
-        "failures": accuracy.excesses(runs)[:20],
     }
