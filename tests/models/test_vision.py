@@ -7,6 +7,7 @@ again: a run that was ended goes on, and several processes can share one.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 
@@ -57,6 +58,7 @@ def memory_given_back(device):
     """Nothing of one model is kept while the next one runs."""
     yield
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     if helpers.ON_ACC:
         torch.acc.empty_cache()
 
