@@ -14,9 +14,9 @@ MAKEFLAGS += --no-print-directory
 help:
 	@echo 'make quickstart               set up, build, train a small network on acc'
 	@echo 'make test                     set up, build, run every test (what CI runs)'
-	@echo 'make test-full                all OpInfo samples and dtypes, the whole model zoo'
+	@echo 'make test-full                all OpInfo samples and dtypes, all models of torchvision'
 	@echo 'make develop PYTHON=python3   build in place for an interpreter that has torch; no network'
-	@echo 'make bench                    benchmarks/run.py --suite host'
+	@echo 'make bench                    benchmarks/run.py --suite host: speed, memory, first steps'
 	@echo 'make lint                     clang-format, clang-tidy, ruff, the layout test'
 	@echo 'make format                   rewrite sources as clang-format and ruff want them'
 	@echo 'make clean                    remove what the build made; distclean: .venv as well'
@@ -38,7 +38,7 @@ develop:
 
 bench:
 	@sh scripts/setup.sh test '$(PYTHON)'
-	@$(VENV_PYTHON) benchmarks/run.py --suite host
+	@$(VENV_PYTHON) benchmarks/run.py --suite host --threads 1,2 --startup --svg build/benchmarks.svg
 
 lint:
 	@sh scripts/setup.sh lint '$(PYTHON)'

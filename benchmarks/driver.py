@@ -39,12 +39,12 @@ def clean_up_when_terminated() -> None:
 
 
 def environment(threads: int, caches: Path, executor: str | None) -> dict[str, str]:
-    """The environment of a worker: fixed threads, fresh caches, no automatic plugin loading."""
+    """The environment of a worker: fixed threads, its own caches, no automatic plugin loading."""
     values = dict(os.environ)
     values["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ACC_CACHE_DIR"):
         folder = caches / name.lower()
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         values[name] = str(folder)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         values[name] = str(threads)
@@ -57,10 +57,18 @@ class Worker:
     """One worker process in its own session, with its own fresh cache folders.
 
     `spec` goes to worker.py: case, mode, variant, device, threads, cores and, for programs that
-    are not in cases.py, module. `command` replaces the interpreter and script in tests.
+    are not in cases.py, module. With `caches` the folders are there, and stay: workers that are
+    given the same place find what the ones before them left. `command` replaces the interpreter and
+    script in tests.
     """
 
-    def __init__(self, spec: Mapping[str, Any], command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        command: Sequence[str] | None = None,
+        *,
+        caches: Path | None = None,
+    ) -> None:
         self.spec = dict(spec)
         self.cores: list[int] = list(spec["cores"])
         self.watched = load.watched_cores(self.cores)
@@ -68,6 +76,7 @@ class Worker:
         self._log = (self._folder / "log").open("w+")
         read_requests, self._requests = os.pipe()
         self._answers, write_answers = os.pipe()
+        caches = caches or self._folder / "caches"
         argv = [
             *(command or (sys.executable, str(WORKER))),
             json.dumps(self.spec),
@@ -80,7 +89,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=environment(spec["threads"], self._folder / "caches", spec.get("executor")),
+                env=environment(spec["threads"], caches, spec.get("executor")),
                 pass_fds=(read_requests, write_answers),
                 start_new_session=True,
             )
@@ -152,17 +161,28 @@ class Worker:
 
     def window(self, alternation: int, steps: int, timeout_s: float) -> Window:
         """Times `steps` steps and measures the load of everything else meanwhile."""
+        request = {"do": "window", "steps": steps}
+        return self.watch(alternation, request, "seconds", timeout_s)[0]
+
+    def watch(
+        self, alternation: int, request: Mapping[str, Any], seconds: str, timeout_s: float
+    ) -> tuple[Window, dict[str, Any]]:
+        """Asks for `request["steps"]` steps; the load of everything else, and the answer.
+
+        `seconds` is the answer's field with the time that they took.
+        """
         before = load.read_cpu(self.pid, self.watched)
-        seconds = self.ask({"do": "window", "steps": steps}, timeout_s)["seconds"]
+        answer = self.ask(request, timeout_s)
         after = load.read_cpu(self.pid, self.watched)
-        return Window(
+        window = Window(
             alternation,
-            steps,
-            seconds,
+            request["steps"],
+            answer[seconds],
             after.tree - before.tree,
             load.foreign_seconds(before, after),
             len(self.cores),
         )
+        return window, answer
 
     def close(self) -> None:
         """Ends the process and all that it started, and removes its folders."""

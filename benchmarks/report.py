@@ -1,8 +1,15 @@
-"""What a run leaves behind: the header and lines of a result file, the table, the picture."""
+"""What a run leaves behind: the header and lines of a result file, the tables, the picture.
 
+python benchmarks/report.py FILE ...                prints the tables of result files
+python benchmarks/report.py FILE ... --svg PICTURE  and draws them, as one
+"""
+
+import argparse
+import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -76,6 +83,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             "case",
             "mode",
             "variant",
+            "threads",
             "n",
             "median ms",
             "min..max",
@@ -88,10 +96,10 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             "dropped",
         )
     ]
-    ratios = {(r["case"], r["mode"], r["against"]): r for r in lines if r["kind"] == "ratio"}
+    ratios = _ratios(lines)
 
-    def ratio_text(case: str, mode: str, against: str) -> str:
-        ratio = ratios.get((case, mode, against))
+    def ratio_text(line: Mapping[str, Any], against: str) -> str:
+        ratio = ratios.get((line["threads"], line["case"], line["mode"], against))
         if ratio is None:
             return ""
         return f"{ratio['ratio']:.3f} ({ratio['low']:.3f}..{ratio['high']:.3f})"
@@ -106,11 +114,12 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
                 case,
                 mode,
                 line.get("variant") or "none runs",
+                str(line["threads"]),
                 str(line["n"]),
                 _number(line["median_ms"], 3),
                 spread,
-                ratio_text(case, mode, "eager"),
-                ratio_text(case, mode, "compile"),
+                ratio_text(line, "eager"),
+                ratio_text(line, "compile"),
                 _number(line.get("cpu_ms"), 3),
                 _number(line["first_step_s"], 2),
                 _number(line["step20_s"], 2),
@@ -118,16 +127,26 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
                 str(line.get("dropped", "-")),
             )
         )
+    return "\n".join([_aligned(rows, 3), *_musts(lines)])
+
+
+def _aligned(rows: Sequence[Sequence[str]], words: int) -> str:
+    """The rows as text, the first `words` columns to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    text = [
+    return "\n".join(
         "  ".join(
-            cell.ljust(width) if column < 3 else cell.rjust(width)
+            cell.ljust(width) if column < words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
-    ]
+    )
+
+
+def _musts(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence per requirement of speed and memory."""
+    text = []
     for line in lines:
-        if line.get("must") is None:
+        if line["kind"] not in ("ratio", "memory") or line.get("must") is None:
             continue
         at_least = line["kind"] == "ratio"
         interval = f" ({line['low']:.3f}..{line['high']:.3f})" if at_least else ""
@@ -135,8 +154,69 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             f"must {'holds' if line['holds'] else 'MISSED'}: {line['case']} "
             f"{line['mode']}/{line['against']} {'speed' if at_least else 'memory'} "
             f"{line['ratio']:.3f}{interval} {'>=' if at_least else '<='} {line['must']:.2f}"
+            + (f" (threads: {line['threads']})" if "threads" in line else "")
         )
-    return "\n".join(text)
+    return text
+
+
+Ratios = dict[tuple[Any, str, str, str], Mapping[str, Any]]
+
+
+def _ratios(lines: Sequence[Mapping[str, Any]], kind: str = "ratio") -> Ratios:
+    """The lines of a kind by threads, case, mode and the mode that is compared with."""
+    # Files from before there were several counts of threads in one have it in the header only.
+    common = next((line["threads"] for line in lines if line["kind"] == "header"), None)
+    return {
+        (line.get("threads", common), line["case"], line["mode"], line["against"]): line
+        for line in lines
+        if line["kind"] == kind
+    }
+
+
+def _judged(line: Mapping[str, Any] | None, at_least: bool) -> tuple[str, str]:
+    """How a ratio stands, and to which requirement: two cells of the summary."""
+    if line is None:
+        return "", ""
+    if line.get("must") is None:
+        return f"{line['ratio']:.2f}", ""
+    sign, answer = ">=" if at_least else "<=", "yes" if line["holds"] else "NO"
+    return f"{line['ratio']:.2f}", f"{sign} {line['must']:.2f} {answer}"
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> str:
+    """One row per case, mode of ours and number of threads: what must be, and whether it is.
+
+    Then how programs start, if that was measured.
+    """
+    ratios, memory = _ratios(lines), _ratios(lines, "memory")
+    baselines = ("eager", "eager_tuned", "compile")
+    rows = [["case", "mode", "threads"]]
+    for name in baselines:
+        rows[0] += [f"x {name}", "must"]
+    rows[0] += ["goal", "memory", "must"]
+    for line in lines:
+        if line["kind"] != "result" or line["mode"] in baselines or not line["n"]:
+            continue
+        key = (line["threads"], line["case"], line["mode"])
+        row = [line["case"], line["mode"], str(line["threads"])]
+        for name in baselines:
+            row += _judged(ratios.get((*key, name)), at_least=True)
+        goal = ratios.get((*key, "eager"), {}).get("goal")
+        row.append("" if goal is None else f"{goal:.2f}")
+        row += _judged(memory.get((*key, "eager")), at_least=False)
+        rows.append(row)
+    parts = [_aligned(rows, 2)] if len(rows) > 1 else []
+    starts = [["case", "mode", "cache", "threads", "what", "n", "seconds", "over eager", "must"]]
+    for line in lines:
+        if line["kind"] == "startup":
+            answer = "yes" if line["holds"] else "NO"
+            must = "" if line["must"] is None else f"<= {line['must']:.1f} {answer}"
+            over = _number(line["over_eager_s"], 2)
+            named = [line[name] for name in ("case", "mode", "cache", "threads", "what", "n")]
+            starts.append([*map(str, named), _number(line["seconds"], 2), over, must])
+    if len(starts) > 1:
+        parts.append(_aligned(starts, 3))
+    return "\n\n".join(parts)
 
 
 _COLOURS = {
@@ -148,38 +228,90 @@ _COLOURS = {
 }
 
 
-def svg(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A bar chart of the speed of every mode relative to eager (1.0), as SVG text."""
-    medians: dict[str, dict[str, float]] = {}
+def _caption(lines: Sequence[Mapping[str, Any]], threads: int) -> str:
+    """Where and when: from the header, if there is one."""
+    parts = [f"{threads} thread{'' if threads == 1 else 's'}"]
     for line in lines:
-        if line["kind"] == "result" and line["median_ms"]:
+        if line["kind"] == "header":
+            parts += [line["machine"]["cpu"], line["date"][:10]]
+        elif line["kind"] == "result" and line.get("versions"):
+            return ", ".join([*parts, f"torch {line['versions']['torch']}"])
+    return ", ".join(parts)
+
+
+def svg(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A bar chart of the speed of every mode relative to eager, as SVG text.
+
+    Of several numbers of threads the least is drawn.
+    """
+    results = [line for line in lines if line["kind"] == "result" and line["median_ms"]]
+    threads = min((line["threads"] for line in results), default=0)
+    medians: dict[str, dict[str, float]] = {}
+    for line in results:
+        if line["threads"] == threads:
             medians.setdefault(line["case"], {})[line["mode"]] = line["median_ms"]
-    bars = [
-        (case, mode, modes["eager"] / milliseconds)
+    groups = {
+        case: {mode: modes["eager"] / ms for mode, ms in modes.items()}
         for case, modes in medians.items()
         if "eager" in modes
-        for mode, milliseconds in modes.items()
+    }
+    longest = max((speed for group in groups.values() for speed in group.values()), default=1.0)
+    left, width, row, gap, top = 130, 460, 16, 8, 48
+    parts: list[str] = []
+    for case, group in groups.items():
+        middle = top + row * len(group) / 2 + 4
+        parts.append(f'<text x="8" y="{middle:.0f}" font-weight="bold">{escape(case)}</text>')
+        for mode, speed in group.items():
+            length = width * speed / longest
+            colour = _COLOURS.get(mode, "#2ca02c")
+            parts.append(
+                f'<rect x="{left}" y="{top}" width="{length:.1f}" height="{row - 3}" '
+                f'fill="{colour}"/>'
+            )
+            label = f"{escape(mode)} {speed:.2f}"
+            parts.append(f'<text x="{left + length + 6:.1f}" y="{top + 11}">{label}</text>')
+            top += row
+        top += gap
+    one = left + width / longest
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 110}" height="{top}" '
+        'font-family="sans-serif" font-size="12" fill="#222222">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        '<text x="8" y="18" font-size="14">Steps per second, relative to eager (1.0)</text>',
+        f'<text x="8" y="36" fill="#666666">{escape(_caption(lines, threads))}</text>',
+        f'<line x1="{one:.1f}" y1="44" x2="{one:.1f}" y2="{top}" stroke="#999999" '
+        'stroke-dasharray="3 3"/>',
     ]
-    longest = max((speed for _, _, speed in bars), default=1.0)
-    left, width, row = 170, 420, 18
-    height = row * len(bars) + 40
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" '
-        f'height="{height}" font-family="sans-serif" font-size="12">',
-        '<text x="8" y="18">speed relative to eager (1.0), median of windows</text>',
-    ]
-    previous = None
-    for index, (case, mode, speed) in enumerate(bars):
-        top = 30 + row * index
-        if case != previous:
-            parts.append(f'<text x="8" y="{top + 12}">{escape(case)}</text>')
-            previous = case
-        length = width * speed / longest
-        colour = _COLOURS.get(mode, "#2ca02c")
-        parts.append(
-            f'<rect x="{left}" y="{top}" width="{length:.1f}" height="{row - 4}" fill="{colour}"/>'
-        )
-        label = f"{escape(mode)} {speed:.2f}"
-        parts.append(f'<text x="{left + length + 6:.1f}" y="{top + 12}">{label}</text>')
-    parts.append("</svg>\n")
-    return "\n".join(parts)
+    return "\n".join([*head, *parts, "</svg>\n"])
+
+
+def read(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """The lines of result files, in order. A line gets its file's number of threads."""
+    lines = []
+    for file in files:
+        common = None
+        for text in file.read_text().splitlines():
+            line = json.loads(text)
+            if line["kind"] == "header":
+                common = line["threads"]
+            line.setdefault("threads", common)
+            lines.append(line)
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser("benchmarks/report.py", description="Tables of result files.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--svg", type=Path, metavar="PICTURE", help="draw a bar chart")
+    options = parser.parse_args(arguments)
+    lines = read(options.files)
+    print(table(lines), summary(lines), sep="\n\n")
+    if options.svg is not None:
+        options.svg.parent.mkdir(parents=True, exist_ok=True)
+        options.svg.write_text(svg(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

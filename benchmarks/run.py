@@ -2,6 +2,7 @@
 
     python benchmarks/run.py --suite host
     python benchmarks/run.py --suite host --case mlp gpt --modes eager,acc --threads 1
+    python benchmarks/run.py --suite host --threads 1,2 --startup
     python benchmarks/run.py --suite gpu --json benchmarks/results/DATE-gpu.jsonl
 
 The table is printed at the end; --json writes the lines that benchmarks/results/README.md
@@ -23,7 +24,7 @@ from typing import Any, TextIO
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import load, measure, report
+from benchmarks import load, measure, report, startup
 from benchmarks.cases import CASES
 from benchmarks.driver import Worker, clean_up_when_terminated
 from benchmarks.measure import CaseResult, Settings
@@ -53,7 +54,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="eager,compile,acc,capture",
         help=f"comma-separated, of {', '.join(measure.MODES)}",
     )
-    parser.add_argument("--threads", type=int, help="cores to pin to; default: all usable ones")
+    parser.add_argument(
+        "--threads",
+        type=lambda text: [int(number) for number in text.split(",")],
+        default=[None],
+        help="cores to pin to, comma-separated for one run after another; default: all usable ones",
+    )
+    parser.add_argument(
+        "--compile-forms",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        help="forms of torch.compile to try, comma-separated; default: all that suit a case",
+    )
+    parser.add_argument(
+        "--startup",
+        action="store_true",
+        help=f"also the first {measure.COLD_STEPS} steps of {startup.CASE}, caches cold and warm",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON lines to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a bar chart to FILE")
     parser.add_argument("--alternations", type=int, default=Settings.alternations)
@@ -110,7 +127,9 @@ def require_gpu() -> None:
     )
 
 
-def prepare(options: argparse.Namespace, spawn: Callable[..., Worker]) -> Settings:
+def prepare(
+    options: argparse.Namespace, threads: int | None, spawn: Callable[..., Worker]
+) -> Settings:
     """Checks that the run can be done and settles how. Raises Refused."""
     modes = parse_modes(options.modes)
     if options.alternations < 1 or options.window_s <= 0.0:
@@ -121,12 +140,18 @@ def prepare(options: argparse.Namespace, spawn: Callable[..., Worker]) -> Settin
         require_plugin()
     usable = os.sched_getaffinity(0)
     try:
-        cores = load.choose_cores(len(usable) if options.threads is None else options.threads)
+        cores = load.choose_cores(len(usable) if threads is None else threads)
         load.check_usable(cores)
     except load.LoadError as error:
         raise Refused(str(error)) from error
     return Settings(
-        options.suite, modes, tuple(cores), options.alternations, options.window_s, spawn
+        options.suite,
+        modes,
+        tuple(cores),
+        options.alternations,
+        options.window_s,
+        spawn,
+        options.compile_forms,
     )
 
 
@@ -158,12 +183,14 @@ def verdict(results: Sequence[CaseResult], claimable: bool) -> tuple[int, list[s
 
 def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> int:
     """Measures what `options` ask for, prints the table and returns the exit status."""
-    settings = prepare(options, spawn)
+    rounds = [prepare(options, threads, spawn) for threads in options.threads]
+    settings = rounds[0]
+    counts = [len(each.cores) for each in rounds]
     described = {
         "suite": settings.suite,
         "cases": options.case,
         "modes": settings.modes,
-        "threads": len(settings.cores),
+        "threads": counts[0] if len(counts) == 1 else counts,
         "alternations": settings.alternations,
         "window_s": settings.window_s,
         "claimable": settings.claimable,
@@ -174,16 +201,22 @@ def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> i
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             file = options.json.open("w")
-        write_lines(file, [report.header(described, os.environ)])
-        for name in options.case:
-            print(f"{name}: {CASES[name].title}", file=sys.stderr, flush=True)
-            results.append(measure.measure_case(CASES[name], settings))
-            write_lines(file, results[-1].lines)
+        head = report.header(described, os.environ)
+        write_lines(file, [head])
+        for each in rounds:
+            for name in options.case:
+                print(f"{name}: {CASES[name].title}", file=sys.stderr, flush=True)
+                results.append(measure.measure_case(CASES[name], each))
+                write_lines(file, results[-1].lines)
+            if options.startup:
+                print(f"the first steps of {startup.CASE}", file=sys.stderr, flush=True)
+                results.append(startup.measure_startup(each))
+                write_lines(file, results[-1].lines)
     finally:
         if file is not None:
             file.close()
-    lines = [line for result in results for line in result.lines]
-    print(report.table(lines))
+    lines = [head, *(line for result in results for line in result.lines)]
+    print(report.table(lines), report.summary(lines), sep="\n\n")
     if options.svg is not None:
         options.svg.parent.mkdir(parents=True, exist_ok=True)
         options.svg.write_text(report.svg(lines))

@@ -58,7 +58,8 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
         "--ignore=tests/python/test_packaging.py",
     ),
     "fuzz": pytest("tests/fuzz"),
-    "models": pytest("tests/models"),
+    "models": pytest("tests/models", "--ignore=tests/models/test_vision.py"),
+    "torchvision": pytest("tests/models/test_vision.py"),
     "seeds": pytest("tests/seeds"),
     "opinfo": pytest("tests/opinfo"),
 }
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> int:
     environ = dict(os.environ)
     if arguments.full:
         environ["ACC_TEST_FULL"] = "1"
+        environ.setdefault("ACC_TEST_RESULTS", str(ROOT / "build" / "accuracy.jsonl"))
     failed: list[str] = []
     began = time.monotonic()
     for name in arguments.stages or STAGES:

@@ -156,7 +156,13 @@ CPP_BANS: dict[str, tuple[re.Pattern[str], tuple[str, ...], str]] = {
 PATCH_MODULES = ("torchacc_device/_patches.py",)
 MAY_END_PROCESS = ("torchacc/__main__.py",)
 # Variables that are read by the build and by the tests, not by the library.
-OTHER_VARIABLES = {"ACC_CUDA", "ACC_SEEDS_DIR", "ACC_TEST_DEVICE", "ACC_TEST_FULL"}
+OTHER_VARIABLES = {
+    "ACC_CUDA",
+    "ACC_SEEDS_DIR",
+    "ACC_TEST_DEVICE",
+    "ACC_TEST_FULL",
+    "ACC_TEST_RESULTS",
+}
 ENV_TABLE = "csrc/base/env.cpp"
 # These two hold the patterns themselves.
 HOLDS_PATTERNS = ("tests/layout_rules.py", "tests/python/test_layout.py")

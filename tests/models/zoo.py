@@ -166,7 +166,9 @@ MODELS: dict[str, Callable[[], Case]] = {
     "vit": vit,
 }
 
-OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
     # Lists of tensors on both sides: the CPU's default, one by one, is another order of operations.
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=5e-4, foreach=True),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True),

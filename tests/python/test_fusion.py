@@ -537,6 +537,39 @@ print(json.dumps([compiled, losses, helpers.stats()["kernel_launches"]]))
     assert len(set(losses)) == len(losses)
 
 
+def test_two_hundred_steps_compile_nothing_after_the_third(tmp_path):
+    body = """
+torch.manual_seed(1)
+drop = torch.nn.Dropout(0.1)
+net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.GELU(), torch.nn.LayerNorm(30), drop,
+                          torch.nn.Linear(30, 1)).to(DEVICE)
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=200)
+scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0, growth_interval=9)
+batches = torch.randn(4, 16, 20).to(DEVICE)
+compiled, scales, rates = [], set(), set()
+for step in range(200):
+    drop.p = 0.1 + 0.002 * step
+    loss = (net(batches[step % 4]) ** 2).mean()
+    opt.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(opt)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0 + step)
+    scaler.step(opt)
+    scaler.update()
+    schedule.step()
+    compiled.append(helpers.stats().get("jit/compiled", 0))
+    scales.add(scaler.get_scale())
+    rates.add(opt.param_groups[0]["lr"])
+print(json.dumps([compiled, len(scales), len(rates), helpers.stats()["kernel_launches"]]))
+"""
+    compiled, scales, rates, launches = _in_a_fresh_process(tmp_path, body)
+    assert compiled[2] > 0 and launches > 200
+    assert scales > 20 and rates > 190
+    late = [step + 1 for step in range(3, 200) if compiled[step] > compiled[step - 1]]
+    assert not late, f"kernels compiled in steps {late}"
+
+
 # --- settings ---------------------------------------------------------------------------------
 
 HALF_CHAIN = """

@@ -1,0 +1,290 @@
+"""How far training steps are from float64, the device's and eager's side by side.
+
+Each step starts from eager's parameters, buffers and optimizer state, on the device and in a
+float64 twin on the CPU. What a step then computes - loss, gradients, updates of parameters, buffers
+- has an error against the twin, in relative L2 per tensor; the device's may be twice eager's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tests import helpers
+from tests.models import zoo
+
+STEPS = 20
+
+# How much of eager's error fused steps may have, as the root mean square over the steps.
+FACTOR = 2.0
+
+# The same for a single step, against the largest of eager's: one error is one draw, and of some
+# thousand pairs of equal distribution (median of the quotients: 1.00) some are 2.7 apart.
+FACTOR_OF_ONE = 4.0
+
+# What they may have beyond that, relative to the tensor: eager's value can be right by chance, and
+# a tensor of one element is one chance. Two roundings to float32, five in a single step.
+FLOOR = 2 * 2.0**-24
+FLOOR_OF_ONE = 5 * 2.0**-24
+
+# The first run of a plan is not fused, and the first two steps differ from the others: gradients
+# and the optimizer's state are made.
+FIRST_FUSED = 4
+
+# Per value: the device's error, eager's, and what the rounding of a parameter allows.
+Errors = dict[str, tuple[float, float, float]]
+
+# How many more runs of eager are asked where one is not enough to tell, and how far their starts
+# are from eager's own, relative to each parameter.
+NEARBY_RUNS = 3
+NEARBY = 1e-3
+
+
+@dataclass
+class Change:
+    """An update: a parameter after and before a step."""
+
+    after: Tensor
+    before: Tensor
+
+
+@dataclass
+class Step:
+    """What one step computed; the names say what and of which tensor.
+
+    Gradients, parameters and buffers are the trainee's own: they are valid until its next step.
+    """
+
+    values: dict[str, Tensor | Change] = field(default_factory=dict)
+
+
+def wide(value: Tensor | Change) -> Tensor:
+    """The value as float64 on the CPU."""
+    if isinstance(value, Change):
+        return wide(value.after) - wide(value.before)
+    return value.detach().to("cpu", torch.float64)
+
+
+def norm(t: Tensor) -> float:
+    """The L2 norm."""
+    return float(torch.linalg.vector_norm(t))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The root mean square."""
+    return (sum(e**2 for e in values) / len(values)) ** 0.5
+
+
+class Trainee:
+    """One of the three that take each step from the same state."""
+
+    def __init__(
+        self, case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, dtype: torch.dtype
+    ) -> None:
+        self.case, self.device, self.dtype = case, device, dtype
+        self.model = copy.deepcopy(case.model).to(device, dtype)
+        self.optimizer = optimizer(list(self.model.parameters()))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the parameters, by name."""
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def load(self, other: Trainee) -> None:
+        """Takes over the other's parameters, buffers and optimizer state."""
+        with torch.no_grad():
+            for mine, theirs in zip(
+                helpers.state_tensors(self.model), helpers.state_tensors(other.model), strict=True
+            ):
+                mine.copy_(theirs)
+        # A copy, as the tensors of it that need no conversion would be shared.
+        self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        helpers.flush()
+
+    def move(self, batch: zoo.Batch) -> zoo.Batch:
+        """The batch on this one's device, floating point as its dtype."""
+        return tuple(
+            t.to(self.device, self.dtype) if t.is_floating_point() else t.to(self.device)
+            for t in batch
+        )
+
+    def step(self, batch: zoo.Batch, before: dict[str, Tensor], seed: int) -> Step:
+        """Forward, backward and the optimizer's step.
+
+        `before` are the parameters that all started from. `seed` is for what the model draws on the
+        CPU, so that all draw the same.
+        """
+        batch = self.move(batch)
+        helpers.flush()
+        torch.manual_seed(seed)
+        loss = self.case.loss(self.model, batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        helpers.flush()
+        made = Step({"loss": loss.detach()})
+        for name, p in self.model.named_parameters():
+            made.values[f"gradient of {name}"] = p.grad
+            made.values[f"update of {name}"] = Change(p, before[name])
+        for name, b in self.model.named_buffers():
+            made.values[f"buffer {name}"] = b
+        return made
+
+
+def errors(mine: Step, eager: Step, exact: Step) -> Errors:
+    """Per value, how far the device and eager are from float64, and what rounding allows.
+
+    Relative to the value's norm. The steps themselves need not be kept.
+    """
+    found = {}
+    for name, value in exact.values.items():
+        right = wide(value)
+        size = norm(right) or 1.0
+        # A parameter is a float32: its update is known to half of its last bit.
+        rounding = 2.0**-24 * norm(wide(value.before)) / size if isinstance(value, Change) else 0.0
+        found[name] = (
+            norm(wide(mine.values[name]) - right) / size,
+            norm(wide(eager.values[name]) - right) / size,
+            rounding,
+        )
+    return found
+
+
+def allowances(runs: Sequence[Errors], name: str) -> tuple[float, list[float]]:
+    """What a value's errors may be: the root mean square over the steps, and each step's."""
+    _, eager, rounding = zip(*(run[name] for run in runs), strict=True)
+    each = [FACTOR_OF_ONE * max(eager) + FLOOR_OF_ONE + own for own in rounding]
+    return FACTOR * mean(eager) + FLOOR + mean(rounding), each
+
+
+def excesses(runs: Sequence[Errors]) -> list[str]:
+    """What of the device's steps is further from float64 than it may be, given eager's distance."""
+    lines = []
+    for name in runs[0]:
+        mine, eager, _ = zip(*(run[name] for run in runs), strict=True)
+        allowed, each = allowances(runs, name)
+        if not mean(mine) <= allowed:
+            lines.append(
+                f"{name}: {mean(mine):.3g}, eager's {mean(eager):.3g}, allowed {allowed:.3g}"
+            )
+        for number, (error, limit) in enumerate(zip(mine, each, strict=True), start=1):
+            if not error <= limit:
+                worst = max(eager)
+                lines.append(f"step {number}: {name}: {error:.3g}, eager's {worst:.3g} at most")
+    return lines
+
+
+def typical(values: Sequence[float]) -> float:
+    """The root mean square without the largest quarter."""
+    return mean(sorted(values)[: len(values) - len(values) // 4])
+
+
+def excesses_of_kinks(runs: Sequence[Errors], others: Sequence[Sequence[Errors]]) -> list[str]:
+    """As `excesses`, for networks with many kinks: ReLU and its kin, and maxima of windows.
+
+    Where float32 and float64 take different sides of a kink, whole gradients differ by ten or a
+    hundred times what rounding does. That happens to a few steps of every run, to others of each:
+    eager's errors with channels last are up to 1,600 times those without. So the largest quarter of
+    the steps does not count on either side, and eager's error is the largest of its `others` too.
+    """
+    lines = []
+    for name in runs[0]:
+        mine, eager, rounding = zip(*(run[name] for run in runs), strict=True)
+        of_eager = [eager, *([run[name][1] for run in other] for other in others)]
+        worst = max(map(typical, of_eager))
+        allowed = FACTOR * worst + FLOOR + mean(rounding)
+        if not typical(mine) <= allowed:
+            found = f"{typical(mine):.3g}, eager's {worst:.3g}, allowed {allowed:.3g}"
+            lines.append(f"{name}: without the largest quarter {found}")
+    return lines
+
+
+def batch_of(case: zoo.Case, step: int) -> zoo.Batch:
+    """A batch whose targets change places every time it comes again.
+
+    What cannot be learned keeps the loss away from zero, where it has hardly any correct bits.
+    """
+    count = len(case.batches)
+    *inputs, target = case.batches[step % count]
+    return (*inputs, target.roll(step // count, 0))
+
+
+def steps(
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, count: int = STEPS
+) -> Iterator[tuple[int, Step, Step, Step]]:
+    """Number from 1, and what the device, eager and the float64 twin made of it."""
+    eager = Trainee(case, optimizer, "cpu", torch.float32)
+    mine = Trainee(case, optimizer, device, torch.float32)
+    exact = Trainee(case, optimizer, "cpu", torch.float64)
+    for step in range(count):
+        mine.load(eager)
+        exact.load(eager)
+        before = eager.parameters()
+        batch = batch_of(case, step)
+        trainees = (mine, eager, exact)
+        made = [trainee.step(batch, before, seed=step) for trainee in trainees]
+        yield (step + 1, *made)
+
+
+def measure(
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, count: int = STEPS
+) -> list[Errors]:
+    """The errors of each step. Fails when a loss is not finite or a step was not fused."""
+    runs = []
+    launches = helpers.stats().get("kernel_launches", 0)
+    for number, mine, eager, exact in steps(case, optimizer, device, count):
+        assert wide(exact.values["loss"]).isfinite()
+        now = helpers.stats().get("kernel_launches", 0)
+        if helpers.ON_ACC and number >= FIRST_FUSED:
+            assert now > launches, f"step {number} was not fused"
+        launches = now
+        runs.append(errors(mine, eager, exact))
+    return runs
+
+
+def nearby(
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, count: int = STEPS, *, seed: int
+) -> list[Errors]:
+    """Eager's errors when each step starts near where eager's does, and so does float64's."""
+    generator = torch.Generator().manual_seed(seed)
+    eager = Trainee(case, optimizer, "cpu", torch.float32)
+    mine = Trainee(case, optimizer, "cpu", torch.float32)
+    exact = Trainee(case, optimizer, "cpu", torch.float64)
+    runs = []
+    for step in range(count):
+        mine.load(eager)
+        with torch.no_grad():
+            for p in mine.model.parameters():
+                p *= 1 + (torch.rand(p.shape, generator=generator) - 0.5) * 2 * NEARBY
+        exact.load(mine)
+        before = mine.parameters()
+        batch = batch_of(case, step)
+        made, right = (each.step(batch, before, seed=step) for each in (mine, exact))
+        runs.append(errors(made, made, right))
+        eager.step(batch, before, seed=step)
+    return runs
+
+
+def failures(
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, runs: Sequence[Errors]
+) -> tuple[int, list[str]]:
+    """How many runs of eager were asked, and what is less accurate than these allow."""
+    if not excesses(runs):
+        return 1, []
+    seeds = range(1, NEARBY_RUNS + 1)
+    others = [nearby(case, optimizer, len(runs), seed=seed) for seed in seeds]
+    return 1 + NEARBY_RUNS, excesses_of_kinks(runs, others)
+
+
+def check(runs: Sequence[Errors]) -> None:
+    """Fails with the values that are less accurate than they may be."""
+    lines = excesses(runs)
+    assert not lines, f"{len(lines)} values less accurate than eager's:\n" + "\n".join(lines[:20])
+
+
+def check_steps(case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str) -> None:
+    """The test: every step within bounds, and fused."""
+    check(measure(case, optimizer, device))

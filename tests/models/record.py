@@ -1,0 +1,83 @@
+"""The file that a long test leaves: one JSON line per model, so that it can go on where it ended.
+
+`ACC_TEST_RESULTS` names it. Several processes may write it at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+from benchmarks import report
+from tests import helpers
+from tests.models import accuracy, vision, zoo
+
+VARIABLE = "ACC_TEST_RESULTS"
+
+
+def path() -> Path | None:
+    """The file, or None when nothing is to be kept."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else None
+
+
+@functools.cache
+def build() -> str:
+    """What tells one build of the extension, and one form of this test, from another."""
+    files = [Path(module.__file__) for module in (accuracy, vision, zoo)]
+    if helpers.ON_ACC:
+        files.append(Path(helpers.extension().__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The file's lines; none when it is not there."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def find(file: Path, model: str) -> dict[str, Any] | None:
+    """What this build made of a model, if it has been measured."""
+    mine = [line for line in read(file) if line["kind"] == "accuracy" and line["model"] == model]
+    return next((line for line in reversed(mine) if line["build"] == build()), None)
+
+
+def append(file: Path, line: Mapping[str, Any]) -> None:
+    """Adds a line, whole or not at all; a new file gets its header first."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as out:
+        fcntl.flock(out, fcntl.LOCK_EX)
+        lines = [line]
+        if out.seek(0, os.SEEK_END) == 0:
+            versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+            head = report.header({"suite": "accuracy", "versions": versions}, os.environ)
+            lines.insert(0, head)
+        out.write("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def summary(runs: Sequence[accuracy.Errors]) -> dict[str, Any]:
+    """A model's line: how its errors stand to eager's and to what is allowed."""
+    quotients, used = [], {}
+    for name in runs[0]:
+        mine, eager, _ = zip(*(run[name] for run in runs), strict=True)
+        allowed, _ = accuracy.allowances(runs, name)
+        used[name] = accuracy.mean(mine) / allowed
+        if accuracy.mean(eager) > 0.0:
+            quotients.append(accuracy.mean(mine) / accuracy.mean(eager))
+    worst = max(used, key=lambda name: used[name])
+    return {
+        "steps": len(runs),
+        "tensors": len(used),
+        "median": round(statistics.median(quotients), 3),
+        "worst": round(used[worst], 3),
+        "worst_of": worst,
+    }

@@ -1,0 +1,74 @@
+"""torchvision's classification models train as accurately as with eager: twelve, or all of them.
+
+`ACC_TEST_FULL=1` runs all, 20 steps each; without it five steps are fused. With `ACC_TEST_RESULTS`
+naming a file, what was measured is kept there, and what this build has measured is not measured
+again: a run that was ended goes on, and several processes can share one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+
+import pytest
+import torch
+
+from tests import helpers
+from tests.models import accuracy, record, vision
+
+# The largest models take minutes; several times as long beside other work.
+pytestmark = pytest.mark.timeout(7200 if helpers.FULL else 600)
+
+STEPS = accuracy.STEPS if helpers.FULL else accuracy.FIRST_FUSED + 4
+
+
+def measured(model: str, device: str) -> dict[str, object]:
+    """The line of a model: from the file, or measured and added to it."""
+    file = record.path() if helpers.FULL else None
+    line = record.find(file, model) if file else None
+    if line is not None:
+        return line
+    began = time.monotonic()
+    case = vision.make(model)
+    with helpers.counting() as counted:
+        optimizer = vision.OPTIMIZERS[vision.optimizer(model)]
+        runs = accuracy.measure(case, optimizer, device, STEPS)
+    asked, failures = accuracy.failures(case, optimizer, runs)
+    line = {
+        "kind": "accuracy",
+        "model": model,
+        "optimizer": vision.optimizer(model),
+        "input": list(case.batches[0][0].shape),
+        "parameters": sum(p.numel() for p in case.model.parameters()),
+        **record.summary(runs),
+        "eager_runs": asked,
+        "failures": failures[:20],
+        "kernel_launches": counted["kernel_launches"],
+        "seconds": round(time.monotonic() - began, 1),
+        "build": record.build(),
+    }
+    if file:
+        record.append(file, line)
+    return line
+
+
+@pytest.fixture
+def memory_given_back(device):
+    """Nothing of one model is kept while the next one runs."""
+    yield
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    if helpers.ON_ACC:
+        torch.acc.empty_cache()
+
+
+@pytest.mark.parametrize("model", vision.MODELS if helpers.FULL else vision.FEW)
+def test_as_accurate_as_eager(one_thread, memory_given_back, device, model):
+    failures = measured(model, device)["failures"]
+    assert not failures, "\n".join(failures)
+
+
+def test_all_of_torchvision_is_here():
+    assert len(vision.MODELS) == 80
+    assert set(vision.FEW) <= set(vision.MODELS)
