@@ -225,6 +225,7 @@ class Run {
   }
 
   // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
+    for (const plan::Reuse& reuse : step.reuse) take_over(reuse);
   void leave_out(size_t index, const std::vector<bool>& touched) {
     const plan::Step& step = schedule_.steps[index];
     for (const uint32_t buffer : step.allocate) {
@@ -240,6 +241,10 @@ class Run {
     }
     return outputs;
   }
+    for (const plan::Reuse& reuse : step.reuse) {
+      if (!touched[reuse.buffer]) continue;
+      own(reuse.buffer, allocate(plan_.graph.buffers[reuse.buffer].nbytes));
+    }
 
   std::vector<c10::Storage> take_outputs() {
     std::vector<c10::Storage> outputs(memory_.size());
@@ -297,6 +302,17 @@ class Run {
   void adopt(const Result& result, const at::Tensor& tensor) {
     const graph::TensorWords promised = graph::read_tensor(result.word);
     const uint32_t buffer = promised.buffer;
+  // What an operator returned may be another size than it promised, or known to somebody else.
+  void take_over(const plan::Reuse& reuse) {
+    const uint64_t bytes = plan_.graph.buffers[reuse.buffer].nbytes;
+    const c10::Storage& memory = memory_[reuse.of];
+    if (memory.use_count() != 1 || memory.nbytes() != bytes) {
+      return own(reuse.buffer, allocate(bytes));
+    }
+    held_.give(reuse.of);
+    own(reuse.buffer, memory);
+  }
+
     if (!tensor.defined()) {
       ACC_CHECK(plan_.graph.buffers[buffer].nbytes == 0 || !plan_.outputs[buffer]);
       return;
@@ -438,8 +454,9 @@ class Stopped {
   // Whether the step that failed can be run as if it never had been.
   bool may_repeat() const {
     if (!run_.has_value() || !called_) return true;
-    const graph::Op& op = *plan_.program.nodes[schedule_.steps[step_].nodes[0]].op;
-    return !op.writes && op.removable;
+    const plan::Step& step = schedule_.steps[step_];
+    const graph::Op& op = *plan_.program.nodes[step.nodes[0]].op;
+    return !op.writes && op.removable && step.reuse.empty();
   }
 
   std::vector<c10::Storage> take_outputs() {

@@ -13,8 +13,9 @@
 namespace acc::passes {
 namespace {
 
-constexpr std::array kNames{"dce",        "lists", "split",
-                            "accumulate", "fuse",  "batch"};  // in the order of Pass
+// In the order of Pass.
+constexpr std::array kNames{"dce",  "lists", "split", "accumulate",
+                            "fuse", "batch", "order", "alias"};
 
 std::atomic<uint32_t> skipped{0};
 std::once_flag from_environment;
@@ -28,7 +29,8 @@ uint32_t parse(std::string_view names) {
     size_t i = 0;
     while (i < kNames.size() && name != kNames[i]) ++i;
     ACC_CHECK(i < kNames.size(), "[passes] ACC_SKIP_PASSES names '", std::string(name),
-              "', which is no pass. There are: dce, lists, split, accumulate, fuse, batch.");
+              "', which is no pass. There are: dce, lists, split, accumulate, fuse, batch, order, "
+              "alias.");
     mask |= 1U << i;
   }
   return mask;

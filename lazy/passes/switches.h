@@ -5,7 +5,16 @@
 // Which passes run. Each can be left out, to find out which one a fault comes from.
 namespace acc::passes {
 
-enum class Pass : unsigned char { kDce, kLists, kSplit, kAccumulate, kFuse, kBatch };
+enum class Pass : unsigned char {
+  kDce,
+  kLists,
+  kSplit,
+  kAccumulate,
+  kFuse,
+  kBatch,
+  kOrder,
+  kAlias
+};
 
 // False for those that ACC_SKIP_PASSES names.
 bool enabled(Pass pass);

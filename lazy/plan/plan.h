@@ -25,11 +25,20 @@ enum class Place : uint8_t {
 
 inline constexpr uint32_t kNoKernel = UINT32_MAX;
 
+// A buffer that takes the memory of another, which ends in the step that makes it.
+struct Reuse {
+  uint32_t buffer = 0;
+  uint32_t of = 0;
+
+  bool operator==(const Reuse&) const = default;
+};
+
 struct Step {
   std::vector<uint32_t> nodes;           // of the program, in order; a single one without a kernel
   uint32_t kernel = kNoKernel;           // of the plan
   std::vector<passes::Launch> launches;  // of the kernel, in any order: independent of each other
   std::vector<uint32_t> allocate;        // buffers to allocate before the step
+  std::vector<Reuse> reuse;              // buffers that it makes in place of others
   std::vector<uint32_t> release;         // buffers that nobody needs after it
 };
 
