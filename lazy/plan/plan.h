@@ -57,6 +57,8 @@ struct Schedule {
   uint32_t timed_runs = 0;
 };
 
+class Trial;
+
 struct Plan {
   graph::Graph graph;  // as recorded, before any pass
   graph::Graph
@@ -70,6 +72,7 @@ struct Plan {
   std::vector<codegen::KernelSpec> kernels;  // for the steps that can be fused; empty: none can
   Schedule fused;                            // with those of the kernels that are available
   std::shared_ptr<void> compilation;         // the executor's, of the kernels
+  std::shared_ptr<Trial> trial;              // of the kernels against what they replace, meanwhile
   // Whether the plan is sure to run again: it has come before, or the program is in a training
   // loop. Others come by the hundred in notebooks and never again, and would keep compilers busy.
   bool repeats = false;
@@ -92,6 +95,9 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
 // Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
 // runs node by node.
 void use_kernels(Plan& plan, const std::vector<bool>& usable);
+
+// Makes the fused schedule anew: those of its steps that are in `apart` run node by node.
+void take_apart(Plan& plan, const std::vector<bool>& apart);
 
 // The buffers that a step touches.
 std::vector<graph::Use> uses(const Plan& plan, const Step& step);
