@@ -24,6 +24,7 @@
 #include "csrc/runtime/hooks_table.h"
 #include "csrc/runtime/on_device.h"
 #include "kernels/codegen/render.h"
+#include "lazy/exec/kernels.h"
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
@@ -77,6 +78,7 @@ class Session {
   std::string last_plan(c10::DeviceIndex device);
   std::optional<LastPlan> describe(c10::DeviceIndex device, bool largest);
   void time_plans(bool on);
+  void forget_plans(c10::DeviceIndex device);
   void drop_plans(c10::DeviceIndex device);
 
  private:
@@ -522,8 +524,9 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
   const Ran& ran = largest && device.largest.plan != nullptr ? device.largest : device.last;
   if (ran.plan == nullptr) return std::nullopt;
   const plan::Plan& plan = *ran.plan;
-  // A plan that got its kernels meanwhile has no other form any more.
-  const bool replaced = ran.schedule->steps.empty() && !plan.fused.steps.empty();
+  // A plan that has its kernels is about to have no other form any more.
+  const bool replaced =
+      plan.trial != nullptr || (ran.schedule->steps.empty() && !plan.fused.steps.empty());
   LastPlan made;
   made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
   for (const codegen::KernelSpec& kernel : plan.kernels) {
@@ -547,7 +550,7 @@ void Session::time_plans(bool on) {
   exec::time_steps(on);
 }
 
-void Session::drop_plans(c10::DeviceIndex index) {
+void Session::forget_plans(c10::DeviceIndex index) {
   Recorder& recorder = record::recorder(index);
   const auto lock = recorder.lock();
   recorder.stop_expecting();
@@ -556,6 +559,11 @@ void Session::drop_plans(c10::DeviceIndex index) {
   device.last = {};
   device.largest = {};
   device.plans.clear();
+}
+
+void Session::drop_plans(c10::DeviceIndex index) {
+  forget_plans(index);
+  const auto lock = record::recorder(index).lock();
   exec::release_arena(index);
 }
 
@@ -761,6 +769,13 @@ void skip_passes(const std::string& names) {
   passes::skip(names);
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     release_memory(static_cast<c10::DeviceIndex>(i));
+  }
+}
+
+void run_alike() {
+  if (!exec::choose_alike()) return;
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    Session::get().forget_plans(static_cast<c10::DeviceIndex>(i));
   }
 }
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -56,6 +57,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _handle: Any = None
+# Whether it is known that other processes train together with this one.
+_several = False
 
 
 def mark_step(reason: str = "step") -> None:
@@ -100,7 +103,17 @@ def loader_end(loops: Loops, loop: int) -> None:
     loops.open.discard(loop)
 
 
+def _look_for_others() -> None:
+    """Parameters are updated alike by all ranks only if their kernels are the same."""
+    global _several
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        _several = True
+        _C.run_alike()
+
+
 def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not _several:
+        _look_for_others()
     state = _thread.loops
     if _thread.held:
         return

@@ -67,6 +67,7 @@ enum Id : size_t {
   kDump,
   kSkipPasses,
   kExact,
+  kDeterministic,
   kCxx,
   kCompileTimeoutS,
   kCacheDir,
@@ -102,10 +103,13 @@ constexpr Entry kEntries[] = {
            "standard error."),
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
-           "from: dce, lists, split, cse, copies, layout, accumulate, fuse, batch."),
+           "from: dce, lists, split, cse, copies, layout, accumulate, fuse, batch, order, alias."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "
          "value is stored or cast."),
+    flag("ACC_DETERMINISTIC", false,
+         "1: nothing that changes bits depends on time, so that two runs agree bit by bit: kernels "
+         "are waited for, and none is replaced because it is slow."),
     string("ACC_CXX",
            "The C++ compiler for generated kernels, a path or a name; unset takes the first of "
            "g++, clang++ and c++ in PATH."),
@@ -240,6 +244,7 @@ bool source_lines() { return get(kSourceLines) != 0; }
 Dump dump() { return static_cast<Dump>(get(kDump)); }
 std::string skip_passes() { return get_string(kSkipPasses); }
 bool exact() { return get(kExact) != 0; }
+bool deterministic() { return get(kDeterministic) != 0; }
 std::string cxx() { return get_string(kCxx); }
 int compile_timeout_s() { return static_cast<int>(get(kCompileTimeoutS)); }
 std::string cache_dir() { return get_string(kCacheDir); }

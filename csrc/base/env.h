@@ -42,6 +42,8 @@ Dump dump();
 std::string skip_passes();
 // Whether generated kernels round to half types after each operator.
 bool exact();
+// Whether nothing that changes bits may depend on time.
+bool deterministic();
 // The C++ compiler for generated kernels, a path or a name; "" for the first that PATH has.
 std::string cxx();
 // Seconds after which a compiler is ended.

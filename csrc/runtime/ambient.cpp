@@ -224,6 +224,8 @@ uint64_t ambient_word(bool products) {
   return products ? wanted : wanted & kWithoutProducts;
 }
 
+bool is_deterministic(uint64_t word) { return test(word, kDeterministic); }
+
 uint64_t ambient_epoch() { return process().epoch.load(std::memory_order_acquire); }
 
 void await_program_settings() {

@@ -22,6 +22,9 @@ namespace acc::runtime {
 // threads without the interpreter lock; here it is told from what the program asked for.
 uint64_t ambient_word(bool products);
 
+// Whether `word` asks for deterministic algorithms.
+bool is_deterministic(uint64_t word);
+
 // Changes when a plan begins or ends to have settings of its own in force; odd while one has. What
 // was learnt between two equal even answers was learnt under the settings of the program.
 uint64_t ambient_epoch();

@@ -288,6 +288,12 @@ void Job::wait() const {
   }
 }
 
+bool Job::wait_for(std::chrono::milliseconds limit) const {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (!done() && std::chrono::steady_clock::now() < end) poll(nullptr, 0, 1);
+  return done();
+}
+
 void* Job::function(const std::string& name) const {
   const auto found = kernels_.find(name);
   if (found == kernels_.end()) return nullptr;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,6 +27,8 @@ class Job {
   bool done() const;
   // Until done. In the child of a fork that came in between, everything unfinished has failed.
   void wait() const;
+  // The same, but at most so long; whether it is done.
+  bool wait_for(std::chrono::milliseconds limit) const;
   // The function of that name; null before it is done, and when it could not be made.
   void* function(const std::string& name) const;
   // Why functions are missing; "" when none is, and before the job is done.

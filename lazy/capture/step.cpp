@@ -58,7 +58,9 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
                           const std::vector<bool>& alive) -> std::shared_ptr<plan::Plan> {
       recording->note(trace, plan, alive, device);
       own = plan;
-      if (!last || plan->outputs == alive) return nullptr;
+      // The passes may have added buffers, which nobody outside knows.
+      const bool fits = std::equal(alive.begin(), alive.end(), plan->outputs.begin());
+      if (!last || fits) return nullptr;
       // Other steps with this graph needed more of what it makes.
       own = plan::build(plan->graph, plan->key, alive, session::may_fuse());
       return own;

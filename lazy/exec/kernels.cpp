@@ -5,15 +5,20 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/base/env.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/ambient.h"
 #include "kernels/codegen/render.h"
 #include "kernels/jit/compile.h"
+#include "lazy/plan/trial.h"
 
 namespace acc::exec {
 namespace {
@@ -32,8 +37,17 @@ bool goes_by_rows(const codegen::KernelSpec& kernel) {
 // (at::internal::GRAIN_SIZE), for kernels of one operation; they get fewer as operations get more.
 constexpr int64_t kGrain = 32768;
 
+// How long the runs of a plan together wait for its kernels, after the first. Most are there
+// sooner; a second is what a user may notice, and what a slow compiler would cost goes on in the
+// background.
+constexpr std::chrono::milliseconds kPatience{1000};
+
+// Names in a warning.
+constexpr size_t kNamesShown = 4;
+
 struct Compilation {
   std::shared_ptr<jit::Job> job;
+  bool late = false;               // was waited for in vain
   std::vector<std::string> names;  // per kernel of the plan
   std::vector<codegen::HostFunction> functions;
 };
@@ -65,10 +79,39 @@ void warn_once(const std::string& what) {
   TORCH_WARN(what);
 }
 
+// Set in one process of several.
+std::atomic<bool>& alike() {
+  static std::atomic<bool> value = [] {
+    const std::string processes = base::env::foreign("WORLD_SIZE");
+    return !processes.empty() && processes != "1";
+  }();
+  return value;
+}
+
+bool chooses_by_time(const plan::Plan& plan) {
+  if (base::env::deterministic() || alike()) return false;
+  return std::ranges::none_of(plan.program.nodes, [](const graph::Node& node) {
+    return runtime::is_deterministic(node.ambient);
+  });
+}
+
+// Whether the kernels are there, or never will be.
+bool await_kernels(const plan::Plan& plan) {
+  Compilation& compilation = compilation_of(plan);
+  if (!chooses_by_time(plan)) {
+    compilation.job->wait();
+    return true;
+  }
+  const bool done =
+      compilation.late ? compilation.job->done() : compilation.job->wait_for(kPatience);
+  if (!done && !compilation.late) base::count_keyed("jit", "late");
+  compilation.late = !done;
+  return done;
+}
+
 void use_what_is_there(plan::Plan& plan) {
   RECORD_FUNCTION("acc: wait for compiled kernels", c10::ArrayRef<const c10::IValue>());
   Compilation& compilation = compilation_of(plan);
-  compilation.job->wait();
   std::vector<bool> usable;
   for (const std::string& name : compilation.names) {
     compilation.functions.push_back(
@@ -81,6 +124,42 @@ void use_what_is_there(plan::Plan& plan) {
   compilation.job.reset();
 }
 
+std::string operators_of(const plan::Plan& plan, const plan::Step& step) {
+  std::string text;
+  for (size_t i = 0; i < std::min(kNamesShown, step.nodes.size()); ++i) {
+    text += base::concat(i == 0 ? "" : ", ", plan.program.nodes[step.nodes[i]].op->name);
+  }
+  if (step.nodes.size() <= kNamesShown) return text;
+  return base::concat(text, " and ", step.nodes.size() - kNamesShown, " more");
+}
+
+// Puts kernels aside that are slower than what they replace, and says so.
+void put_aside(plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower) {
+  std::string text = base::concat("[kernels] ", slower.size(), " of ", plan.fused.steps.size(),
+                                  " steps of a plan are slower as generated kernels than as single "
+                                  "operators, and run as these from now on:");
+  std::vector<bool> apart(plan.fused.steps.size(), false);
+  for (size_t i = 0; i < slower.size(); ++i) {
+    const plan::Step& step = plan.fused.steps[slower[i].step];
+    const std::string& name = compilation_of(plan).names[step.kernel];
+    base::count_keyed("kernel_put_aside", name);
+    apart[slower[i].step] = true;
+    if (i >= kNamesShown) continue;
+    text += base::concat(i == 0 ? " " : "; ", name, " (", operators_of(plan, step), ") took ",
+                         slower[i].seconds * 1e3, " ms instead of ",
+                         slower[i].unfused_seconds * 1e3, " ms");
+  }
+  text += slower.size() > kNamesShown ? "; and others." : ".";
+  plan::take_apart(plan, apart);
+  TORCH_WARN(text);
+}
+
+// The kernels are chosen: what they replace is not needed any more.
+void settle(plan::Plan& plan) {
+  plan.trial.reset();
+  plan.unfused = plan::Schedule();
+}
+
 }  // namespace
 
 plan::Schedule& choose_schedule(plan::Plan& plan) {
@@ -91,11 +170,21 @@ plan::Schedule& choose_schedule(plan::Plan& plan) {
     return plan.unfused;
   }
   if (compilation_of(plan).job != nullptr) {
+    if (!await_kernels(plan)) return plan.unfused;
     use_what_is_there(plan);
-    plan.unfused = plan::Schedule();
+    plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps);
   }
-  return plan.fused;
+  if (plan.trial == nullptr) return plan.fused;
+  if (plan.trial->decided() || !chooses_by_time(plan)) {
+    const std::vector<plan::Trial::Slower> slower = plan.trial->slower();
+    if (plan.trial->decided() && !slower.empty()) put_aside(plan, slower);
+    settle(plan);
+    return plan.fused;
+  }
+  return plan.trial->next_is_fused() ? plan.fused : plan.unfused;
 }
+
+bool choose_alike() { return !alike().exchange(true); }
 
 KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
                        const std::vector<library::Slot>& slots)

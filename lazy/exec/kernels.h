@@ -13,8 +13,17 @@
 namespace acc::exec {
 
 // The schedule that the next run of the plan goes by. As soon as the plan repeats its kernels are
-// requested; the run after that waits for them, and what could be made is fused from then on.
+// requested; the run after that waits for them, within limits, and what could be made is fused from
+// then on. In the next few runs the kernels are compared with what they replace (see
+// lazy/plan/trial.h), and those that are slower are put aside, once, with a warning.
+//
+// Where bits must not depend on time (ACC_DETERMINISTIC, deterministic algorithms, several
+// processes that train together) a plan waits as long as it takes, and all kernels stay.
 plan::Schedule& choose_schedule(plan::Plan& plan);
+
+// Several processes train together from now on: they must all make the same choices. Returns false
+// where they did so from the start. Plans of before may have chosen by time.
+bool choose_alike();
 
 // One step's launches, ready to be called again and again.
 class KernelCall {

@@ -26,6 +26,7 @@
 #include "lazy/exec/kernels.h"
 #include "lazy/exec/profile.h"
 #include "lazy/graph/words.h"
+#include "lazy/plan/trial.h"
 
 namespace acc::exec {
 namespace {
@@ -68,40 +69,49 @@ Arena& arena_of(c10::DeviceIndex device) {
 
 std::atomic<bool> timing{false};
 
-// Notes in a schedule how long its steps take.
+// Takes the time of a run's steps: for the schedule, when the user wants to know, and for the trial
+// of the plan's kernels while there is one.
 class StepClock {
  public:
-  StepClock(plan::Schedule& schedule, c10::DeviceIndex device)
-      : schedule_(schedule), device_(device) {
-    if (!times_steps()) return;
-    running_ = true;
-    schedule_.seconds.resize(schedule_.steps.size(), kUntimed);
-    ++schedule_.timed_runs;
+  StepClock(plan::Plan& plan, plan::Schedule& schedule, c10::DeviceIndex device)
+      : plan_(plan), schedule_(schedule), device_(device) {
+    if (!times_steps() && plan.trial == nullptr) return;
+    seconds_.resize(schedule_.steps.size());
     start();
   }
 
   // The step is over; the time of the next begins.
   void step(size_t index) {
-    if (!running_) return;
+    if (seconds_.empty()) return;
     const Clock::time_point begin = last_;
     start();
-    double& best = schedule_.seconds[index];
-    const double seconds = std::chrono::duration<double>(last_ - begin).count();
-    if (best < 0 || seconds < best) best = seconds;
+    seconds_[index] = std::chrono::duration<double>(last_ - begin).count();
+  }
+
+  // So is the run. `whole`: all of its steps were taken.
+  void end(bool whole) {
+    if (seconds_.empty() || !whole) return;
+    if (plan_.trial != nullptr && !plan_.trial->decided()) plan_.trial->note(seconds_);
+    if (!times_steps()) return;
+    schedule_.seconds.resize(seconds_.size(), std::numeric_limits<double>::infinity());
+    for (size_t i = 0; i < seconds_.size(); ++i) {
+      schedule_.seconds[i] = std::min(schedule_.seconds[i], seconds_[i]);
+    }
+    ++schedule_.timed_runs;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr double kUntimed = -1;
 
   void start() {
     runtime::backend().synchronize(device_);
     last_ = Clock::now();
   }
 
+  plan::Plan& plan_;
   plan::Schedule& schedule_;
   const c10::DeviceIndex device_;
-  bool running_ = false;
+  std::vector<double> seconds_;
   Clock::time_point last_;
 };
 
@@ -222,6 +232,7 @@ class Run {
     for (const uint32_t buffer : step.allocate) {
       own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
     }
+    for (const plan::Reuse& reuse : step.reuse) take_over(reuse);
     *called = true;
     if (prepared.kernel.has_value()) {
       prepared.kernel->run(values);
@@ -242,6 +253,10 @@ class Run {
     const plan::Step& step = schedule_.steps[index];
     for (const uint32_t buffer : step.allocate) {
       if (touched[buffer]) own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
+    }
+    for (const plan::Reuse& reuse : step.reuse) {
+      if (!touched[reuse.buffer]) continue;
+      own(reuse.buffer, allocate(plan_.program.buffers[reuse.buffer].nbytes));
     }
     for (const uint32_t buffer : step.release) release(buffer);
   }
@@ -298,6 +313,17 @@ class Run {
     library::point(prepared_.slots[buffer], memory.mutable_data(), memory.nbytes());
     held_.take(buffer, memory.nbytes());
     memory_[buffer] = std::move(memory);
+  }
+
+  // What an operator returned may be another size than it promised, or known to somebody else.
+  void take_over(const plan::Reuse& reuse) {
+    const uint64_t bytes = plan_.program.buffers[reuse.buffer].nbytes;
+    const c10::Storage& memory = memory_[reuse.of];
+    if (memory.use_count() != 1 || memory.nbytes() != bytes) {
+      return own(reuse.buffer, allocate(bytes));
+    }
+    held_.give(reuse.of);
+    own(reuse.buffer, memory);
   }
 
   void release(uint32_t buffer) {
@@ -431,7 +457,8 @@ class Stopped {
       run_.emplace(plan_, schedule_, *static_cast<Prepared*>(schedule_.prepared.get()), device_,
                    given_);
     }
-    StepClock clock(schedule_, device_);
+    StepClock clock(plan_, schedule_, device_);
+    const bool whole = step_ == 0 && needed_.empty();
     for (; step_ < schedule_.steps.size(); ++step_) {
       called_ = false;
       if (!is_needed(step_)) {
@@ -443,6 +470,7 @@ class Stopped {
       run_->step(step_, values, &called_);
       clock.step(step_);
     }
+    clock.end(whole);
   }
 
   bool is_needed(size_t step) const {
@@ -457,8 +485,9 @@ class Stopped {
   // Whether the step that failed can be run as if it never had been.
   bool may_repeat() const {
     if (!run_.has_value() || !called_) return true;
-    const graph::Op& op = *plan_.program.nodes[schedule_.steps[step_].nodes[0]].op;
-    return !op.writes && op.removable;
+    const plan::Step& step = schedule_.steps[step_];
+    const graph::Op& op = *plan_.program.nodes[step.nodes[0]].op;
+    return !op.writes && op.removable && step.reuse.empty();
   }
 
   std::vector<c10::Storage> take_outputs() {

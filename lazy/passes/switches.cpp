@@ -13,11 +13,18 @@
 namespace acc::passes {
 namespace {
 
-constexpr std::array kNames{"dce",    "lists",  "split",      "cse",  // in the order of Pass
-                            "copies", "layout", "accumulate", "fuse", "batch"};
+// In the order of Pass.
+constexpr std::array kNames{"dce",        "lists", "split", "cse",   "copies", "layout",
+                            "accumulate", "fuse",  "batch", "order", "alias"};
 
 std::atomic<uint32_t> skipped{0};
 std::once_flag from_environment;
+
+std::string all_names() {
+  std::string text;
+  for (const char* name : kNames) text += (text.empty() ? "" : ", ") + std::string(name);
+  return text;
+}
 
 uint32_t parse(std::string_view names) {
   uint32_t mask = 0;
@@ -27,10 +34,8 @@ uint32_t parse(std::string_view names) {
     names.remove_prefix(std::min(end + 1, names.size()));
     size_t i = 0;
     while (i < kNames.size() && name != kNames[i]) ++i;
-    ACC_CHECK(
-        i < kNames.size(), "[passes] ACC_SKIP_PASSES names '", std::string(name),
-        "', which is no pass. There are: dce, lists, split, cse, copies, layout, accumulate, fuse, "
-        "batch.");
+    ACC_CHECK(i < kNames.size(), "[passes] ACC_SKIP_PASSES names '", std::string(name),
+              "', which is no pass. There are: ", all_names(), ".");
     mask |= 1U << i;
   }
   return mask;

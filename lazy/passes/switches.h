@@ -14,7 +14,9 @@ enum class Pass : unsigned char {
   kLayout,
   kAccumulate,
   kFuse,
-  kBatch
+  kBatch,
+  kOrder,
+  kAlias
 };
 
 // False for those that ACC_SKIP_PASSES names.

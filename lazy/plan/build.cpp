@@ -29,11 +29,6 @@ std::vector<Step> one_by_one(const graph::Graph& program) {
   return steps;
 }
 
-// Appends the nodes of a step as steps of their own.
-void take_apart(const Step& step, std::vector<Step>* steps) {
-  for (const uint32_t node : step.nodes) steps->emplace_back().nodes = {node};
-}
-
 }  // namespace
 
 uint64_t Plan::bytes() const {
@@ -111,12 +106,21 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
 }
 
 void use_kernels(Plan& plan, const std::vector<bool>& usable) {
+  std::vector<bool> apart;
+  for (const Step& step : plan.fused.steps) {
+    apart.push_back(step.kernel != kNoKernel && !usable[step.kernel]);
+  }
+  take_apart(plan, apart);
+}
+
+void take_apart(Plan& plan, const std::vector<bool>& apart) {
   std::vector<Step> steps;
-  for (Step& step : plan.fused.steps) {
-    if (step.kernel == kNoKernel || usable[step.kernel]) {
-      steps.push_back(std::move(step));
+  for (size_t i = 0; i < apart.size(); ++i) {
+    Step& step = plan.fused.steps[i];
+    if (apart[i]) {
+      for (const uint32_t node : step.nodes) steps.emplace_back().nodes = {node};
     } else {
-      take_apart(step, &steps);
+      steps.push_back(std::move(step));
     }
   }
   plan.fused = schedule(plan, std::move(steps));

@@ -133,6 +133,13 @@ class Describer {
       change[buffer.first] += bytes;
       if (!buffer.output) change[buffer.last + 1] -= bytes;
     }
+    for (size_t i = 0; i < steps; ++i) {
+      for (const Reuse& reuse : schedule_.steps[i].reuse) {
+        const auto bytes = static_cast<int64_t>(made_.buffers[reuse.of].bytes);
+        change[i] -= bytes;
+        change[i + 1] += bytes;
+      }
+    }
     auto held = static_cast<int64_t>(schedule_.arena_bytes);
     for (size_t i = 0; i < steps; ++i) {
       held += change[i];

@@ -25,11 +25,20 @@ enum class Place : uint8_t {
 
 inline constexpr uint32_t kNoKernel = UINT32_MAX;
 
+// A buffer that takes the memory of another, which ends in the step that makes it.
+struct Reuse {
+  uint32_t buffer = 0;
+  uint32_t of = 0;
+
+  bool operator==(const Reuse&) const = default;
+};
+
 struct Step {
   std::vector<uint32_t> nodes;           // of the program, in order; a single one without a kernel
   uint32_t kernel = kNoKernel;           // of the plan
   std::vector<passes::Launch> launches;  // of the kernel, in any order: independent of each other
   std::vector<uint32_t> allocate;        // buffers to allocate before the step
+  std::vector<Reuse> reuse;              // buffers that it makes in place of others
   std::vector<uint32_t> release;         // buffers that nobody needs after it
 };
 
@@ -48,6 +57,8 @@ struct Schedule {
   uint32_t timed_runs = 0;
 };
 
+class Trial;
+
 struct Plan {
   graph::Graph graph;  // as recorded, before any pass
   // What is run: the graph after the passes, over the same values. Its buffers are those of the
@@ -62,6 +73,7 @@ struct Plan {
   std::vector<codegen::KernelSpec> kernels;  // for the steps that can be fused; empty: none can
   Schedule fused;                            // with those of the kernels that are available
   std::shared_ptr<void> compilation;         // the executor's, of the kernels
+  std::shared_ptr<Trial> trial;              // of the kernels against what they replace, meanwhile
   // Whether the plan is sure to run again: it has come before, or the program is in a training
   // loop. Others come by the hundred in notebooks and never again, and would keep compilers busy.
   bool repeats = false;
@@ -84,6 +96,9 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
 // Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
 // runs node by node.
 void use_kernels(Plan& plan, const std::vector<bool>& usable);
+
+// Makes the fused schedule anew: those of its steps that are in `apart` run node by node.
+void take_apart(Plan& plan, const std::vector<bool>& apart);
 
 // The buffers that a step touches.
 std::vector<graph::Use> uses(const Plan& plan, const Step& step);

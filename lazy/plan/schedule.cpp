@@ -1,10 +1,14 @@
 #include "lazy/plan/schedule.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "lazy/graph/words.h"
+#include "lazy/passes/switches.h"
+#include "lazy/plan/in_place.h"
 #include "lazy/plan/memory.h"
+#include "lazy/plan/order.h"
 
 namespace acc::plan {
 namespace {
@@ -23,7 +27,7 @@ struct Lifetimes {
 };
 
 // A single result of an operator with a native out kernel can be written where the plan wants it.
-bool writes_in_place(const graph::Graph& graph, const graph::Node& node) {
+bool takes_place(const graph::Graph& graph, const graph::Node& node) {
   if (node.op->out_handle == nullptr) return false;
   const auto results = graph.results(node);
   return !results.empty() && graph::tag_of(results[0]) == graph::Tag::kTensor &&
@@ -36,8 +40,8 @@ Lifetimes find_lifetimes(const Plan& plan, const std::vector<Step>& steps) {
                       std::vector<bool>(n)};
   for (uint32_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];
-    const bool places_results = step.kernel != kNoKernel ||
-                                writes_in_place(plan.program, plan.program.nodes[step.nodes[0]]);
+    const bool places_results =
+        step.kernel != kNoKernel || takes_place(plan.program, plan.program.nodes[step.nodes[0]]);
     for (const graph::Use& use : uses(plan, step)) {
       if (lifetimes.first[use.buffer] == kNever) {
         lifetimes.first[use.buffer] = i;
@@ -47,6 +51,39 @@ Lifetimes find_lifetimes(const Plan& plan, const std::vector<Step>& steps) {
     }
   }
   return lifetimes;
+}
+
+// Lets buffers with blocks of their own take over those of buffers that end where they begin.
+void write_in_place(const Plan& plan, const Lifetimes& lifetimes, Schedule* made) {
+  const auto& buffers = plan.program.buffers;
+  std::vector<bool> shared(buffers.size(), false);  // has a storage with others
+  for (uint32_t i = 0; i < buffers.size(); ++i) {
+    if (buffers[i].group != i) shared[i] = shared[buffers[i].group] = true;
+  }
+  for (uint32_t i = 0; i < made->steps.size(); ++i) {
+    Step& step = made->steps[i];
+    std::vector<uint32_t> allocate;
+    const std::vector<graph::Use> all = uses(plan, step);
+    for (const uint32_t buffer : step.allocate) {
+      const auto fits = [&](const graph::Use& use) {
+        const uint32_t of = use.buffer;
+        const bool block =
+            made->places[of] == Place::kAllocated || made->places[of] == Place::kAdopted;
+        return block && !plan.outputs[of] && !shared[of] && !shared[buffer] &&
+               lifetimes.first[of] < i && lifetimes.last[of] == i &&
+               buffers[of].nbytes == buffers[buffer].nbytes &&
+               std::ranges::find(step.reuse, of, &Reuse::of) == step.reuse.end() &&
+               may_overwrite(plan, step, buffer, of);
+      };
+      const auto found = std::ranges::find_if(all, fits);
+      if (found == all.end()) {
+        allocate.push_back(buffer);
+      } else {
+        step.reuse.push_back({buffer, found->buffer});
+      }
+    }
+    step.allocate = std::move(allocate);
+  }
 }
 
 }  // namespace
@@ -69,12 +106,14 @@ std::vector<graph::Use> uses(const Plan& plan, const Step& step) {
 
 Schedule schedule(const Plan& plan, std::vector<Step> steps) {
   const auto& buffers = plan.program.buffers;
+  if (passes::enabled(passes::Pass::kOrder)) steps = order_steps(plan, std::move(steps));
   const Lifetimes lifetimes = find_lifetimes(plan, steps);
   Schedule made;
   made.places.assign(buffers.size(), Place::kNowhere);
   made.offsets.assign(buffers.size(), 0);
   for (Step& step : steps) {
     step.allocate.clear();
+    step.reuse.clear();
     step.release.clear();
   }
   std::vector<Lifetime> arena;
@@ -107,6 +146,7 @@ Schedule schedule(const Plan& plan, std::vector<Step> steps) {
   for (size_t i = 0; i < in_arena.size(); ++i) made.offsets[in_arena[i]] = layout.offsets[i];
   if (!layout.lane_bytes.empty()) made.arena_bytes = layout.lane_bytes[0];
   made.steps = std::move(steps);
+  if (passes::enabled(passes::Pass::kAlias)) write_in_place(plan, lifetimes, &made);
   return made;
 }
 

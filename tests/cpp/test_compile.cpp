@@ -134,6 +134,15 @@ TEST_F(CompileTest, AJobWithoutKernelsIsDone) {
   EXPECT_EQ(job->error(), "");
 }
 
+TEST_F(CompileTest, WaitingMayBeLimited) {
+  use_compiler("while [ ! -e \"$here/go\" ]; do sleep 0.01; done\nreal \"$@\"");
+  const auto job = compile(kPreamble, {source(3)});
+  EXPECT_FALSE(job->wait_for(std::chrono::milliseconds(20)));
+  write_text(in("go"), "");
+  EXPECT_TRUE(job->wait_for(std::chrono::minutes(1)));
+  EXPECT_EQ(job->error(), "");
+}
+
 TEST_F(CompileTest, ABatchIsOneRunOfTheCompiler) {
   use_compiler("real \"$@\"");
   std::vector<Source> sources;

@@ -127,7 +127,7 @@ TEST(Describe, WhatIsHeldGoesWithTheLifetimes) {
   EXPECT_EQ(made.arena_bytes, 0U);
   EXPECT_EQ(made.steps[0].held_bytes, kBytes);      // c0
   EXPECT_EQ(made.steps[1].held_bytes, 2 * kBytes);  // c0, c1
-  EXPECT_EQ(made.steps[2].held_bytes, 2 * kBytes);  // c1, y
+  EXPECT_EQ(made.steps[2].held_bytes, kBytes);      // y, where c1 was
   EXPECT_EQ(made.peak_bytes, 2 * kBytes);
 }
 

@@ -166,6 +166,13 @@ void bind_session(py::module_& m) {
         session::skip_passes(names);
       },
       py::arg("names"), "Leaves out passes from now on, as ACC_SKIP_PASSES does.");
+  m.def(
+      "run_alike",
+      [] {
+        py::gil_scoped_release release;
+        session::run_alike();
+      },
+      "Several processes train together: nothing that changes bits is decided by time any more.");
   m.def("operators_with_formulas", &graph::operators_with_formulas,
         "The operators that generated kernels know.");
   m.def("forget_inferences", &record::forget_inferences);

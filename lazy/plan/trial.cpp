@@ -1,0 +1,64 @@
+#include "lazy/plan/trial.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "csrc/base/check.h"
+
+namespace acc::plan {
+namespace {
+
+// Runs of each schedule after which kernels that are not slower are settled, and after which all
+// are. The first of each also meets cold caches and memory that it is the first to touch.
+constexpr uint32_t kRuns = 3;
+constexpr uint32_t kRunsToBeSure = 10;
+
+// A kernel is slower only if it is so by a tenth and by more than a clock and a call may differ.
+constexpr double kClearly = 1.1;
+constexpr double kClearlySeconds = 2e-6;
+
+}  // namespace
+
+Trial::Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused)
+    : pair_of_fused_(fused.size(), kNone), pair_of_unfused_(unfused.size(), kNone) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::vector<uint32_t> pair_of_node(unfused.size(), kNone);
+  for (uint32_t i = 0; i < fused.size(); ++i) {
+    if (fused[i].kernel == kNoKernel) continue;
+    pair_of_fused_[i] = static_cast<uint32_t>(pairs_.size());
+    for (const uint32_t node : fused[i].nodes) pair_of_node[node] = pair_of_fused_[i];
+    pairs_.push_back({i, kNever, kNever});
+  }
+  for (size_t i = 0; i < unfused.size(); ++i) {
+    pair_of_unfused_[i] = pair_of_node[unfused[i].nodes[0]];
+  }
+  decided_ = pairs_.empty();
+}
+
+void Trial::note(std::span<const double> seconds) {
+  const bool fused = next_is_fused();
+  const std::vector<uint32_t>& pair_of = fused ? pair_of_fused_ : pair_of_unfused_;
+  ACC_CHECK(!decided_ && seconds.size() == pair_of.size());
+  std::vector<double> sums(pairs_.size(), 0);
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    if (pair_of[i] != kNone) sums[pair_of[i]] += seconds[i];
+  }
+  for (size_t i = 0; i < pairs_.size(); ++i) {
+    double& best = fused ? pairs_[i].fused : pairs_[i].unfused;
+    best = std::min(best, sums[i]);
+  }
+  ++(fused ? fused_runs_ : unfused_runs_);
+  decided_ = unfused_runs_ >= kRunsToBeSure || (unfused_runs_ >= kRuns && slower().empty());
+}
+
+std::vector<Trial::Slower> Trial::slower() const {
+  std::vector<Slower> found;
+  for (const Pair& pair : pairs_) {
+    if (pair.fused > pair.unfused * kClearly && pair.fused > pair.unfused + kClearlySeconds) {
+      found.push_back({pair.step, pair.fused, pair.unfused});
+    }
+  }
+  return found;
+}
+
+}  // namespace acc::plan

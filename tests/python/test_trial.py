@@ -1,0 +1,157 @@
+"""Never slower than unfused: slow kernels are put aside, a slow compiler is not waited for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+# Makes each call of a kernel spin for some tens of milliseconds first.
+SLOW_KERNELS = r"""#!/bin/sh
+for last; do :; done
+case "$1" in --version) exec g++ --version;; esac
+for each; do
+  if [ -f "$each" ] && grep -q 'long end)' "$each" 2>/dev/null; then
+    sed -i 's/long end) {$/& for (volatile int spin = 0; spin < 10000000; ++spin) {}/' "$each"
+  fi
+done
+exec g++ "$@"
+"""
+
+# Compiles once the file `go` is there.
+LATE_KERNELS = """#!/bin/sh
+case "$1" in --version) exec g++ --version;; esac
+while [ ! -e "{folder}/go" ]; do sleep 0.02; done
+exec g++ "$@"
+"""
+
+# A program of one plan with one kernel. `run` says how often kernels were launched.
+PROGRAM = """
+import pathlib, time
+x = torch.linspace(-1, 1, 1000, device=DEVICE)
+helpers.synchronize()
+results = []
+def run():
+    before = helpers.stats()["kernel_launches"]
+    y = (x * 2 + 1) * x - x
+    helpers.flush()
+    results.append(y.cpu())
+    assert torch.equal(results[-1], results[0])
+    return helpers.stats()["kernel_launches"] - before
+def run_until_fused():
+    for _ in range(3000):
+        if run():
+            return
+        time.sleep(0.02)
+    raise AssertionError("the kernels never came")
+"""
+
+# The launches from the first run with kernels on.
+RUNS = (
+    PROGRAM
+    + """
+run_until_fused()
+launches = [1] + [run() for _ in range(29)]
+put_aside = [key for key in helpers.stats() if key.startswith("kernel_put_aside/")]
+print(json.dumps([launches, put_aside]))
+"""
+)
+
+
+def _run(folder: Path, compiler: str, body: str, **env: str) -> tuple[Any, str]:
+    """What a program prints last, and its warnings; its kernels come from a compiler of ours."""
+    folder.chmod(0o700)
+    script = folder / "compiler"
+    script.write_text(compiler.replace("{folder}", str(folder)))
+    script.chmod(0o755)
+    done = helpers.run_python(
+        "import json\nfrom tests import helpers\n" + body,
+        ACC_CACHE_DIR=str(folder / "cache"),
+        ACC_CXX=str(script),
+        **({"ACC_MODE": "full", "ACC_DETERMINISTIC": "0"} | env),
+    )
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_kernels_slower_than_what_they_replace_are_put_aside_once(tmp_path):
+    (launches, put_aside), errors = _run(tmp_path, SLOW_KERNELS, RUNS)
+    # In turn, ten times each.
+    assert launches == [1, 0] * 10 + [0] * 10
+    assert len(put_aside) == 1
+    told = [line for line in errors.splitlines() if "slower as generated kernels" in line]
+    assert len(told) == 1
+    assert put_aside[0].removeprefix("kernel_put_aside/") in told[0]
+    assert "aten::mul.Tensor" in told[0] and " ms instead of " in told[0]
+
+
+def test_kernels_that_are_fast_stay(tmp_path):
+    body = RUNS.replace("1000,", "1_000_000,")
+    (launches, put_aside), errors = _run(tmp_path, '#!/bin/sh\nexec g++ "$@"\n', body)
+    assert launches[:6] == [1, 0] * 3 and launches[-10:] == [1] * 10
+    assert put_aside == [] and "slower" not in errors
+
+
+ALIKE = [
+    {"ACC_DETERMINISTIC": "1"},
+    {"WORLD_SIZE": "2"},
+    {"BEFORE": "torch.use_deterministic_algorithms(True)"},
+    {"BEFORE": "helpers.extension().run_alike()"},
+]
+
+
+@pytest.mark.parametrize("env", ALIKE, ids=lambda env: next(iter(env.values())))
+def test_where_bits_must_not_depend_on_time_kernels_stay(tmp_path, env):
+    before = env.get("BEFORE", "")
+    rest = {key: value for key, value in env.items() if key != "BEFORE"}
+    (launches, put_aside), errors = _run(tmp_path, SLOW_KERNELS, before + RUNS, **rest)
+    assert launches == [1] * 30
+    assert put_aside == [] and "slower" not in errors
+
+
+TWO_RANKS = (
+    PROGRAM
+    + """
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3, device=DEVICE))], lr=0.1)
+run_until_fused()
+alone = [run() for _ in range(25)]
+dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+optimizer.step()
+print(json.dumps([alone, [run() for _ in range(25)]]))
+"""
+)
+
+
+def test_a_process_group_makes_plans_anew_without_measuring(tmp_path):
+    (alone, together), _ = _run(tmp_path, SLOW_KERNELS, TWO_RANKS)
+    assert alone[-3:] == [0, 0, 0]  # put aside by time
+    assert together == [0, 0, *[1] * 23]
+
+
+def test_a_slow_compiler_is_not_waited_for_long(tmp_path):
+    # Before `go` nothing is compiled: were it waited for without limit, nothing would come after.
+    body = f"""{PROGRAM}
+early = [run() for _ in range(10)]
+late = helpers.stats().get("jit/late")
+pathlib.Path({str(tmp_path)!r}, "go").touch()
+run_until_fused()
+print(json.dumps([early, late]))
+"""
+    (early, late), _ = _run(tmp_path, LATE_KERNELS, body)
+    assert early == [0] * 10
+    assert late == 1
+
+
+def test_where_bits_must_not_depend_on_time_the_compiler_is_waited_for(tmp_path):
+    # The compiler takes longer than anybody is patient for.
+    slow = '#!/bin/sh\ncase "$1" in --version) exec g++ --version;; esac\nsleep 2\nexec g++ "$@"\n'
+    body = PROGRAM + "print(json.dumps([run() for _ in range(5)]))"
+    launches, _ = _run(tmp_path, slow, body, ACC_DETERMINISTIC="1")
+    assert launches == [0, 0, 1, 1, 1]
