@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+# Which kernels run must not depend on how busy the machine is (test_trial.py tests what does).
+# PyTorch may load the device, which reads the environment, as soon as it is imported.
+os.environ.setdefault("ACC_DETERMINISTIC", "1")
+
 import pytest
 import torch
 
 from tests import helpers
-
-# Which kernels run must not depend on how busy the machine is (test_trial.py tests what does).
-os.environ.setdefault("ACC_DETERMINISTIC", "1")
 
 try:
     helpers.load_device()
