@@ -137,6 +137,10 @@ def _cast(a: Tensor, b: Tensor, k: int) -> Made:
     return a.to(dtype)
 
 
+def _summed(a: torch.Tensor, k: int) -> torch.Tensor:
+    return a.sum(dim=k % a.dim(), keepdim=True) if a.dim() else a.sum()
+
+
 PURE: dict[str, Apply] = {
     "add": _arithmetic(torch.add),
     "sub": _arithmetic(lambda a, b: None if _is_bool(a, b) else a - b),
@@ -163,9 +167,10 @@ PURE: dict[str, Apply] = {
     "clone": lambda a, b, k: a.clone(),
     "contiguous": lambda a, b, k: a.contiguous(),
     "and": lambda a, b, k: a & b if _is_bool(a) and _is_bool(b) and _broadcasts(a, b) else None,
-    # ATen's own, between the generated ones
-    "sum": lambda a, b, k: a.sum(dim=k % a.dim(), keepdim=True) if a.dim() else a.sum(),
+    # Of small whole numbers, so that the order of the additions does not matter.
+    "sum": lambda a, b, k: _summed(a.round().clamp(-8, 8) if a.is_floating_point() else a, k),
     "amax": lambda a, b, k: a.amax(dim=k % a.dim()) if a.dim() else a.amax(),
+    # ATen's own, between the generated ones
     "cumsum": lambda a, b, k: a.cumsum(0) if a.dim() else None,
     "cat": lambda a, b, k: torch.cat([a, a]) if a.dim() else None,
 }
@@ -179,6 +184,14 @@ FUNCTIONS: dict[str, Apply] = {
     ),
     "sqrt": lambda a, b, k: (a.abs() + 1).sqrt() if a.is_floating_point() else None,
     "softmax": lambda a, b, k: a.softmax(-1) if a.is_floating_point() and a.dim() else None,
+    "mean": lambda a, b, k: (
+        a.mean(dim=k % a.dim(), keepdim=k > 1) if a.is_floating_point() and a.dim() else None
+    ),
+    "layer norm": lambda a, b, k: (
+        torch.nn.functional.layer_norm(a, a.shape[-1:], eps=1.0)
+        if a.is_floating_point() and a.dim()
+        else None
+    ),
 }
 
 VIEWS: dict[str, Apply] = {

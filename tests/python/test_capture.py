@@ -71,7 +71,7 @@ def test_training_is_bit_equal(name: str, set_to_none: bool) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_inference_is_bit_equal_and_keeps_results() -> None:
+def test_inference_is_bit_equal_and_keeps_results(unfused: None) -> None:
     """Results of earlier calls are not overwritten, with grad mode on as well."""
     model = make_conv().to(ACC).eval()
     step = torchacc.capture(model)
@@ -325,7 +325,7 @@ def test_random_draws_between_replays() -> None:
     assert draws(fn) == draws(torchacc.capture(fn))
 
 
-def test_checkpointing_and_own_generators() -> None:
+def test_checkpointing_and_own_generators(unfused: None) -> None:
     from torch.utils.checkpoint import checkpoint
 
     def grads(captured: bool) -> list[Any]:

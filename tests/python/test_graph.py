@@ -158,10 +158,13 @@ def test_a_fused_step_holds_what_the_optimizer_does_to_all_parameters(acc_only):
     for _ in range(3):
         step()
     plan = helpers.extension().plan_data(torch.acc.current_device())
-    updates = [s for s in plan["steps"] if s["kernel"] is not None and s["launches"] >= 4]
-    assert updates, "no kernel has a launch per parameter"
-    ops = {plan["nodes"][node]["op"] for node in updates[-1]["nodes"]}
-    assert any(op.startswith("aten::addcdiv") for op in ops), ops
+    # Weights, and biases with the sums that are their gradients.
+    updates = [
+        s
+        for s in plan["steps"]
+        if any(plan["nodes"][n]["op"].startswith("aten::addcdiv") for n in s["nodes"])
+    ]
+    assert sum(s["launches"] for s in updates) == 4 and len(updates) <= 2
 
 
 def test_a_source_line_is_told_for_forward_backward_and_optimizer(shown):
@@ -483,4 +486,5 @@ def test_the_dump_tells_the_graph_before_and_after_each_pass():
         "mul",
         "tanh",
         "add",
+        "sum",
     ]

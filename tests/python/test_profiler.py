@@ -111,7 +111,7 @@ def test_a_replayed_step_is_a_range_with_its_steps_in_it(acc_only, tmp_path):
         assert len(steps) == n_steps
         kernels = [FUSED.fullmatch(event["name"]) for event in steps]
         fused = [int(kernel[1]) for kernel in kernels if kernel is not None]
-        assert fused and all(n > 1 for n in fused)
+        assert fused and max(fused) > 1
         assert sum(fused) + kernels.count(None) == n_operators
         names = [event["name"] for event in steps]
         assert "acc: aten::addmm" in names
