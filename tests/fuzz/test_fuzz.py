@@ -87,7 +87,8 @@ def test_a_wrong_operator_is_found_and_shrunk(acc_only, monkeypatch):
     text = str(caught.value)
     instructions = re.findall(r"^  \('(.*?)'", text, re.MULTILINE)
     assert instructions.count("abs") == 1, text
-    assert set(instructions) <= {"abs", *machine.CONTROL}, text
+    # Programs shrink to what stands first in the tables.
+    assert set(instructions) <= {"abs", next(iter(machine.PURE)), *machine.CONTROL}, text
     assert "shape=2" in text
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tests import helpers
-from tests.models import zoo
-from tests.models.test_fused import check_steps
+from tests.models import accuracy, zoo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -182,6 +181,5 @@ def test_there_is_a_kernel_for_each_group_that_computes_something_else(acc_only,
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
-def test_each_step_is_as_accurate_as_eagers(device, monkeypatch, name, form):
-    monkeypatch.setitem(zoo.OPTIMIZERS, name, lambda p: create(name, form, p))
-    check_steps(zoo.make("mlp"), name, device)
+def test_each_step_is_as_accurate_as_eagers(device, name, form):
+    accuracy.check_steps(zoo.make("mlp"), lambda p: create(name, form, p), device)

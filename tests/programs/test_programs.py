@@ -51,6 +51,15 @@ BOUNDS: dict[torch.dtype, tuple[float, float]] = {
 }
 
 
+# Programs whose float32 results may be further away, absolutely: they are small differences of sums
+# that both sides round, in different orders.
+AMPLIFIED = {
+    "batch_norm_2d_backward": 1e-5,  # gradients behind a normalisation are zero but for rounding
+    "transformer_layer": 1e-5,
+    "train_lbfgs": 2e-4,  # divides by differences of gradients
+}
+
+
 def _batch(
     device: str, names: list[str], folder: Path, rounds: int = 1, **env: str | None
 ) -> dict[str, Finished]:
@@ -134,19 +143,20 @@ def fused(tmp_path_factory) -> dict[str, dict[str, Finished]]:
     return Modes()
 
 
-def _near(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def _near(mine: torch.Tensor, theirs: torch.Tensor, apart: float = 0.0) -> bool:
     """Whether floats are within the bounds of their type; NaN is where NaN is."""
     relative, absolute = BOUNDS[theirs.dtype]
+    absolute = max(absolute, apart)
     return torch.allclose(mine, theirs, rtol=relative, atol=absolute, equal_nan=True)
 
 
-def _difference(mine: object, theirs: object, close: bool) -> str:
+def _difference(mine: object, theirs: object, close: bool, apart: float = 0.0) -> str:
     if type(mine) is not type(theirs):
         return f"{type(mine).__name__} instead of {type(theirs).__name__}"
     if not isinstance(theirs, Frozen) or not isinstance(mine, Frozen):
         same = mine == theirs or (mine != mine and theirs != theirs)
         if close and isinstance(theirs, float):
-            same = same or _near(torch.tensor(mine), torch.tensor(theirs))
+            same = same or _near(torch.tensor(mine), torch.tensor(theirs), apart)
         return "" if same else f"{mine!r} instead of {theirs!r}"
     if mine.device != helpers.DEVICE and theirs.device != mine.device:
         return f"the tensor is on {mine.device}"
@@ -154,7 +164,7 @@ def _difference(mine: object, theirs: object, close: bool) -> str:
         if getattr(mine, name) != getattr(theirs, name):
             return f"{name} {getattr(mine, name)} instead of {getattr(theirs, name)}"
     if close and theirs.values.dtype in BOUNDS:
-        if theirs.values.layout == torch.strided and _near(mine.values, theirs.values):
+        if theirs.values.layout == torch.strided and _near(mine.values, theirs.values, apart):
             return ""
     if mine.values.layout != torch.strided:
         found = helpers.tensor_differences(mine.values, theirs.values)
@@ -163,7 +173,7 @@ def _difference(mine: object, theirs: object, close: bool) -> str:
     return difference[1] if difference else ""
 
 
-def _compare(mine: Finished, theirs: Finished, close: bool = False) -> None:
+def _compare(mine: Finished, theirs: Finished, close: bool = False, apart: float = 0.0) -> None:
     assert not theirs.error, f"the program fails on the CPU:\n{theirs.error}"
     assert not mine.error, mine.error
     lines = []
@@ -171,7 +181,7 @@ def _compare(mine: Finished, theirs: Finished, close: bool = False) -> None:
         a, b = helpers.leaves(result), helpers.leaves(theirs.result)
         assert len(a) == len(b), f"{len(a)} results instead of {len(b)} in round {number}"
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            text = _difference(x, y, close or mine.name in CLOSE)
+            text = _difference(x, y, close or mine.name in CLOSE, apart)
             if text:
                 lines.append(f"  round {number}, result {i}: {text}")
     assert not lines, "differs from the CPU:\n" + "\n".join(lines)
@@ -192,7 +202,7 @@ def test_smoke_of_the_other_modes(on_cpu, on_device, device, name, mode):
 @pytest.mark.parametrize("mode", FUSED_MODES)
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_program(on_cpu, fused, device, name, mode):
-    _compare(fused[mode][name], on_cpu[name], close=True)
+    _compare(fused[mode][name], on_cpu[name], close=True, apart=AMPLIFIED.get(name, 0.0))
 
 
 @pytest.mark.parametrize("mode", FUSED_MODES)
