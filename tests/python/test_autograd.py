@@ -253,7 +253,7 @@ def test_gan_with_two_optimizers(unfused, device):
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_lbfgs(device, search):
+def test_lbfgs(device, search, unfused):
     def run(where):
         net, x = small_net(where), drawn(12, 4, device=where)
         target = x[:, :1] * 2

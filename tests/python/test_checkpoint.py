@@ -84,7 +84,7 @@ def test_recomputation_with_other_shapes_is_noticed(device):
     assert (x * 2).tolist() == [2.0] * 4
 
 
-def test_inside_a_training_loop(device):
+def test_inside_a_training_loop(device, unfused):
     def run(where):
         net = _net(where)
         opt = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -44,7 +44,7 @@ def test_saved_tensors_to_the_host_and_back(device):
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_save_on_cpu(device, pinned):
+def test_save_on_cpu(device, pinned, unfused):
     def run(where):
         net, x = small_net(where), drawn(6, 4, device=where, grad=True)
         if pinned and where != "cpu":
@@ -176,7 +176,7 @@ def test_graph_node_hooks(device):
     same(run, device)
 
 
-def test_a_hook_that_reads_the_value_in_the_middle_of_backward(device):
+def test_a_hook_that_reads_the_value_in_the_middle_of_backward(device, unfused):
     def run(where):
         net, norms = small_net(where), []
         for p in net.parameters():

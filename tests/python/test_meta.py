@@ -68,7 +68,7 @@ def test_binary_operators_promise_what_eager_makes(
         assert torch.equal(made.cpu(), expected)
 
 
-def test_layer_norm_promises_what_eager_makes() -> None:
+def test_layer_norm_promises_what_eager_makes(unfused: None) -> None:
     for shape, dims in [((2, 3, 4), (4,)), ((2, 3, 4), (3, 4)), ((0, 4), (4,)), ((4,), (4,))]:
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             x = torch.randn(shape, dtype=dtype)

@@ -19,6 +19,7 @@ from tests.helpers import extension
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "no_boundary")
 
 FOR_EVER = 1 << 40
+SETTLED = 4  # runs after which a plan has its kernels
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
     "sgd lists": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
@@ -53,7 +54,11 @@ class Training:
     def __init__(self, optimizer: str, device: str) -> None:
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+            torch.nn.Linear(3, 4),
+            torch.nn.BatchNorm1d(4),
+            torch.nn.GroupNorm(2, 4),  # ATen's in all modes, with memory that ATen allocates
+            torch.nn.Tanh(),
+            torch.nn.Linear(4, 2),
         ).to(device)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.data = torch.arange(15.0).reshape(5, 3).to(device) / 7
@@ -117,8 +122,9 @@ def ready(optimizer: str, device: str, cold: bool) -> Training:
 
 
 def count_allocations(optimizer: str, device: str, cold: bool) -> int:
-    ready(optimizer, device, False)
-    extension().flush()
+    for _ in range(SETTLED):
+        ready(optimizer, device, False)
+        extension().flush()
     ready(optimizer, device, cold)
     extension().fail_allocations(0, 0)
     extension().flush()
@@ -137,11 +143,13 @@ def undisturbed(optimizer: str, device: str, kernels: bool, cold: bool, steps: i
     """What training has after some steps: eager's, or with kernels that of the device itself."""
     if not kernels:
         return after_steps(optimizer, steps)
-    training = ready(optimizer, device, cold)
-    for _ in range(steps - 2):
-        extension().flush()
-        training.step()
-    return contents(training.tensors())
+    for _ in range(SETTLED):
+        training = ready(optimizer, device, cold)
+        for _ in range(steps - 2):
+            extension().flush()
+            training.step()
+        found = contents(training.tensors())
+    return found
 
 
 @pytest.mark.parametrize("cold", [True, False], ids=["first run", "replay"])
@@ -150,10 +158,11 @@ def test_one_failure_at_every_allocation_of_a_step(acc_only, kernels, optimizer,
     """The failed step is tried again where that is safe; else what it may have touched says so."""
     allocations = count_allocations(optimizer, acc_only, cold)
     expected = undisturbed(optimizer, acc_only, kernels, cold, 2)
-    assert allocations > 10
+    assert allocations > (5 if kernels and not cold else 10)
     outcomes = {"exact": 0, "poisoned": 0}
     for k in range(allocations):
         bystander = torch.ones(3, device=acc_only) * 2
+        extension().flush()
         training = ready(optimizer, acc_only, cold)
         error = None
         with failing(k, 1):
@@ -170,7 +179,9 @@ def test_one_failure_at_every_allocation_of_a_step(acc_only, kernels, optimizer,
         assert found["data"] is not None
         assert (bystander + 1).tolist() == [3.0] * 3
         assert (torch.ones(2, device=acc_only) + 1).tolist() == [2.0] * 2
-    assert outcomes["exact"] > (3 if kernels else 10) and outcomes["poisoned"] > 0, outcomes
+    assert outcomes["exact"] > (3 if kernels else 10), outcomes
+    # With kernels little allocates behind a write.
+    assert kernels or outcomes["poisoned"] > 0, outcomes
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -248,7 +259,7 @@ def test_what_was_deleted_to_free_memory_is_not_made(acc_only):
         assert counter.tolist() == [1.0] * 3
 
 
-def test_a_checkpoint_makes_a_model_usable_again(acc_only):
+def test_a_checkpoint_makes_a_model_usable_again(acc_only, unfused):
     """After a failure in the middle of an update: load the state and go on as eager would."""
     saved = Training("sgd lists", "cpu")
     saved.step()

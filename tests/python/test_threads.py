@@ -53,13 +53,13 @@ def train(where: str, seed: int, steps: int = 10) -> list[torch.Tensor]:
     return [t.detach().cpu() for t in (*losses, *net.parameters())]
 
 
-def test_training_in_a_thread(device):
+def test_training_in_a_thread(device, unfused):
     found: list[list[torch.Tensor]] = []
     in_threads(1, lambda i: found.append(train(device, 0)))
     helpers.assert_same(found[0], train("cpu", 0))
 
 
-def test_training_in_several_threads_at_once(device):
+def test_training_in_several_threads_at_once(device, unfused):
     # One generator seeds all networks: they are made one after the other.
     lock = threading.Lock()
     found: dict[int, list[torch.Tensor]] = {}
@@ -228,7 +228,7 @@ out = [float(v) for v in losses]
 """
 
 
-def test_a_cell_that_is_run_again_gives_the_same(device):
+def test_a_cell_that_is_run_again_gives_the_same(device, unfused):
     space = {"torch": torch, "device": device}
     seen, plans = [], []
     for _ in range(4):
@@ -243,7 +243,7 @@ def test_a_cell_that_is_run_again_gives_the_same(device):
     assert plans[2] + plans[3] <= 1, f"a cell that is run again makes new plans: {plans}"
 
 
-def test_a_cell_that_raises_and_is_run_again(device):
+def test_a_cell_that_raises_and_is_run_again(device, unfused):
     space = {"torch": torch, "device": device}
     with pytest.raises(RuntimeError):
         exec(CELL.replace("loss.backward()", "loss.backward(); x @ x"), space)

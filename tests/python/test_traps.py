@@ -137,7 +137,7 @@ VALUES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_changed_scalar_is_never_the_old_one(device, name):
+def test_a_changed_scalar_is_never_the_old_one(device, name, unfused):
     # A plan that bakes a scalar replays the old value; 0, 1 and 2 are what kernels specialise on.
     def run(where):
         x, found = drawn(4, 4, device=where), []
@@ -214,7 +214,7 @@ def test_default_dtype_set_in_a_block_that_has_ended(device, clean_flags):
     same(run, device)
 
 
-def test_mkldnn_switched_off_in_a_block_that_has_ended(device, one_thread):
+def test_mkldnn_switched_off_in_a_block_that_has_ended(device, one_thread, unfused):
     # oneDNN and the plain convolution differ in the last bits, so the wrong flag shows.
     def run(where):
         x, w = drawn(2, 8, 12, 12, device=where), drawn(8, 8, 3, 3, device=where, seed=1)
@@ -317,7 +317,7 @@ def test_autocast_does_not_outlive_its_block(device):
 # --- dead code and effects --------------------------------------------------------------------
 
 
-def test_batch_norm_statistics_of_a_dropped_forward(device):
+def test_batch_norm_statistics_of_a_dropped_forward(device, unfused):
     # The write to the running statistics is not in the operator's schema.
     def run(where):
         bn = nn.BatchNorm2d(3).to(where)
@@ -490,7 +490,7 @@ def test_a_cpu_operand_is_taken_at_the_time_of_the_call(device):
     same(run, device)
 
 
-def test_host_reads_in_the_middle_of_a_step(device):
+def test_host_reads_in_the_middle_of_a_step(device, unfused):
     # Each reading pattern splits the step differently; all must give the same numbers.
     def run(where, log):
         w = nn.Parameter(drawn(8, device=where))

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "kernels/codegen/render.h"
+
+namespace acc::codegen {
+
+// The text of a kernel that has reduced loops.
+KernelText render_reduction(const KernelSpec& kernel);
+
+}  // namespace acc::codegen
