@@ -71,7 +71,7 @@ class ReductionWriter : HostWriter {
     return found;
   }
 
-  static constexpr int kPart = 16;
+  static constexpr int kPart = 4;
 
   // What goes along the vectors' loop: instructions that compute, `within` that do something with
   // it, and stores. The rest, shorter than a vector, goes through the same loop in buffers; sums
