@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 
 from tests import helpers
 
 # --- registered from Python, with a kernel for the CPU ------------------------------------------
 
 
-@torch.library.custom_op("acc_test::softclip", mutates_args=(), device_types="cpu")
+@library.custom_op("acc_test::softclip", mutates_args=(), device_types="cpu")
 def softclip(x: torch.Tensor, bound: float) -> torch.Tensor:
     """`bound * tanh(x / bound)`, by NumPy: only memory of the CPU will do."""
     assert x.device.type == "cpu"
@@ -37,7 +37,7 @@ def softclip_backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
 softclip.register_autograd(softclip_backward, setup_context=softclip_setup)
 
 
-@torch.library.custom_op("acc_test::softclip_with_fake", mutates_args=(), device_types="cpu")
+@library.custom_op("acc_test::softclip_with_fake", mutates_args=(), device_types="cpu")
 def softclip_with_fake(x: torch.Tensor, bound: float) -> torch.Tensor:
     """The same, with a shape function as `torch.compile` wants one."""
     return torch.from_numpy(bound * np.tanh(x.detach().numpy() / bound))
@@ -47,7 +47,7 @@ softclip_with_fake.register_fake(lambda x, bound: torch.empty_like(x))
 softclip_with_fake.register_autograd(softclip_backward, setup_context=softclip_setup)
 
 
-@torch.library.custom_op("acc_test::anywhere", mutates_args=())
+@library.custom_op("acc_test::anywhere", mutates_args=())
 def anywhere(x: torch.Tensor, k: float) -> torch.Tensor:
     """Of torch operators only, for any device: gets the acc tensors themselves."""
     return x.sin() * k + x.new_ones(())
@@ -62,13 +62,13 @@ anywhere.register_autograd(
 )
 
 
-@torch.library.custom_op("acc_test::decay_", mutates_args={"x"}, device_types="cpu")
+@library.custom_op("acc_test::decay_", mutates_args={"x"}, device_types="cpu")
 def decay_(x: torch.Tensor, by: torch.Tensor) -> None:
     """`x -= by * x` in place, by NumPy."""
     x.numpy()[...] -= by.numpy() * x.numpy()
 
 
-@torch.library.custom_op("acc_test::moments", mutates_args=(), device_types="cpu")
+@library.custom_op("acc_test::moments", mutates_args=(), device_types="cpu")
 def moments(parts: list[torch.Tensor], shift: torch.Tensor | None) -> list[torch.Tensor]:
     """Sum and sum of squares of all elements; lists and optional tensors go through."""
     flat = torch.cat([part.reshape(-1) for part in parts])
@@ -76,7 +76,7 @@ def moments(parts: list[torch.Tensor], shift: torch.Tensor | None) -> list[torch
     return [flat.sum(), (flat * flat).sum()]
 
 
-@torch.library.custom_op("acc_test::positives", mutates_args=(), device_types="cpu")
+@library.custom_op("acc_test::positives", mutates_args=(), device_types="cpu")
 def positives(x: torch.Tensor) -> torch.Tensor:
     """The positive elements: a shape that depends on the data."""
     return x[x > 0]
@@ -177,7 +177,7 @@ def cpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     def setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.k = inputs[2]
 
-    torch.library.register_autograd(
+    library.register_autograd(
         "acc_test_cpp::axpy", lambda ctx, g: (g * ctx.k, g, None), setup_context=setup
     )
     yield ops
@@ -258,7 +258,7 @@ def test_lists_options_and_shapes_that_depend_on_data(device):
 
 
 def test_an_operator_that_raises_harms_nothing(device):
-    @torch.library.custom_op("acc_test::refuses", mutates_args=(), device_types="cpu")
+    @library.custom_op("acc_test::refuses", mutates_args=(), device_types="cpu")
     def refuses(x: torch.Tensor) -> torch.Tensor:
         raise KeyError("not today")
 
@@ -270,7 +270,7 @@ def test_an_operator_that_raises_harms_nothing(device):
 
 
 def test_without_a_kernel_for_the_cpu_the_error_names_the_operator(acc_only):
-    torch.library.define("acc_test::nowhere", "(Tensor x) -> Tensor")
+    library.define("acc_test::nowhere", "(Tensor x) -> Tensor")
     with pytest.raises(NotImplementedError, match="acc_test::nowhere"):
         torch.ops.acc_test.nowhere(torch.ones(2, device=acc_only))
 
@@ -405,6 +405,7 @@ TRITON = importlib.util.find_spec("triton") is not None
 TRITON_OP = """
 import torch, triton, torchacc_device
 import triton.language as tl
+from torch import library
 
 @triton.jit
 def double(x, y, n, BLOCK: tl.constexpr):
@@ -428,7 +429,7 @@ def test_a_triton_operator_runs_in_tritons_interpreter(acc_only, tmp_path):
     code = (
         TRITON_OP
         + """
-@torch.library.custom_op("acc_test::double", mutates_args=())
+@library.custom_op("acc_test::double", mutates_args=())
 def op(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
     double[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), BLOCK=128)
@@ -454,12 +455,10 @@ def test_a_compiled_triton_operator_without_a_gpu_says_so(acc_only, tmp_path):
     code = (
         TRITON_OP
         + """
-from torch.library import triton_op, wrap_triton
-
-@triton_op("acc_test::double", mutates_args=())
+@library.triton_op("acc_test::double", mutates_args=())
 def op(x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
-    wrap_triton(double)[(1,)](x, y, x.numel(), BLOCK=128)
+    library.wrap_triton(double)[(1,)](x, y, x.numel(), BLOCK=128)
     return y
 
 x = torch.ones(3, device="acc") + 1
