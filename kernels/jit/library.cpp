@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <elf.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -38,6 +39,14 @@ std::string fresh_path(int fd) {
   return path + "/" + std::to_string(fd);
 }
 
+// The descriptor again, under a number that programs do not come to. The loader tells debuggers,
+// sanitizers and whoever else asks the path that a library was loaded from, and they open it long
+// after: there must not be another file by then.
+Descriptor out_of_the_way(int fd) {
+  constexpr int kLeast = 1000;  // below the usual limit, 1024
+  return Descriptor(fcntl(fd, F_DUPFD_CLOEXEC, kLeast));
+}
+
 // Whether bytes [offset, offset + count * size) are there.
 bool inside(std::string_view bytes, uint64_t offset, uint64_t count, uint64_t size) {
   if (size != 0 && count > bytes.size() / size) return false;
@@ -67,7 +76,8 @@ bool is_whole_library(std::string_view bytes) {
 void* load_library(int fd, std::string& problem) {
   guard_over_fork();
   const std::lock_guard lock(mutex);
-  void* library = dlopen(fresh_path(fd).c_str(), RTLD_NOW | RTLD_LOCAL);
+  const Descriptor away = out_of_the_way(fd);
+  void* library = dlopen(fresh_path(away ? away.get() : fd).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* text = dlerror();
     problem = text != nullptr ? text : "the loader gave no reason";

@@ -1,3 +1,4 @@
+#include <link.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -108,6 +109,23 @@ TEST_F(DiskCacheTest, ALibraryIsLoadedFromMemoryToo) {
   EXPECT_EQ(find_function(loaded, "g"), nullptr);
   EXPECT_EQ(load_library("no library", problem), nullptr);
   EXPECT_NE(problem, "");
+}
+
+// Debuggers and sanitizers open the files that the loader names, long after.
+TEST_F(DiskCacheTest, TheLoaderNamesNoFileThatIsAnother) {
+  std::string problem;
+  ASSERT_NE(load_library(library("f", 12), problem), nullptr) << problem;
+  std::vector<Descriptor> others;  // what the program opens next
+  for (int i = 0; i < 20; ++i) others.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  std::vector<std::string> names;
+  const auto add = [](dl_phdr_info* info, size_t, void* to) {
+    static_cast<std::vector<std::string>*>(to)->emplace_back(info->dlpi_name);
+    return 0;
+  };
+  dl_iterate_phdr(add, &names);
+  std::erase_if(names, [](const std::string& name) { return !name.starts_with("/proc/self/fd/"); });
+  EXPECT_FALSE(names.empty());
+  for (const std::string& name : names) EXPECT_NE(access(name.c_str(), F_OK), 0) << name;
 }
 
 TEST_F(DiskCacheTest, EveryCutOfALibraryIsNoticed) {
