@@ -92,14 +92,7 @@ std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<cons
   return access;
 }
 
-void sort_loops(Nest& nest, const Access& by) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < nest.sizes.size(); ++i) {
-    if (nest.sizes[i] != 1) order.push_back(i);
-  }
-  const std::vector<int64_t> keys = by.strides;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return std::abs(keys[a]) > std::abs(keys[b]); });
+void reorder(Nest& nest, std::span<const size_t> order) {
   const auto pick = [&]<class T>(std::vector<T>& from) {
     std::vector<T> picked;
     picked.reserve(order.size());
@@ -109,6 +102,17 @@ void sort_loops(Nest& nest, const Access& by) {
   pick(nest.sizes);
   pick(nest.reduced);
   for (Access& access : nest.accesses) pick(access.strides);
+}
+
+void sort_loops(Nest& nest, const Access& by) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < nest.sizes.size(); ++i) {
+    if (nest.sizes[i] != 1) order.push_back(i);
+  }
+  const std::vector<int64_t> keys = by.strides;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return std::abs(keys[a]) > std::abs(keys[b]); });
+  reorder(nest, order);
 }
 
 void coalesce(Nest& nest) {

@@ -39,6 +39,9 @@ int64_t product(std::span<const int64_t> sizes);
 // Nothing if it does not fit.
 std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<const int64_t> sizes);
 
+// The loops named by `order`, the outermost first; any other has one turn, and goes.
+void reorder(Nest& nest, std::span<const size_t> order);
+
 // Drops loops of one turn and puts the loop with the largest stride of `by` outermost.
 void sort_loops(Nest& nest, const Access& by);
 

@@ -66,15 +66,7 @@ void order_for_vectors(Nest& nest, const std::vector<bool>& writes) {
   std::ranges::stable_sort(order, {}, [&](size_t loop) {
     return loop == fastest ? 2 : nest.reduced[loop] ? 1 : 0;
   });
-  const auto pick = [&order]<class T>(std::vector<T>& from) {
-    std::vector<T> picked;
-    picked.reserve(order.size());
-    for (const size_t i : order) picked.push_back(from[i]);
-    from = std::move(picked);
-  };
-  pick(nest.sizes);
-  pick(nest.reduced);
-  for (Access& access : nest.accesses) pick(access.strides);
+  reorder(nest, order);
 }
 
 class Lowering {

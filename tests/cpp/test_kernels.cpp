@@ -7,10 +7,9 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/codegen/render.h"
-#include "kernels/jit/compile.h"
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
+#include "tests/cpp/kernel_builder.h"
 
 namespace acc {
 namespace {
@@ -19,47 +18,12 @@ using codegen::Instruction;
 using codegen::KernelSpec;
 using codegen::Walk;
 using graph::Fn;
+using testing::apply;
+using testing::compiled;
+using testing::constant;
+using testing::operand;
+using testing::scalar;
 namespace dtype = graph::dtype;
-
-Instruction operand(uint32_t index, uint8_t type = dtype::kF32) {
-  Instruction made;
-  made.fn = Fn::kOperand;
-  made.dtype = type;
-  made.index = index;
-  return made;
-}
-
-Instruction apply(Fn fn, uint8_t type, uint32_t a, uint32_t b = 0, uint32_t c = 0) {
-  Instruction made;
-  made.fn = fn;
-  made.dtype = type;
-  made.inputs = {a, b, c};
-  return made;
-}
-
-Instruction constant(double number, uint8_t type = dtype::kF32) {
-  Instruction made;
-  made.fn = Fn::kConstant;
-  made.dtype = type;
-  made.constant = number;
-  return made;
-}
-
-Instruction scalar(uint32_t index, uint8_t type = dtype::kF32) {
-  Instruction made;
-  made.fn = Fn::kScalar;
-  made.dtype = type;
-  made.index = index;
-  return made;
-}
-
-codegen::HostFunction compiled(const KernelSpec& kernel) {
-  const codegen::KernelText text = codegen::render_host(kernel);
-  const auto job = jit::compile(codegen::host_preamble(), {{text.name, text.text}});
-  job->wait();
-  EXPECT_EQ(job->error(), "");
-  return reinterpret_cast<codegen::HostFunction>(job->function(text.name));
-}
 
 void run(const KernelSpec& kernel, std::vector<void*> pointers, std::vector<int64_t> geometry,
          std::vector<int64_t> numbers, int64_t begin, int64_t end) {

@@ -7,9 +7,8 @@
 #include <random>
 
 #include "kernels/codegen/phases.h"
-#include "kernels/codegen/render.h"
-#include "kernels/jit/compile.h"
 #include "lazy/graph/dtype.h"
+#include "tests/cpp/kernel_builder.h"
 
 namespace acc {
 namespace {
@@ -19,24 +18,12 @@ using codegen::KernelSpec;
 using codegen::Phases;
 using codegen::Walk;
 using graph::Fn;
+using testing::apply;
+using testing::compiled;
+using testing::operand;
+using testing::reduction;
 using Indices = std::vector<uint32_t>;
 namespace dtype = graph::dtype;
-
-Instruction operand(uint32_t index, uint8_t type = dtype::kF32) {
-  Instruction made;
-  made.fn = Fn::kOperand;
-  made.dtype = type;
-  made.index = index;
-  return made;
-}
-
-Instruction apply(Fn fn, uint32_t a, uint32_t b = 0, uint8_t type = dtype::kF32) {
-  Instruction made;
-  made.fn = fn;
-  made.dtype = type;
-  made.inputs = {a, b, 0};
-  return made;
-}
 
 // out = exp(x - max(x)) / sum(exp(x - max(x))), largest = max(x)
 KernelSpec softmax(bool columns) {
@@ -48,8 +35,12 @@ KernelSpec softmax(bool columns) {
   kernel.operands = {{dtype::kF32, Walk::kContiguous, false, false},
                      {dtype::kF32, Walk::kContiguous, true, false},
                      {dtype::kF32, kept, true, true}};
-  kernel.instructions = {operand(0),         apply(Fn::kAmax, 0), apply(Fn::kSub, 0, 1),
-                         apply(Fn::kExp, 2), apply(Fn::kSum, 3),  apply(Fn::kDiv, 3, 4)};
+  kernel.instructions = {operand(0),
+                         apply(Fn::kAmax, dtype::kF32, 0),
+                         apply(Fn::kSub, dtype::kF32, 0, 1),
+                         apply(Fn::kExp, dtype::kF32, 2),
+                         apply(Fn::kSum, dtype::kF32, 3),
+                         apply(Fn::kDiv, dtype::kF32, 3, 4)};
   kernel.stores = {{1, 5}, {2, 1}};
   return kernel;
 }
@@ -79,8 +70,8 @@ KernelSpec centred(bool in_place) {
   Instruction one;
   one.dtype = dtype::kF32;
   one.constant = 1;
-  kernel.instructions = {operand(0), one, apply(Fn::kAdd, 0, 1), apply(Fn::kSum, 2),
-                         apply(Fn::kSub, 2, 3)};
+  kernel.instructions = {operand(0), one, apply(Fn::kAdd, dtype::kF32, 0, 1),
+                         apply(Fn::kSum, dtype::kF32, 2), apply(Fn::kSub, dtype::kF32, 2, 3)};
   kernel.stores = {{in_place ? 0U : 1U, 2}, {2, 4}};
   return kernel;
 }
@@ -109,14 +100,6 @@ TEST(Phases, WithoutFullResultsTheLastPhaseIsTheLastReduction) {
   KernelSpec kernel = softmax(false);
   kernel.stores = {{2, 4}};
   EXPECT_EQ(codegen::find_phases(kernel).phases.size(), 2U);
-}
-
-codegen::HostFunction compiled(const KernelSpec& kernel) {
-  const codegen::KernelText text = codegen::render_host(kernel);
-  const auto job = jit::compile(codegen::host_preamble(), {{text.name, text.text}});
-  job->wait();
-  EXPECT_EQ(job->error(), "");
-  return reinterpret_cast<codegen::HostFunction>(job->function(text.name));
 }
 
 class Kernel : public ::testing::TestWithParam<bool> {};
@@ -169,22 +152,13 @@ TEST_P(Kernel, EveryLength) {
 }
 
 TEST_P(Kernel, SumsKeepTheirDigits) {
-  KernelSpec kernel;
-  kernel.loops = 2;
-  kernel.reduced = 1;
-  kernel.columns = GetParam();
-  const Walk kept = GetParam() ? Walk::kContiguous : Walk::kBroadcast;
-  kernel.operands = {{dtype::kF32, Walk::kContiguous, false, false},
-                     {dtype::kF32, kept, true, true}};
-  kernel.instructions = {operand(0), apply(Fn::kSum, 0)};
-  kernel.stores = {{1, 1}};
   const int64_t n = 1'000'003;
   std::vector<float> x(n, 0.1F);
   float sum = 0;
   const std::vector<int64_t> geometry =
       GetParam() ? std::vector<int64_t>{n, 1, 1, 1, 0, 1} : std::vector<int64_t>{1, n, n, 1, 1, 0};
   char* const pointers[] = {reinterpret_cast<char*>(x.data()), reinterpret_cast<char*>(&sum)};
-  const auto function = compiled(kernel);
+  const auto function = compiled(reduction(Fn::kSum, GetParam()));
   ASSERT_NE(function, nullptr);
   function(pointers, geometry.data(), nullptr, 0, 1);
   const double exact = n * double{0.1F};
@@ -193,16 +167,7 @@ TEST_P(Kernel, SumsKeepTheirDigits) {
 
 TEST_P(Kernel, NanIsTheLargestAndTheSmallest) {
   for (const Fn fn : {Fn::kAmax, Fn::kAmin}) {
-    KernelSpec kernel;
-    kernel.loops = 2;
-    kernel.reduced = 1;
-    kernel.columns = GetParam();
-    const Walk kept = GetParam() ? Walk::kContiguous : Walk::kBroadcast;
-    kernel.operands = {{dtype::kF32, Walk::kContiguous, false, false},
-                       {dtype::kF32, kept, true, true}};
-    kernel.instructions = {operand(0), apply(fn, 0)};
-    kernel.stores = {{1, 1}};
-    const auto function = compiled(kernel);
+    const auto function = compiled(reduction(fn, GetParam()));
     ASSERT_NE(function, nullptr);
     for (int64_t at = 0; at < 40; ++at) {
       std::vector<float> x(40, 1);

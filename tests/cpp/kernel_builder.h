@@ -1,0 +1,69 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "kernels/codegen/kernel_spec.h"
+#include "kernels/codegen/render.h"
+#include "kernels/jit/compile.h"
+#include "lazy/graph/dtype.h"
+
+// Builds kernels by hand for the tests of the renderer, and compiles them.
+namespace acc::testing {
+
+inline codegen::Instruction operand(uint32_t index, uint8_t type = graph::dtype::kF32) {
+  codegen::Instruction made;
+  made.fn = graph::Fn::kOperand;
+  made.dtype = type;
+  made.index = index;
+  return made;
+}
+
+inline codegen::Instruction apply(graph::Fn fn, uint8_t type, uint32_t a, uint32_t b = 0,
+                                  uint32_t c = 0) {
+  codegen::Instruction made;
+  made.fn = fn;
+  made.dtype = type;
+  made.inputs = {a, b, c};
+  return made;
+}
+
+inline codegen::Instruction constant(double number, uint8_t type = graph::dtype::kF32) {
+  codegen::Instruction made;
+  made.fn = graph::Fn::kConstant;
+  made.dtype = type;
+  made.constant = number;
+  return made;
+}
+
+inline codegen::Instruction scalar(uint32_t index, uint8_t type = graph::dtype::kF32) {
+  codegen::Instruction made;
+  made.fn = graph::Fn::kScalar;
+  made.dtype = type;
+  made.index = index;
+  return made;
+}
+
+inline codegen::HostFunction compiled(const codegen::KernelSpec& kernel) {
+  const codegen::KernelText text = codegen::render_host(kernel);
+  const auto job = jit::compile(codegen::host_preamble(), {{text.name, text.text}});
+  job->wait();
+  EXPECT_EQ(job->error(), "");
+  return reinterpret_cast<codegen::HostFunction>(job->function(text.name));
+}
+
+// out[kept] = what `fn` makes of a row of x, or of a column.
+inline codegen::KernelSpec reduction(graph::Fn fn, bool columns) {
+  codegen::KernelSpec kernel;
+  kernel.loops = 2;
+  kernel.reduced = 1;
+  kernel.columns = columns;
+  kernel.operands = {
+      {graph::dtype::kF32, codegen::Walk::kContiguous, false, false},
+      {graph::dtype::kF32, columns ? codegen::Walk::kContiguous : codegen::Walk::kBroadcast, true,
+       true}};
+  kernel.instructions = {operand(0), apply(fn, graph::dtype::kF32, 0)};
+  kernel.stores = {{1, 1}};
+  return kernel;
+}
+
+}  // namespace acc::testing
