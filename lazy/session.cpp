@@ -765,20 +765,11 @@ std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest) {
 
 void time_plans(bool on) { Session::get().time_plans(on); }
 
-static void release_all_memory() {
+void skip_passes(const std::string& names) {
+  passes::skip(names);
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     release_memory(static_cast<c10::DeviceIndex>(i));
   }
-}
-
-void skip_passes(const std::string& names) {
-  passes::skip(names);
-  release_all_memory();
-}
-
-void channels_last(bool on) {
-  passes::channels_last(on);
-  release_all_memory();
 }
 
 void run_alike() {

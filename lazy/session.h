@@ -74,9 +74,6 @@ void time_plans(bool on);
 // Leaves out the passes in `names` (see ACC_SKIP_PASSES) from now on, in plans of all devices.
 void skip_passes(const std::string& names);
 
-// What ACC_CHANNELS_LAST says, from now on, in plans of all devices.
-void channels_last(bool on);
-
 // Several processes train together from now on: nothing that changes bits is decided by time any
 // more. Plans that may have been are dropped, without submitting what is pending.
 void run_alike();

@@ -66,7 +66,6 @@ enum Id : size_t {
   kSourceLines,
   kDump,
   kSkipPasses,
-  kChannelsLast,
   kExact,
   kDeterministic,
   kCxx,
@@ -105,10 +104,6 @@ constexpr Entry kEntries[] = {
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
            "from: dce, lists, split, cse, copies, layout, accumulate, fuse, batch, order, alias."),
-    flag(
-        "ACC_CHANNELS_LAST", false,
-        "1: convolutional networks run channels last inside where that is faster; strides that the "
-        "program sees are unchanged."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "
          "value is stored or cast."),
@@ -248,7 +243,6 @@ int max_inflight() { return static_cast<int>(get(kMaxInflight)); }
 bool source_lines() { return get(kSourceLines) != 0; }
 Dump dump() { return static_cast<Dump>(get(kDump)); }
 std::string skip_passes() { return get_string(kSkipPasses); }
-bool channels_last() { return get(kChannelsLast) != 0; }
 bool exact() { return get(kExact) != 0; }
 bool deterministic() { return get(kDeterministic) != 0; }
 std::string cxx() { return get_string(kCxx); }

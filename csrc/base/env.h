@@ -41,7 +41,6 @@ Dump dump();
 // Names of passes, separated by commas.
 std::string skip_passes();
 // Whether generated kernels round to half types after each operator.
-bool channels_last();
 bool exact();
 // Whether nothing that changes bits may depend on time.
 bool deterministic();

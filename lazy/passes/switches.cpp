@@ -18,7 +18,6 @@ constexpr std::array kNames{"dce",        "lists", "split", "cse",   "copies", "
                             "accumulate", "fuse",  "batch", "order", "alias"};
 
 std::atomic<uint32_t> skipped{0};
-std::atomic<bool> lays_out{false};
 std::once_flag from_environment;
 
 std::string all_names() {
@@ -45,22 +44,13 @@ uint32_t parse(std::string_view names) {
 }  // namespace
 
 bool enabled(Pass pass) {
-  std::call_once(from_environment, [] {
-    skipped = parse(base::env::skip_passes());
-    lays_out = base::env::channels_last();
-  });
-  if (pass == Pass::kLayout && !lays_out) return false;
+  std::call_once(from_environment, [] { skipped = parse(base::env::skip_passes()); });
   return (skipped.load(std::memory_order_relaxed) >> static_cast<unsigned>(pass) & 1U) == 0;
 }
 
 void skip(const std::string& names) {
   enabled(Pass::kDce);
   skipped = parse(names);
-}
-
-void channels_last(bool on) {
-  enabled(Pass::kDce);
-  lays_out = on;
 }
 
 }  // namespace acc::passes

@@ -19,14 +19,11 @@ enum class Pass : unsigned char {
   kAlias
 };
 
-// False for those that ACC_SKIP_PASSES names, and for kLayout unless ACC_CHANNELS_LAST is 1.
+// False for those that ACC_SKIP_PASSES names.
 bool enabled(Pass pass);
 
 // Leaves out the passes in `names`, separated by commas, from now on. Plans that were made stay as
 // they are. Throws base::Error for a name that is none.
 void skip(const std::string& names);
-
-// What ACC_CHANNELS_LAST says, from now on.
-void channels_last(bool on);
 
 }  // namespace acc::passes

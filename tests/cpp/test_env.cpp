@@ -228,7 +228,7 @@ TEST_F(Env, TheTableDescribesEveryVariableInOneLine) {
                        "ACC_MODE", "ACC_EXECUTOR", "ACC_HOST_DEVICES", "ACC_LOG_LEVEL",
                        "ACC_PLAN_CACHE_MB", "ACC_MAX_PENDING", "ACC_MAX_PENDING_MB",
                        "ACC_MAX_INFLIGHT", "ACC_SOURCE_LINES", "ACC_DUMP", "ACC_SKIP_PASSES",
-                       "ACC_CHANNELS_LAST", "ACC_EXACT", "ACC_DETERMINISTIC", "ACC_CXX",
+                       "ACC_EXACT", "ACC_DETERMINISTIC", "ACC_CXX",
                        "ACC_COMPILE_TIMEOUT_S", "ACC_CACHE_DIR", "ACC_CACHE_MB"}));
 }
 

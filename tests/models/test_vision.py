@@ -34,7 +34,7 @@ def measured(model: str, device: str) -> dict[str, object]:
     with helpers.counting() as counted:
         optimizer = vision.OPTIMIZERS[vision.optimizer(model)]
         runs = accuracy.measure(case, optimizer, device, STEPS)
-    asked, failures = accuracy.failures(case, optimizer, runs)
+    repeated, failures = accuracy.failures(case, optimizer, device, runs)
     line = {
         "kind": "accuracy",
         "model": model,
@@ -42,7 +42,7 @@ def measured(model: str, device: str) -> dict[str, object]:
         "input": list(case.batches[0][0].shape),
         "parameters": sum(p.numel() for p in case.model.parameters()),
         **record.summary(runs),
-        "eager_runs": asked,
+        "repeated": repeated,
         "failures": failures[:20],
         "kernel_launches": counted["kernel_launches"],
         "seconds": round(time.monotonic() - began, 1),

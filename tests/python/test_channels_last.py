@@ -7,7 +7,7 @@ Values agree up to rounding, strides exactly. A program also says whether the pa
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,15 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "channels_last")
-
-
-@pytest.fixture
-def channels_last() -> Iterator[None]:
-    """What ACC_CHANNELS_LAST=1 does."""
-    helpers.extension().channels_last(True)
-    yield
-    helpers.extension().channels_last(False)
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
 
 Results = dict[str, Tensor]

@@ -167,13 +167,6 @@ void bind_session(py::module_& m) {
       },
       py::arg("names"), "Leaves out passes from now on, as ACC_SKIP_PASSES does.");
   m.def(
-      "channels_last",
-      [](bool on) {
-        py::gil_scoped_release release;
-        session::channels_last(on);
-      },
-      py::arg("on"), "What ACC_CHANNELS_LAST says, from now on.");
-  m.def(
       "run_alike",
       [] {
         py::gil_scoped_release release;
