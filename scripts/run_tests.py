@@ -20,11 +20,20 @@ import native
 ROOT = native.ROOT
 
 
-def pytest(*arguments: str) -> Callable[[dict[str, str]], int]:
-    """A stage that runs pytest; no test collected is a failure."""
+# Processes that share a stage: one per core, of which the largest tests need 6 GB each.
+PROCESSES = min(os.cpu_count() or 1, 4)
+
+
+def pytest(*arguments: str, share: str = "") -> Callable[[dict[str, str]], int]:
+    """A stage that runs pytest; no test collected is a failure.
+
+    `share`: how several processes share it, by tests ("load") or by files ("loadfile").
+    """
 
     def run(environ: dict[str, str]) -> int:
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
+        if share:
+            command += ["-n", str(PROCESSES), "--dist", share]
         return subprocess.run(command, cwd=ROOT, env=environ).returncode
 
     return run
@@ -51,16 +60,17 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "cpp-address": ctest("address"),
     "cpp-thread": ctest("thread"),
     "threads": pytest("tests/threads"),
-    "programs": pytest("tests/programs"),
+    "programs": pytest("tests/programs", share="loadfile"),
     "python": pytest(
         "tests/python",
         "--ignore=tests/python/test_layout.py",
         "--ignore=tests/python/test_packaging.py",
+        share="loadfile",
     ),
     "fuzz": pytest("tests/fuzz"),
-    "models": pytest("tests/models", "--ignore=tests/models/test_vision.py"),
-    "torchvision": pytest("tests/models/test_vision.py"),
-    "seeds": pytest("tests/seeds"),
+    "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="load"),
+    "torchvision": pytest("tests/models/test_vision.py", share="load"),
+    "seeds": pytest("tests/seeds", share="load"),
     "opinfo": pytest("tests/opinfo"),
 }
 

@@ -279,6 +279,9 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     op.plus = find_or_make_op(dispatcher.findSchemaOrThrow(plus.c_str(), ""));
     op.plus_in_place = find_or_make_op(dispatcher.findSchemaOrThrow((plus + "_").c_str(), ""));
   }
+  if (graph::table::multiplies_matrices(op.name)) {
+    op.cat = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("aten::cat", ""));
+  }
   return made_ops[op.name] = &ops().emplace_back(op);
 }
 

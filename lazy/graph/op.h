@@ -69,6 +69,9 @@ struct Op {
   // alpha), and the one that does so in place. Null: it is no such operator.
   const Op* plus = nullptr;
   const Op* plus_in_place = nullptr;
+  // Of a product of two matrices: aten::cat, to lay the rows of several below each other. Null: it
+  // is none.
+  const Op* cat = nullptr;
   // Of a convolution: aten::copy_, to change the layout of what it reads and makes. Null: it is
   // none.
   const Op* copy = nullptr;

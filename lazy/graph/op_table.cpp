@@ -280,6 +280,8 @@ std::string plus_operator(Name name) {
   return "";
 }
 
+bool multiplies_matrices(Name name) { return name == "aten::mm" || name == "aten::addmm"; }
+
 bool is_convolution(Name name) {
   return name == "aten::convolution" || name == "aten::convolution_backward";
 }

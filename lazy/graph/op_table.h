@@ -41,6 +41,9 @@ std::string item_operator(std::string_view name);
 // The operator that adds a product to a tensor: "aten::addmm" for "aten::mm". Empty for all others.
 std::string plus_operator(std::string_view name);
 
+// A product of two matrices, plain or added to something.
+bool multiplies_matrices(std::string_view name);
+
 // A convolution as it is recorded, forward or backward.
 bool is_convolution(std::string_view name);
 

@@ -20,12 +20,13 @@ class Substitution {
   // From now on `buffer` begins `bytes` after the begin of `by`.
   void replace(uint32_t buffer, uint32_t by, int64_t bytes = 0) { by_[buffer] = {by, bytes}; }
 
-  // Puts a node of `graph` at the end of `out`.
+  // Puts a node of `graph` at the end of `out`. Buffers that came later stand for themselves.
   void append(const graph::Graph& graph, const graph::Node& node, graph::Graph* out) const {
     out->append(node, graph.words);
     const graph::Node& added = out->nodes.back();
     graph::for_each_tensor(out->words.data() + added.words, out->words.data() + added.end,
                            [this](int64_t* word) {
+                             if (static_cast<size_t>(word[1]) >= by_.size()) return;
                              const Place& place = by_[static_cast<size_t>(word[1])];
                              word[1] = place.buffer;
                              word[2] += place.bytes / graph::element_bytes(graph::dtype_of(*word));

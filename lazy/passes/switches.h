@@ -12,6 +12,7 @@ enum class Pass : unsigned char {
   kCse,
   kCopies,
   kLayout,
+  kRows,
   kAccumulate,
   kFuse,
   kBatch,

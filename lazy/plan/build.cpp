@@ -11,6 +11,7 @@
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/layout.h"
 #include "lazy/passes/lists.h"
+#include "lazy/passes/rows.h"
 #include "lazy/passes/split.h"
 #include "lazy/passes/switches.h"
 #include "lazy/plan/plan.h"
@@ -74,6 +75,11 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::choose_layouts(plan->program, plan->outputs);
     plan->outputs.resize(plan->program.buffers.size(), false);
     if (observer) observer("layout", graph::print(plan->program));
+  }
+  if (fuse && enabled(Pass::kRows)) {
+    plan->program = passes::join_rows(plan->program, plan->outputs);
+    plan->outputs.resize(plan->program.buffers.size(), false);
+    if (observer) observer("rows", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
