@@ -77,6 +77,8 @@ CASES: dict[str, Case] = {
             must={"eager": 1.05, "compile": 1.0},
             goal=1.2,
             memory_must=0.9,
+            # after 20 steps on their own torch.compile is 4.4e-2 from eager
+            tolerance=Tolerance(outputs=0.1),
         ),
         Case(
             "resnet18_cifar",

@@ -109,33 +109,33 @@ def test_modes_within_the_function() -> None:
         around(x.to(ACC))
 
 
-def test_a_replay_records_nothing_and_builds_nothing() -> None:
-    trained = Trained(make_mlp(), adamw)
-    step = torchacc.capture(trained.step)
+def replaying(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[[], object]:
+    """A captured training step that has been replayed a few times, with its batch."""
+    step = torchacc.capture(Trained(make_mlp(), optimizer).step)
     x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
     for _ in range(5):
         step(x, y)
     torch.acc.synchronize()
+    return lambda: step(x, y)
+
+
+def test_a_replay_records_nothing_and_builds_nothing() -> None:
+    step = replaying(adamw)
     with helpers.counting() as counted:
         for _ in range(10):
-            step(x, y)
+            step()
     for name in ("nodes", "nodes_followed", "plans_built", "plans_widened", "memo_misses"):
         assert counted[name] == 0, name
     assert counted["flushes"] == 10
 
 
 def test_memory_does_not_grow() -> None:
-    trained = Trained(make_mlp(), sgd)
-    step = torchacc.capture(trained.step)
-    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
-    for _ in range(5):
-        step(x, y)
-    torch.acc.synchronize()
+    step = replaying(sgd)
     before = torch.acc.memory_allocated()
     gc.collect()
     objects = len(gc.get_objects())
     for _ in range(200):
-        step(x, y)
+        step()
     torch.acc.synchronize()
     assert torch.acc.memory_allocated() <= before
     gc.collect()

@@ -68,3 +68,40 @@ def test_a_difference_is_found(monkeypatch) -> None:
         f"+ {changed.replace('~', '', 1)}",
     }
     assert lines
+
+
+def outs_of(name: str) -> list[str]:
+    """The overloads of an operator that may take its result's memory."""
+    base, _, overload = name.partition(".")
+    existing = {str(s.overload_name) for s in torch._C._jit_get_schemas_for_operator(base)}
+    found = [f"{overload}_out" if overload else "out", "out"]
+    return [f"{base}.{each}" for each in found if each in existing]
+
+
+def copies(out: str) -> bool:
+    """Whether the overload runs the one without `out` and copies, as torchgen makes it then."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(out, "CompositeExplicitAutograd") and not has_kernel(out, "CPU")
+
+
+def test_no_step_calls_an_out_overload_that_copies() -> None:
+    """Convolutions, norms and RNNs have only such: their results are adopted instead."""
+    if extension().executor_name() != "host":
+        pytest.skip("the table is that of the host executor")
+    lines = op_table.described()
+    into = {line.split("(")[0] for line in lines if " into" in line.rpartition(")")[2]}
+    all_outs = {name: outs_of(name) for name in (line.split("(")[0] for line in lines)}
+    copying = {name for name, outs in all_outs.items() if outs and all(map(copies, outs))}
+    assert {
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::native_batch_norm_backward",
+        "aten::native_layer_norm",
+        "aten::native_group_norm",
+        "aten::mkldnn_rnn_layer",
+        "aten::mkldnn_rnn_layer_backward",
+    } <= copying
+    assert {"aten::mm", "aten::addmm", "aten::bmm", "aten::cat"} <= into
+    assert not into & copying
+    # of two overloads, the one that is called is the one with a kernel
+    assert all(any(not copies(out) for out in all_outs[name]) for name in into)
