@@ -20,8 +20,10 @@ import native
 ROOT = native.ROOT
 
 
-# Processes that share a stage: one per core, of which the largest tests need 6 GB each.
-PROCESSES = min(os.cpu_count() or 1, 4)
+# Processes that share a stage: one per core, as far as each has memory for the largest test.
+LARGEST_TEST = 6 << 30  # bytes
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 
 
 def pytest(*arguments: str, share: str = "") -> Callable[[dict[str, str]], int]:

@@ -39,12 +39,13 @@ std::string fresh_path(int fd) {
   return path + "/" + std::to_string(fd);
 }
 
-// The descriptor again, under a number that programs do not come to. The loader tells debuggers,
+// The descriptor again, under a number that programs rarely come to. The loader tells debuggers,
 // sanitizers and whoever else asks the path that a library was loaded from, and they open it long
-// after: there must not be another file by then.
+// after: there should not be another file by then. None where the limit is lower; then the library
+// is loaded all the same.
 Descriptor out_of_the_way(int fd) {
-  constexpr int kLeast = 1000;  // below the usual limit, 1024
-  return Descriptor(fcntl(fd, F_DUPFD_CLOEXEC, kLeast));
+  constexpr int kAboveUsual = 1000;  // and below the usual limit, 1024
+  return Descriptor(fcntl(fd, F_DUPFD_CLOEXEC, kAboveUsual));
 }
 
 // Whether bytes [offset, offset + count * size) are there.

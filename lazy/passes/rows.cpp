@@ -21,8 +21,17 @@ using graph::Tag;
 constexpr size_t kLeast = 4;
 
 // A product reads its shared matrix, K x N, once more, and its rows, of K elements each, are
-// copied: worth it as long as that is a small part.
+// copied: worth it as long as that is a small part. Products of more rows are as fast alone.
 constexpr int64_t kPartOfColumns = 8;
+constexpr int64_t kMostRows = 64;
+
+// A joint result is held until its last reader is done, so it does not grow beyond what makes its
+// product fast.
+constexpr int64_t kMostJointRows = 1024;
+
+// Results begin at multiples of this many bytes of the joint one, the widest element: they may be
+// read as another type.
+constexpr int64_t kAlignment = 16;
 
 // Rows without gaps: the element at (i, j) is at offset + i * columns + j.
 struct Matrix {
@@ -58,6 +67,7 @@ struct Product {
 
 struct Group {
   std::vector<Product> products;
+  int64_t rows = 0;
   int64_t ready = -1;  // the last node that wrote an operand
   uint32_t first_use = std::numeric_limits<uint32_t>::max();
 };
@@ -87,21 +97,26 @@ class Joining {
 
  private:
   void find_groups() {
-    std::map<std::vector<int64_t>, Group> open;  // by what the products share
-    const auto close = [this](Group& group) {
-      if (group.products.size() >= kLeast) groups_.push_back(std::move(group));
-      group = Group();
-    };
+    std::map<std::vector<int64_t>, std::vector<Group>> open;  // by what the products share
     for (uint32_t i = 0; i < graph_.nodes.size(); ++i) {
       if (graph_.nodes[i].op->cat == nullptr) continue;
       const std::optional<Product> product = read(i);
       if (!product.has_value()) continue;
-      Group& group = open[shared_words(i)];
-      if (join(*product, &group)) continue;
-      close(group);
-      join(*product, &group);
+      std::vector<Group>& groups = open[shared_words(i)];
+      if (std::ranges::any_of(groups, [&](Group& group) { return join(*product, &group); })) {
+        continue;
+      }
+      Group next;
+      if (!join(*product, &next)) continue;
+      // A recurrence would begin one group per step.
+      if (!groups.empty() && groups.back().products.size() == 1) groups.pop_back();
+      groups.push_back(std::move(next));
     }
-    for (auto& [shared, group] : open) close(group);
+    for (auto& [shared, groups] : open) {
+      for (Group& group : groups) {
+        if (group.products.size() >= kLeast) groups_.push_back(std::move(group));
+      }
+    }
   }
 
   // (matrix, shared) of mm, (bias, matrix, shared, beta, alpha) of addmm.
@@ -119,7 +134,8 @@ class Joining {
     if (!left.has_value() || !result.has_value()) return std::nullopt;
     const graph::Buffer& buffer = graph_.buffers[result->buffer];
     const auto touches = uses_.of(result->buffer);
-    if (result->rows * kPartOfColumns > result->columns || outputs_[result->buffer] ||
+    if (result->rows > kMostRows || result->rows * kPartOfColumns > result->columns ||
+        bytes_of(*result) % kAlignment != 0 || outputs_[result->buffer] ||
         buffer.kind != graph::BufferKind::kFresh || buffer.group != result->buffer ||
         touches.front().node != index || touches.size() < 2 ||
         !covers(graph_, graph_.results(node).data())) {
@@ -145,12 +161,13 @@ class Joining {
   // Adds a product to a group, if there is a place where all operands are ready and no result is
   // used yet.
   bool join(const Product& product, Group* group) const {
+    if (group->rows + product.result.rows > kMostJointRows) return false;
     const Node& node = graph_.nodes[product.node];
     const uint32_t first_use = std::min(group->first_use, uses_.of(product.result.buffer)[1].node);
     int64_t ready = group->ready;
     for (const graph::Use& use : graph::uses(graph_, node)) {
       if (use.fresh) continue;
-      const int64_t writer = last_write(use.buffer, product.node);
+      const int64_t writer = uses_.last_write(use.buffer, product.node);
       // A product that may be moved itself.
       if (writer >= 0 && graph_.nodes[static_cast<size_t>(writer)].op->cat != nullptr) return false;
       ready = std::max(ready, writer);
@@ -159,27 +176,16 @@ class Joining {
     }
     if (ready >= first_use) return false;
     group->products.push_back(product);
+    group->rows += product.result.rows;
     group->ready = ready;
     group->first_use = first_use;
     return true;
   }
 
-  // The last node before `index` that writes the storage of a buffer; -1 if there is none.
-  int64_t last_write(uint32_t buffer, uint32_t index) const {
-    int64_t last = -1;
-    for (const StorageUses::Touch& touch : uses_.of(buffer)) {
-      if (touch.node >= index) break;
-      if (touch.writes) last = touch.node;
-    }
-    return last;
-  }
-
   void emit(const Group& group, Graph* out) {
     const Node& model = graph_.nodes[group.products[0].node];
-    int64_t rows = 0;
-    for (const Product& product : group.products) rows += product.left.rows;
-    const Matrix left = add_matrix(group.products[0].left, rows, out);
-    const Matrix result = add_matrix(group.products[0].result, rows, out);
+    const Matrix left = add_matrix(group.products[0].left, group.rows, out);
+    const Matrix result = add_matrix(group.products[0].result, group.rows, out);
 
     std::vector<int64_t> parts{graph::make_tag(Tag::kList, 0, 0, group.products.size())};
     for (const Product& product : group.products) push(product.left, &parts);
@@ -201,7 +207,6 @@ class Joining {
     for (const Product& product : group.products) {
       read_as_.replace(product.result.buffer, result.buffer, bytes);
       bytes += bytes_of(product.result);
-      out->buffers[result.buffer].written |= graph_.buffers[product.result.buffer].written;
     }
   }
 
@@ -214,7 +219,7 @@ class Joining {
     const auto buffer = static_cast<uint32_t>(out->buffers.size());
     const Matrix made{buffer, part.dtype, 0, rows, part.columns};
     out->buffers.push_back(
-        {graph::BufferKind::kFresh, static_cast<uint64_t>(bytes_of(made)), buffer, 0, false});
+        {graph::BufferKind::kFresh, static_cast<uint64_t>(bytes_of(made)), buffer, 0, true});
     return made;
   }
 

@@ -49,6 +49,14 @@ bool StorageUses::is_written(uint32_t buffer, uint32_t begin, uint32_t end) cons
   return false;
 }
 
+int64_t StorageUses::last_write(uint32_t buffer, uint32_t end) const {
+  const auto all = of(buffer);
+  for (auto at = std::ranges::lower_bound(all, end, {}, &Touch::node); at != all.begin();) {
+    if ((--at)->writes) return at->node;
+  }
+  return -1;
+}
+
 bool is_conversion(const graph::Graph& graph, const graph::Node& node) {
   const graph::Formula* formula = graph::formula_of(graph, node);
   return formula != nullptr && formula->converts;

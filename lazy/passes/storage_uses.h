@@ -21,6 +21,8 @@ class StorageUses {
   std::span<const Touch> of(uint32_t buffer) const;
   // Whether one of the nodes from `begin` up to before `end` writes the storage of a buffer.
   bool is_written(uint32_t buffer, uint32_t begin, uint32_t end) const;
+  // The last node before `end` that writes it; -1 if there is none.
+  int64_t last_write(uint32_t buffer, uint32_t end) const;
   // The last node that touches it.
   uint32_t last(uint32_t buffer) const { return of(buffer).back().node; }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/base/check.h"
 #include "lazy/graph/graph.h"
 #include "lazy/graph/words.h"
 
@@ -28,8 +29,10 @@ class Substitution {
                            [this](int64_t* word) {
                              if (static_cast<size_t>(word[1]) >= by_.size()) return;
                              const Place& place = by_[static_cast<size_t>(word[1])];
+                             const int64_t element = graph::element_bytes(graph::dtype_of(*word));
+                             ACC_CHECK(place.bytes % element == 0);
                              word[1] = place.buffer;
-                             word[2] += place.bytes / graph::element_bytes(graph::dtype_of(*word));
+                             word[2] += place.bytes / element;
                            });
   }
 
