@@ -247,6 +247,10 @@ class Joining {
 }  // namespace
 
 Graph join_rows(const Graph& graph, const std::vector<bool>& outputs) {
+  // Most steps have no candidates, and finding out who uses what takes longer than seeing that.
+  const auto products =
+      std::ranges::count_if(graph.nodes, [](const Node& node) { return node.op->cat != nullptr; });
+  if (static_cast<size_t>(products) < kLeast) return graph;
   return Joining(graph, outputs).run();
 }
 

@@ -11,36 +11,20 @@
 namespace acc::testing {
 
 inline codegen::Instruction operand(uint32_t index, uint8_t type = graph::dtype::kF32) {
-  codegen::Instruction made;
-  made.fn = graph::Fn::kOperand;
-  made.dtype = type;
-  made.index = index;
-  return made;
+  return {.fn = graph::Fn::kOperand, .dtype = type, .index = index};
 }
 
 inline codegen::Instruction apply(graph::Fn fn, uint8_t type, uint32_t a, uint32_t b = 0,
                                   uint32_t c = 0) {
-  codegen::Instruction made;
-  made.fn = fn;
-  made.dtype = type;
-  made.inputs = {a, b, c};
-  return made;
+  return {.fn = fn, .dtype = type, .inputs = {a, b, c}};
 }
 
 inline codegen::Instruction constant(double number, uint8_t type = graph::dtype::kF32) {
-  codegen::Instruction made;
-  made.fn = graph::Fn::kConstant;
-  made.dtype = type;
-  made.constant = number;
-  return made;
+  return {.fn = graph::Fn::kConstant, .dtype = type, .constant = number};
 }
 
 inline codegen::Instruction scalar(uint32_t index, uint8_t type = graph::dtype::kF32) {
-  codegen::Instruction made;
-  made.fn = graph::Fn::kScalar;
-  made.dtype = type;
-  made.index = index;
-  return made;
+  return {.fn = graph::Fn::kScalar, .dtype = type, .index = index};
 }
 
 inline codegen::HostFunction compiled(const codegen::KernelSpec& kernel) {
