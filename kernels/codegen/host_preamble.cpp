@@ -69,6 +69,11 @@ template <class T> static inline F64 splat_F64(T x) { return (f64)x - F64{}; }
 template <class T> static inline I32 splat_I32(T x) { return (i32)x - I32{}; }
 template <class T> static inline I64 splat_I64(T x) { return (i64)x - I64{}; }
 template <class T> static inline Mask splat_Mask(T x) { return Mask{} - (i32)(x != 0); }
+static inline F32 count_F32(long first, long step) {
+  F32 lane;
+  for (int k = 0; k < W; ++k) lane[k] = k;
+  return splat_F32(first) + lane * (f32)step;
+}
 
 static inline F32 cast_F64_F32(F64 v) { return CONVERT(v, F32); }
 static inline F32 cast_I32_F32(I32 v) { return CONVERT(v, F32); }

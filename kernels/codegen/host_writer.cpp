@@ -104,6 +104,8 @@ std::vector<bool> find_uniform(const KernelSpec& kernel) {
     bool same = true;
     if (instruction.fn == Fn::kOperand) {
       same = kernel.operands[instruction.index].walk == Walk::kBroadcast;
+    } else if (instruction.fn == Fn::kPosition) {
+      same = kernel.positions[instruction.index].walk == Walk::kBroadcast;
     }
     for (int i = 0; i < graph::arity(instruction.fn); ++i) {
       same = same && uniform[instruction.inputs[static_cast<size_t>(i)]];
@@ -142,6 +144,22 @@ std::string HostWriter::offset(size_t operand, size_t first, size_t last) const 
     text += concat(" + i", loop, " * ", stride(operand, loop));
   }
   return text;
+}
+
+std::string HostWriter::position_offset(size_t position, size_t first, size_t last) const {
+  return offset(kernel_.operands.size() + position, first, last);
+}
+
+void HostWriter::open_position(size_t i, const std::string& begin) {
+  const Walk walk = kernel_.positions[i].walk;
+  line("long q", i, " = ", begin, ";");
+  if (walk == Walk::kBroadcast) return;
+  const std::string step = stride(kernel_.operands.size() + i, loops() - 1);
+  line("const long t", i, " = ", walk == Walk::kContiguous ? "1" : step, ";");
+}
+
+void HostWriter::move_position(size_t i) {
+  if (kernel_.positions[i].walk != Walk::kBroadcast) line("q", i, " += at * t", i, ";");
 }
 
 const char* HostWriter::element(size_t operand) const {
@@ -189,6 +207,12 @@ std::string HostWriter::expression(const Instruction& instruction) const {
   switch (instruction.fn) {
     case Fn::kOperand:
       return load(instruction.index);
+    case Fn::kPosition:
+      if (kernel_.positions[instruction.index].walk == Walk::kBroadcast) {
+        return concat("splat_F32(q", instruction.index, ")");
+      }
+      return concat("count_F32(q", instruction.index, " + ", place(), " * t", instruction.index,
+                    ", t", instruction.index, ")");
     case Fn::kScalar:
       return concat("splat_", vector, "(",
                     kernel_.scalars[instruction.index] ? "as_double(numbers[" : "(numbers[",

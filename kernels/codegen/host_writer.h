@@ -37,6 +37,11 @@ class HostWriter {
   std::string stride(size_t operand, size_t loop) const;
   // Where an operand begins when the loops from `first` to before `last` have turned to i<loop>.
   std::string offset(size_t operand, size_t first, size_t last) const;
+  // The same of a position, which is at q<i> and goes on in steps of t<i>: how far the loops moved
+  // it, its definition in a row, and what it is `at` elements further.
+  std::string position_offset(size_t position, size_t first, size_t last) const;
+  void open_position(size_t position, const std::string& begin);
+  void move_position(size_t position);
   const char* element(size_t operand) const;
   // The steps of strided operands along the vectors' loop.
   void add_steps();

@@ -26,13 +26,22 @@ struct Operand {
   bool operator==(const Operand&) const = default;
 };
 
+// A count of how far the loops went, in strides as those of an operand: a value without memory.
+struct Position {
+  Walk walk = Walk::kContiguous;
+  bool kept = false;
+
+  bool operator==(const Position&) const = default;
+};
+
 // One value of the computation at an element; inputs are earlier instructions. Types are those that
 // kernels compute in: f32, f64, i32, i64, bool.
 struct Instruction {
   graph::Fn fn = graph::Fn::kConstant;
   uint8_t dtype = 0;  // of the value
   std::array<uint32_t, 3> inputs{};
-  uint32_t index = 0;   // kOperand, kScalar: which; kCast: the half type that it rounds to, or 0
+  uint32_t index =
+      0;  // kOperand, kScalar, kPosition: which; kCast: the half type that it rounds to, or 0
   double constant = 0;  // kConstant
 
   bool operator==(const Instruction&) const = default;
@@ -54,6 +63,7 @@ struct KernelSpec {
   uint32_t reduced = 0;
   bool columns = false;
   std::vector<Operand> operands;
+  std::vector<Position> positions;
   std::vector<bool> scalars;  // per number: whether it is a double (else an int64)
   std::vector<Instruction> instructions;
   std::vector<Store> stores;
@@ -63,7 +73,9 @@ struct KernelSpec {
 
 // What the launch of a kernel passes:
 //   pointers  per operand, its first element
-//   geometry  the sizes of the loops, outermost first; then per operand its strides in elements
+//   geometry  the sizes of the loops, outermost first; then per operand and per position its
+//   strides
+//             in elements
 //   numbers   per scalar, the bits of a double or an int64
 //   begin,end which elements, counted through all kept loops
 using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,

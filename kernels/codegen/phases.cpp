@@ -40,6 +40,8 @@ class Split {
     uint32_t phase = 0;  // the first in which it can be computed
     if (instruction.fn == Fn::kOperand) {
       domain = kernel_.operands[instruction.index].kept ? Domain::kKept : Domain::kFull;
+    } else if (instruction.fn == Fn::kPosition) {
+      domain = kernel_.positions[instruction.index].kept ? Domain::kKept : Domain::kFull;
     }
     for (int k = 0; k < graph::arity(instruction.fn); ++k) {
       const uint32_t input = instruction.inputs[static_cast<size_t>(k)];

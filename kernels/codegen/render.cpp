@@ -86,7 +86,7 @@ class ElementwiseWriter : HostWriter {
   // The same in all rows: made of numbers only.
   bool is_constant(size_t i) const {
     const Instruction& instruction = kernel_.instructions[i];
-    if (instruction.fn == Fn::kOperand) return false;
+    if (instruction.fn == Fn::kOperand || instruction.fn == Fn::kPosition) return false;
     for (int k = 0; k < graph::arity(instruction.fn); ++k) {
       if (!is_constant(instruction.inputs[static_cast<size_t>(k)])) return false;
     }
@@ -104,6 +104,9 @@ class ElementwiseWriter : HostWriter {
       if (kernel_.operands[i].walk != Walk::kBroadcast) {
         line(element(i), " rest", i, "[", turn(), "], *back", i, " = 0;");
       }
+    }
+    for (size_t i = 0; i < kernel_.positions.size(); ++i) {
+      open_position(i, "0" + position_offset(i, 0, loops() - 1));
     }
     for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
       if (uniform_[i] && !is_constant(i)) define(i);
@@ -132,6 +135,7 @@ class ElementwiseWriter : HostWriter {
       }
       line("p", i, " = rest", i, ";", strided ? concat(" s", i, " = 1;") : std::string());
     }
+    for (size_t i = 0; i < kernel_.positions.size(); ++i) move_position(i);
     line("at = 0; stop = ", turn(), ";");
     line("}");
     line("column = 0;");

@@ -71,6 +71,15 @@ class ReductionWriter : HostWriter {
     return found;
   }
 
+  std::vector<size_t> positions_of(const std::vector<uint32_t>& instructions) const {
+    std::vector<size_t> found;
+    for (const uint32_t i : instructions) {
+      const Instruction& instruction = kernel_.instructions[i];
+      if (instruction.fn == Fn::kPosition) found.push_back(instruction.index);
+    }
+    return found;
+  }
+
   static constexpr int kPart = 4;
 
   // What goes along the vectors' loop: instructions that compute, `within` that do something with
@@ -90,6 +99,11 @@ class ReductionWriter : HostWriter {
       if (operand.walk == Walk::kStrided) line("long s", i, " = step", i, ";");
       if (operand.walk == Walk::kBroadcast) continue;
       line(element(i), " rest", i, "[W], *back", i, " = 0;");
+    }
+    const std::vector<size_t> positions = positions_of(instructions);
+    for (const size_t i : positions) {
+      const bool kept = kernel_.positions[i].kept;
+      open_position(i, concat("r", i, kept ? "" : position_offset(i, first, last)));
     }
     line("long at = ", begin, ", stop = ", end, ", k = 0;");
     line("int count = 0;");
@@ -148,6 +162,7 @@ class ReductionWriter : HostWriter {
       }
       line("p", i, " = rest", i, ";", strided ? concat(" s", i, " = 1;") : std::string());
     }
+    for (const size_t i : positions) move_position(i);
     line("at = 0; stop = W;");
     line("}");
     line("}");
@@ -200,6 +215,13 @@ class ReductionWriter : HostWriter {
     }
   }
 
+  // Where the positions of a row begin.
+  void add_position_rows(size_t outer_loops) {
+    for (size_t i = 0; i < kernel_.positions.size(); ++i) {
+      line("const long r", i, " = 0", position_offset(i, 0, outer_loops), ";");
+    }
+  }
+
   // ---- vectors along the reduced loop: one kept element after the other
 
   void add_rows() {
@@ -212,6 +234,7 @@ class ReductionWriter : HostWriter {
       line(element(i), "* b", i, " = (", element(i), "*)pointers[", i, "]",
            offset(i, 0, kept_loops()), ";");
     }
+    add_position_rows(kept_loops());
     define_kept(phases_.before);
     for (const Phase& phase : phases_.phases) {
       for (const uint32_t i : phase.reductions) {
@@ -245,6 +268,8 @@ class ReductionWriter : HostWriter {
       if (instruction.fn == Fn::kOperand) {
         line("const ", vector_of(instruction.dtype), " v", i, " = from_",
              element(instruction.index), "(spread(*b", instruction.index, "));");
+      } else if (instruction.fn == Fn::kPosition) {
+        line("const F32 v", i, " = splat_F32(r", instruction.index, ");");
       } else {
         define(i);
       }
@@ -280,6 +305,7 @@ class ReductionWriter : HostWriter {
       line(element(i), "* b", i, " = (", element(i), "*)pointers[", i, "]", offset(i, 0, outer),
            ";");
     }
+    add_position_rows(outer);
     line("for (; column < row_end; column += ", kStrip, " * W) {");
     line("const long strip_end = row_end < column + ", kStrip, " * W ? row_end : column + ", kStrip,
          " * W;");

@@ -21,6 +21,7 @@ struct Named {
 constexpr std::array kFunctions{
     Named{Fn::kArgument, "", 0},       Named{Fn::kOperand, "", 0},
     Named{Fn::kScalar, "", 0},         Named{Fn::kConstant, "", 0},
+    Named{Fn::kCount, "count", 0},     Named{Fn::kPosition, "position", 0},
     Named{Fn::kCast, "cast", 1},       Named{Fn::kAdd, "add", 2},
     Named{Fn::kSub, "sub", 2},         Named{Fn::kMul, "mul", 2},
     Named{Fn::kDiv, "div", 2},         Named{Fn::kFma, "fma", 3},
@@ -231,11 +232,17 @@ class Parser {
     for (const auto& [defined, value] : defined_) {
       if (word == defined) return value;
     }
-    const auto found = std::ranges::find(names_, word);
-    if (found == names_.end()) fail("this operator has no argument of the name that ends");
     Term term;
-    term.fn = Fn::kArgument;
-    term.argument = static_cast<uint32_t>(found - names_.begin());
+    if (const auto found = std::ranges::find(names_, word); found != names_.end()) {
+      term.fn = Fn::kArgument;
+      term.argument = static_cast<uint32_t>(found - names_.begin());
+    } else if (word == name_of(Fn::kCount)) {
+      term.fn = Fn::kCount;
+    } else if (word == name_of(Fn::kPosition)) {
+      term.fn = Fn::kPosition;
+    } else {
+      fail("this operator has no argument of the name that ends");
+    }
     formula_.terms.push_back(term);
     return static_cast<uint32_t>(formula_.terms.size() - 1);
   }

@@ -20,6 +20,8 @@ enum class Fn : uint8_t {
   kOperand,   // in kernels: an element of a tensor
   kScalar,    // in kernels: a number that is an argument of the kernel
   kConstant,
+  kCount,  // in formulas, "count": the number of elements, of the reduced loops if there are some
+  kPosition,  // "position": the element's index along the second dimension; float32, exact to 2^24
   // conversions
   kCast,
   // arithmetic
@@ -93,8 +95,7 @@ constexpr bool is_function(Fn fn) { return fn >= Fn::kSqrt; }
 struct Term {
   Fn fn = Fn::kConstant;
   uint32_t inputs[3] = {0, 0, 0};
-  uint32_t argument = 0;  // of kArgument: its place in the schema; after the last: the number of
-                          // elements, of the reduced loops where there are some
+  uint32_t argument = 0;  // of kArgument: its place in the schema
   double constant = 0;    // of kConstant
   bool truth = false;     // yields true or false: a comparison, or an argument used as a condition
 };
@@ -113,8 +114,18 @@ struct Formula {
   //   "*"         all
   //   "last dims" as many of the last as the argument `dims` has items
   //   "before last dims"  the others
-  //   "but 1"     all but the second; tensors of one dimension lie along that one
+  //   "but 1"     all but the second
+  //   "group"     all but the first and the groups of the second (see `along`)
+  //   "but group" all but the groups of the second and what is in each
   std::string over;
+  // How tensors of fewer dimensions than the first lie along its dimensions.
+  //   ""       as PyTorch broadcasts; results along those that are not reduced
+  //   "1"      of one dimension: along the second
+  //   "but 1"  of one less: along all but the second
+  //   "group"  the second dimension is two: groups, as many as the argument `group` says, and what
+  //   is
+  //            in each. Of one dimension: along both; of two: along the first and the groups
+  std::string along;
   // A copy or a cast: the result is the argument, converted.
   bool converts = false;
 };

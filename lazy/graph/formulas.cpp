@@ -16,10 +16,11 @@ namespace acc::graph {
 namespace {
 
 struct Row {
-  const char* op;         // for the forms that write too ("aten::add_.Tensor", "aten::add.out")
-  const char* guard;      // "argument=value, ...": only for nodes with these values; "": for all
-  const char* formula;    // `count`: the number of elements that one result is made of
+  const char* op;     // for the forms that write too ("aten::add_.Tensor", "aten::add.out")
+  const char* guard;  // "argument=value, ...": only for nodes with these values; "": for all
+  const char* formula;
   const char* over = "";  // see Formula
+  const char* along = "";
 };
 
 // Constants are those of ATen's kernels: 0.7071067811865476 = sqrt(1/2), 0.3989422804014327 =
@@ -187,34 +188,87 @@ constexpr Row kRows[] = {
     {"aten::native_layer_norm_backward", "output_mask=010",
      "sum(grad_out * ((input - mean) * rstd))", "before last normalized_shape"},
 
+    {"aten::native_batch_norm", "training=False, weight=None",
+     "(input - running_mean) * rsqrt(running_var + eps)", "", "1"},
+    {"aten::native_batch_norm", "training=False",
+     "fma(input - running_mean, rsqrt(running_var + eps) * weight, bias)", "", "1"},
     {"aten::native_batch_norm", "training=True, weight=None, running_mean=None",
      "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
      "d * r, mean, r",
-     "but 1"},
+     "but 1", "1"},
     {"aten::native_batch_norm", "training=True, running_mean=None",
      "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
      "fma(d, r * weight, bias), mean, r",
-     "but 1"},
+     "but 1", "1"},
     {"aten::native_batch_norm", "training=True, weight=None",
      "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
      "running_mean = fma(momentum, mean - running_mean, running_mean); "
      "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
      "d * r, mean, r",
-     "but 1"},
+     "but 1", "1"},
     {"aten::native_batch_norm", "training=True",
      "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
      "running_mean = fma(momentum, mean - running_mean, running_mean); "
      "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
      "fma(d, r * weight, bias), mean, r",
-     "but 1"},
+     "but 1", "1"},
     {"aten::native_batch_norm_backward", "train=True, output_mask=111, weight=None",
      "x = (input - save_mean) * save_invstd; w = sum(grad_out * x); b = sum(grad_out); "
      "(grad_out - fma(x, w, b) / count) * save_invstd, w, b",
-     "but 1"},
+     "but 1", "1"},
     {"aten::native_batch_norm_backward", "train=True, output_mask=111",
      "x = (input - save_mean) * save_invstd; w = sum(grad_out * x); b = sum(grad_out); "
      "(grad_out - fma(x, w, b) / count) * (save_invstd * weight), w, b",
+     "but 1", "1"},
+    {"aten::native_batch_norm_backward", "train=False, output_mask=100, weight=None",
+     "grad_out * rsqrt(running_var + eps)", "", "1"},
+    {"aten::native_batch_norm_backward", "train=False, output_mask=100",
+     "grad_out * (rsqrt(running_var + eps) * weight)", "", "1"},
+    {"aten::native_batch_norm_backward", "train=False, output_mask=111",
+     "r = rsqrt(running_var + eps); "
+     "grad_out * (r * weight), sum(grad_out * (input - running_mean)) * r, sum(grad_out)",
+     "but 1", "1"},
+
+    {"aten::native_group_norm", "weight=None, bias=None",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "d * r, mean, r",
+     "group", "group"},
+    {"aten::native_group_norm", "bias=None",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "d * r * weight, mean, r",
+     "group", "group"},
+    {"aten::native_group_norm", "",
+     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "fma(d * r, weight, bias), mean, r",
+     "group", "group"},
+    {"aten::native_group_norm_backward", "output_mask=100, weight=None",
+     "x = (input - mean) * rstd; g = grad_out; "
+     "(g - fma(x, sum(g * x), sum(g)) / count) * rstd",
+     "group", "group"},
+    {"aten::native_group_norm_backward", "output_mask=100",
+     "x = (input - mean) * rstd; g = grad_out * weight; "
+     "(g - fma(x, sum(g * x), sum(g)) / count) * rstd",
+     "group", "group"},
+    {"aten::native_group_norm_backward", "output_mask=011",
+     "sum(grad_out * ((input - mean) * rstd)), sum(grad_out)", "but group", "group"},
+    {"aten::native_group_norm_backward", "output_mask=010",
+     "sum(grad_out * ((input - mean) * rstd))", "but group", "group"},
+
+    // What a target is out of range, nll_loss_forward says.
+    {"aten::nll_loss_backward", "weight=None, reduction=0",
+     "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
+    {"aten::nll_loss_backward", "weight=None, reduction=1",
+     "(position == target) & (target != ignore_index) ? -grad_output / total_weight : 0", "",
      "but 1"},
+    {"aten::nll_loss_backward", "weight=None, reduction=2",
+     "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
+    {"aten::nll_loss2d_backward", "weight=None, reduction=0",
+     "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
+    {"aten::nll_loss2d_backward", "weight=None, reduction=1",
+     "(position == target) & (target != ignore_index) ? -grad_output / total_weight : 0", "",
+     "but 1"},
+    {"aten::nll_loss2d_backward", "weight=None, reduction=2",
+     "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
 };
 
 // Operators that convert: each argument is taken in its own type.
@@ -259,7 +313,6 @@ Guard parse_guard(const Op& op, std::string_view text) {
 std::vector<Guarded> parse_rows(const Op& op, std::string_view name) {
   std::vector<std::string> names;
   for (const Argument& argument : op.arguments) names.push_back(argument.name);
-  names.emplace_back("count");
   std::vector<Guarded> rows;
   for (const Row& row : kRows) {
     if (name != row.op) continue;
@@ -267,6 +320,7 @@ std::vector<Guarded> parse_rows(const Op& op, std::string_view name) {
     made.formula = parse_formula(row.formula, names);
     made.formula.converts = converts(name);
     made.formula.over = row.over;
+    made.formula.along = row.along;
     for (std::string_view rest = row.guard; !rest.empty();) {
       const size_t end = std::min(rest.find(", "), rest.size());
       made.guards.push_back(parse_guard(op, rest.substr(0, end)));

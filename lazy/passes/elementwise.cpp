@@ -8,6 +8,7 @@
 #include "csrc/base/env.h"
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
+#include "lazy/passes/axes.h"
 
 namespace acc::passes {
 namespace {
@@ -38,6 +39,11 @@ class Analysis {
  private:
   const graph::Op& op() const { return *node_.op; }
 
+  bool has_term(Fn fn) const {
+    return std::ranges::find(made_.formula->terms, fn, &graph::Term::fn) !=
+           made_.formula->terms.end();
+  }
+
   bool read_items() {
     uint32_t value = node_.values;
     made_.items = graph::items(graph_.arguments(node_));
@@ -49,7 +55,13 @@ class Analysis {
     return made_.items.size() == op().arguments.size();
   }
 
-  // The results' words, fresh or in place, without undefined ones; nothing where they are not as
+  // An undefined tensor, or one without elements: batch norm has such results outside of training.
+  static bool is_nothing(const int64_t* word) {
+    if (graph::tag_of(*word) != Tag::kTensor) return graph::tag_of(*word) == Tag::kUndefined;
+    return product(graph::read_tensor(word).sizes) == 0;
+  }
+
+  // The results' words, fresh or in place, without those of nothing; nothing where they are not as
   // many as the formula's.
   std::vector<const int64_t*> results() const {
     const std::vector<const int64_t*> fresh = graph::items(graph_.results(node_));
@@ -63,8 +75,7 @@ class Analysis {
         found.push_back(fresh[next++]);
       }
     }
-    std::erase_if(found,
-                  [](const int64_t* item) { return graph::tag_of(*item) == Tag::kUndefined; });
+    std::erase_if(found, is_nothing);
     if (found.size() != made_.formula->results.size()) found.clear();
     return found;
   }
@@ -77,66 +88,20 @@ class Analysis {
     given_ = in_place_ && op().arguments[static_cast<size_t>(op().returns[0].alias)].out;
     // Where they differ in more than `out`, reductions have other arguments in this form.
     if (given_ && !made_.formula->over.empty()) return false;
-    Nest& nest = made_.nest;
-    if (made_.formula->over.empty()) {
-      nest.sizes.assign(result_.sizes.begin(), result_.sizes.end());
-      nest.reduced.assign(nest.sizes.size(), false);
-    } else {
+    graph::TensorWords whole = result_;
+    if (!made_.formula->over.empty()) {
       const auto first = std::ranges::find(
           made_.items, Tag::kTensor, [](const int64_t* item) { return graph::tag_of(*item); });
       if (first == made_.items.end()) return false;
-      const graph::TensorWords tensor = graph::read_tensor(*first);
-      nest.sizes.assign(tensor.sizes.begin(), tensor.sizes.end());
-      if (!find_reduced() || product(nest.sizes) == nest.kept_elements()) return false;
+      whole = graph::read_tensor(*first);
     }
+    axes_ = Axes::find(*made_.formula, op(), made_.items, whole);
+    if (!axes_.has_value()) return false;
+    Nest& nest = made_.nest;
+    nest.sizes = axes_->sizes();
+    nest.reduced = axes_->reduced();
+    if (!made_.formula->over.empty() && product(nest.sizes) == nest.kept_elements()) return false;
     return std::ranges::find(nest.sizes, 0) == nest.sizes.end();
-  }
-
-  // Marks the loops that the formula reduces.
-  bool find_reduced() {
-    const std::string& over = made_.formula->over;
-    const size_t dims = made_.nest.sizes.size();
-    std::vector<bool>& reduced = made_.nest.reduced;
-    if (over == "*") {
-      reduced.assign(dims, true);
-      return true;
-    }
-    if (over == "but 1") {
-      reduced.assign(dims, true);
-      if (dims > 1) reduced[1] = false;
-      return dims > 1;
-    }
-    reduced.assign(dims, false);
-    const bool last = over.starts_with("last ");
-    const bool first = over.starts_with("before last ");
-    const std::string name = last ? over.substr(5) : first ? over.substr(12) : over;
-    const auto argument = std::ranges::find(op().arguments, name, &graph::Argument::name);
-    if (argument == op().arguments.end()) return false;
-    const int64_t* word = made_.items[static_cast<size_t>(argument - op().arguments.begin())];
-    std::vector<const int64_t*> items{word};
-    if (graph::tag_of(*word) == Tag::kList) items = list_items(word);
-    if (graph::tag_of(*word) == Tag::kNone) items.clear();
-    if (last || first) {
-      if (items.size() > dims) return false;
-      const auto middle = reduced.end() - static_cast<std::ptrdiff_t>(items.size());
-      std::fill(reduced.begin(), middle, first);
-      std::fill(middle, reduced.end(), last);
-      return true;
-    }
-    if (items.empty()) reduced.assign(dims, true);
-    for (const int64_t* item : items) {
-      if (graph::tag_of(*item) != Tag::kInt || (graph::flags_of(*item) & graph::kValueFlag) != 0) {
-        return false;
-      }
-      const int64_t dim = item[1] < 0 ? item[1] + static_cast<int64_t>(dims) : item[1];
-      if (dim < 0 || dim >= static_cast<int64_t>(dims)) return false;
-      reduced[static_cast<size_t>(dim)] = true;
-    }
-    return true;
-  }
-
-  static std::vector<const int64_t*> list_items(const int64_t* word) {
-    return graph::items({word + 1, graph::item_words(word) - 1});
   }
 
   static bool is_plain(const graph::TensorWords& tensor) {
@@ -147,34 +112,22 @@ class Analysis {
   bool add_operands() {
     Nest& nest = made_.nest;
     for (const graph::Term& term : made_.formula->terms) {
-      if (term.fn != Fn::kArgument || term.argument >= made_.items.size()) continue;
+      if (term.fn != Fn::kArgument) continue;
       if (made_.operands[term.argument] >= 0) continue;
       const int64_t* word = made_.items[term.argument];
       if (graph::tag_of(*word) != Tag::kTensor) continue;
       const graph::TensorWords tensor = graph::read_tensor(word);
-      const bool kept = made_.formula->over == "but 1" && tensor.sizes.size() == 1;
-      const auto access = kept ? along_kept(tensor) : broadcast(tensor, nest.sizes);
+      const auto access = axes_->operand(tensor);
       if (!is_plain(tensor) || !access.has_value()) return false;
       made_.operands[term.argument] = static_cast<int32_t>(nest.accesses.size());
       nest.accesses.push_back(*access);
     }
+    if (!has_term(Fn::kPosition)) return true;
+    const auto position = axes_->position();
+    if (!position.has_value()) return false;
+    made_.position = static_cast<int32_t>(nest.accesses.size());
+    nest.accesses.push_back(*position);
     return true;
-  }
-
-  // The access of a tensor that has the kept dimensions only.
-  std::optional<Access> along_kept(const graph::TensorWords& tensor) const {
-    const Nest& nest = made_.nest;
-    Access access{tensor.buffer, tensor.dtype, tensor.offset,
-                  std::vector<int64_t>(nest.sizes.size(), 0)};
-    size_t next = 0;
-    for (size_t i = 0; i < nest.sizes.size(); ++i) {
-      if (nest.reduced[i]) continue;
-      if (next == tensor.sizes.size() || tensor.sizes[next] != nest.sizes[i]) return std::nullopt;
-      access.strides[i] = nest.sizes[i] == 1 ? 0 : tensor.strides[next];
-      ++next;
-    }
-    if (next != tensor.sizes.size()) return std::nullopt;
-    return access;
   }
 
   bool add_results() {
@@ -193,22 +146,11 @@ class Analysis {
     Nest& nest = made_.nest;
     const graph::TensorWords tensor = graph::read_tensor(word);
     if (!is_plain(tensor) || !is_result(tensor.dtype)) return false;
-    const bool kept = tensor.sizes.size() < nest.sizes.size();
-    const auto access = kept ? along_kept(tensor) : broadcast(tensor, nest.sizes);
+    const auto access = axes_->result(tensor);
     if (!access.has_value()) return false;
     made_.results.push_back({static_cast<uint32_t>(nest.accesses.size()), term});
     nest.accesses.push_back(*access);
-    // Broadcast along reduced loops only.
-    std::vector<int64_t> sizes;
-    Access result = *access;
-    result.strides.clear();
-    for (size_t i = 0; i < nest.sizes.size(); ++i) {
-      const bool full = !kept && tensor.sizes[i] == nest.sizes[i];
-      if (nest.reduced[i] && !full) continue;
-      sizes.push_back(nest.sizes[i]);
-      result.strides.push_back(access->strides[i]);
-    }
-    return is_injective(result, sizes);
+    return true;
   }
 
   // PyTorch's promotion, as far as it can be told from the result. What cannot be told is refused.
@@ -219,7 +161,7 @@ class Analysis {
     made_.computed = dtype::computed_in(type);
     if (base::env::exact() && dtype::is_half(result_.dtype)) made_.rounded = result_.dtype;
     for (const graph::Term& term : made_.formula->terms) {
-      if (term.fn != Fn::kArgument || term.argument >= made_.items.size()) continue;
+      if (term.fn != Fn::kArgument) continue;
       if (!fits(term, type)) return false;
     }
     return true;
@@ -269,9 +211,7 @@ class Analysis {
     if (number && !dtype::is_known(graph::dtype_of(*word))) return false;
     if (tag == Tag::kFloat || (number && dtype::is_floating(graph::dtype_of(*word)))) {
       // Sums round the number to the half type first, products do not.
-      const bool sum = std::ranges::find(made_.formula->terms, Fn::kFma, &graph::Term::fn) !=
-                       made_.formula->terms.end();
-      if (made_.rounded != 0 && sum) return false;
+      if (made_.rounded != 0 && has_term(Fn::kFma)) return false;
       return dtype::is_floating(type);
     }
     return number;
@@ -283,6 +223,8 @@ class Analysis {
     for (const graph::Term& term : made_.formula->terms) {
       switch (term.fn) {
         case Fn::kArgument:
+        case Fn::kCount:
+        case Fn::kPosition:
         case Fn::kSelect:
           break;
         case Fn::kConstant:
@@ -335,6 +277,7 @@ class Analysis {
   graph::TensorWords result_{};
   bool in_place_ = false;  // the result is an argument
   bool given_ = false;     // that argument is no operand (`out`)
+  std::optional<Axes> axes_;
   Elementwise made_;
 };
 

@@ -19,6 +19,7 @@ struct Elementwise {
   std::vector<int32_t> operands;      // per argument, its access; -1: no tensor, or not read
   std::vector<const int64_t*> items;  // per argument, its words
   std::vector<uint32_t> values;       // per argument, where its numbers begin in the value block
+  int32_t position = -1;              // the access that counts along the second dimension
   struct Result {
     uint32_t access;
     uint32_t term;

@@ -123,6 +123,7 @@ class Fusion {
   }
 
   bool same_place(const Access& a, const Access& b) const {
+    if (a.buffer == kNoBuffer || b.buffer == kNoBuffer) return false;
     return a.dtype == b.dtype && place_of(a) == place_of(b);
   }
 
@@ -134,6 +135,7 @@ class Fusion {
         if (!a_writes[i] && !b_writes[j]) continue;
         const Access& one = a.accesses[i];
         const Access& other = b.accesses[j];
+        if (one.buffer == kNoBuffer || other.buffer == kNoBuffer) continue;
         if (graph_.buffers[one.buffer].group != graph_.buffers[other.buffer].group) continue;
         if (same_place(one, other) && one.strides == other.strides) continue;
         const int64_t shift = place_of(one).second - place_of(other).second;
@@ -213,6 +215,7 @@ class Fusion {
     uint64_t saved = 0;
     std::vector<uint32_t> counted;
     for (size_t i = 0; i < early.nest.accesses.size(); ++i) {
+      if (early.nest.accesses[i].buffer == kNoBuffer) continue;
       const uint32_t group = graph_.buffers[early.nest.accesses[i].buffer].group;
       const graph::Buffer& buffer = graph_.buffers[group];
       if (buffer.kind != graph::BufferKind::kFresh) continue;

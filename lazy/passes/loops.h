@@ -11,9 +11,11 @@
 // A nest of loops over elements, and how its operands walk through memory.
 namespace acc::passes {
 
+inline constexpr uint32_t kNoBuffer = UINT32_MAX;
+
 // Where an operand begins and how far it goes with each turn of each loop.
 struct Access {
-  uint32_t buffer = 0;
+  uint32_t buffer = 0;  // kNoBuffer: not in memory; its value is how far it went
   uint8_t dtype = 0;
   int64_t offset = 0;            // elements from the begin of the buffer
   std::vector<int64_t> strides;  // elements, per loop; 0: the same element at each turn

@@ -41,8 +41,9 @@ size_t fastest_loop(const Nest& nest, const std::vector<bool>& writes) {
   for (size_t loop = nest.sizes.size(); loop-- > 0;) {
     int score = 0;
     for (size_t i = 0; i < nest.accesses.size(); ++i) {
-      if (is_kept(nest, nest.accesses[i])) continue;
-      if (nest.accesses[i].strides[loop] == 1) score += writes[i] ? 2 : 1;
+      const Access& access = nest.accesses[i];
+      if (access.buffer == kNoBuffer || is_kept(nest, access)) continue;
+      if (access.strides[loop] == 1) score += writes[i] ? 2 : 1;
     }
     if (score > best_score) {
       best = loop;
@@ -87,9 +88,11 @@ class Lowering {
     made_.launch.elements = nest_.kept_elements();
     made_.launch.turns = product(nest_.sizes) / made_.launch.elements;
     std::vector<int64_t> geometry = nest_.sizes;
-    for (const uint32_t access : operands_) {
-      const std::vector<int64_t>& strides = nest_.accesses[access].strides;
-      geometry.insert(geometry.end(), strides.begin(), strides.end());
+    for (const auto& accesses : {operands_, positions_}) {
+      for (const uint32_t access : accesses) {
+        const std::vector<int64_t>& strides = nest_.accesses[access].strides;
+        geometry.insert(geometry.end(), strides.begin(), strides.end());
+      }
     }
     made_.launch.geometry = std::move(geometry);
     return std::move(made_);
@@ -167,13 +170,32 @@ class Lowering {
     return add(instruction);
   }
 
+  static Walk walk_of(const Access& access) {
+    const int64_t stride = access.strides.back();
+    return stride == 0 ? Walk::kBroadcast : stride == 1 ? Walk::kContiguous : Walk::kStrided;
+  }
+
+  // The element's index along a dimension.
+  uint32_t position(uint32_t access) {
+    const Access& counter = nest_.accesses[access];
+    const auto found = std::ranges::find_if(positions_, [&](uint32_t other) {
+      return nest_.accesses[other].strides == counter.strides;
+    });
+    Instruction instruction;
+    instruction.fn = Fn::kPosition;
+    instruction.dtype = dtype::kF32;
+    instruction.index = static_cast<uint32_t>(found - positions_.begin());
+    if (found == positions_.end()) {
+      positions_.push_back(access);
+      made_.kernel.positions.push_back({walk_of(counter), is_kept(nest_, counter)});
+    }
+    return add(instruction);
+  }
+
   uint32_t add_operand(uint32_t access, bool stored) {
     const Access& memory = nest_.accesses[access];
-    const int64_t stride = memory.strides.back();
-    const Walk walk = stride == 0   ? Walk::kBroadcast
-                      : stride == 1 ? Walk::kContiguous
-                                    : Walk::kStrided;
-    made_.kernel.operands.push_back({memory.dtype, walk, stored, is_kept(nest_, memory)});
+    made_.kernel.operands.push_back(
+        {memory.dtype, walk_of(memory), stored, is_kept(nest_, memory)});
     made_.launch.operands.push_back(
         {memory.buffer, memory.offset * static_cast<int64_t>(graph::element_bytes(memory.dtype)),
          stored});
@@ -220,11 +242,6 @@ class Lowering {
   }
 
   uint32_t argument(const Elementwise& node, const graph::Term& term, uint32_t first) {
-    if (term.argument >= node.items.size()) {  // the number of elements
-      const int64_t all = product(node.nest.sizes);
-      const int64_t count = node.nest.reduces() ? all / node.nest.kept_elements() : all;
-      return add_number({true, count}, false, node.computed);
-    }
     if (const int32_t operand = node.operands[term.argument]; operand >= 0) {
       const uint32_t value = load(first + static_cast<uint32_t>(operand));
       return term.truth ? value : cast(value, node.computed);
@@ -246,6 +263,13 @@ class Lowering {
     for (const graph::Term& term : node.formula->terms) {
       if (term.fn == Fn::kArgument) {
         values.push_back(argument(node, term, cluster_.first[i]));
+      } else if (term.fn == Fn::kPosition) {
+        const uint32_t access = cluster_.first[i] + static_cast<uint32_t>(node.position);
+        values.push_back(cast(position(access), node.computed));
+      } else if (term.fn == Fn::kCount) {
+        const int64_t all = product(node.nest.sizes);
+        const int64_t count = node.nest.reduces() ? all / node.nest.kept_elements() : all;
+        values.push_back(add_number({true, count}, false, node.computed));
       } else if (term.fn == Fn::kConstant) {
         values.push_back(add_constant(term.constant, node.computed));
       } else {
@@ -295,7 +319,8 @@ class Lowering {
   Nest nest_;
   std::vector<Elementwise> nodes_;
   std::vector<Place> places_;
-  std::vector<uint32_t> operands_;  // per operand of the kernel, its access
+  std::vector<uint32_t> operands_;   // per operand of the kernel, its access
+  std::vector<uint32_t> positions_;  // per position of the kernel, its access
   Lowered made_;
 };
 

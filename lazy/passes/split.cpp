@@ -17,7 +17,8 @@ using graph::Tag;
 
 // Operators with output_mask as the last argument, of whose results the first is the input's
 // gradient.
-constexpr std::array kSplit{std::string_view("aten::native_layer_norm_backward")};
+constexpr std::array kSplit{std::string_view("aten::native_layer_norm_backward"),
+                            std::string_view("aten::native_group_norm_backward")};
 
 // Appends the call with only those results whose place in the mask is in `wanted`.
 void append_masked(const Graph& graph, const Node& node, const std::vector<bool>& wanted,

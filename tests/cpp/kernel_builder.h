@@ -27,6 +27,10 @@ inline codegen::Instruction scalar(uint32_t index, uint8_t type = graph::dtype::
   return {.fn = graph::Fn::kScalar, .dtype = type, .index = index};
 }
 
+inline codegen::Instruction position(uint32_t index) {
+  return {.fn = graph::Fn::kPosition, .dtype = graph::dtype::kF32, .index = index};
+}
+
 inline codegen::HostFunction compiled(const codegen::KernelSpec& kernel) {
   const codegen::KernelText text = codegen::render_host(kernel);
   const auto job = jit::compile(codegen::host_preamble(), {{text.name, text.text}});

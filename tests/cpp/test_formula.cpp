@@ -44,6 +44,8 @@ TEST(Formula, PrecedenceIsThatOfC) {
   EXPECT_EQ(parsed("!a"), "(not a)");
   EXPECT_EQ(parsed("a != b"), "(ne a b)");
   EXPECT_EQ(parsed("fma(-a, exp(b), 1.5)"), "(fma (neg a) (exp b) 1.5)");
+  EXPECT_EQ(parsed("position == a ? sum(b) / count : 0"),
+            "(select (eq (position) a) (div (sum b) (count)) 0)");
 }
 
 TEST(Formula, KnowsWhatIsATruth) {
@@ -140,8 +142,9 @@ TEST(Formula, SeveralGuardsHaveToHold) {
     call.add({none, none, none, truth, training, truth, 0, truth, 0});
     return call.formula();
   };
-  EXPECT_EQ(found(false, false), nullptr);
   ASSERT_NE(found(true, false), nullptr);
+  ASSERT_NE(found(false, false), nullptr);
+  EXPECT_EQ(found(false, false)->over, "");
   EXPECT_EQ(found(true, false)->over, "but 1");
   EXPECT_NE(found(true, true), found(true, false));
 }

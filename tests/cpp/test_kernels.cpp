@@ -22,6 +22,7 @@ using testing::apply;
 using testing::compiled;
 using testing::constant;
 using testing::operand;
+using testing::position;
 using testing::scalar;
 namespace dtype = graph::dtype;
 
@@ -152,6 +153,37 @@ TEST(Kernels, ChainsOfFunctionsInRowsOfEveryLength) {
       ASSERT_NEAR(out[2 * i], std::exp(std::tanh(sum)), 1e-6) << columns << " " << i;
       ASSERT_EQ(out[2 * i + 1], -77) << columns << " " << i;
       ASSERT_EQ(positive[i], sum > 0 ? 1 : 0) << columns << " " << i;
+    }
+  }
+}
+
+TEST(Kernels, PositionsCountAlongAnyLoop) {
+  // out[i, j] = 1000 * i + 10 * j + k, where k goes on by 3 with j
+  KernelSpec kernel;
+  kernel.loops = 2;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, true}};
+  kernel.positions = {{Walk::kBroadcast}, {Walk::kContiguous}, {Walk::kStrided}};
+  kernel.instructions = {position(0),
+                         position(1),
+                         position(2),
+                         constant(1000),
+                         apply(Fn::kMul, dtype::kF32, 0, 3),
+                         constant(10),
+                         apply(Fn::kMul, dtype::kF32, 1, 5),
+                         apply(Fn::kAdd, dtype::kF32, 4, 6),
+                         apply(Fn::kAdd, dtype::kF32, 7, 2)};
+  kernel.stores = {{0, 8}};
+  for (int64_t columns = 1; columns < 100; columns += 7) {
+    constexpr int64_t kRows = 4;
+    std::vector<float> out(kRows * columns, -1);
+    const std::vector<int64_t> geometry{kRows, columns, columns, 1, 1, 0, 0, 1, 0, 3};
+    const int64_t cut = kRows * columns * 2 / 5;  // two threads
+    if (cut > 0) run(kernel, {out.data()}, geometry, {}, 0, cut);
+    run(kernel, {out.data()}, geometry, {}, cut, kRows * columns);
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        ASSERT_EQ(out[i * columns + j], 1000 * i + 10 * j + 3 * j) << columns;
+      }
     }
   }
 }

@@ -20,7 +20,9 @@ using codegen::Walk;
 using graph::Fn;
 using testing::apply;
 using testing::compiled;
+using testing::constant;
 using testing::operand;
+using testing::position;
 using testing::reduction;
 using Indices = std::vector<uint32_t>;
 namespace dtype = graph::dtype;
@@ -149,6 +151,44 @@ TEST_P(Kernel, EveryLength) {
   expect_softmax(GetParam(), 1, 5000, 1);
   expect_softmax(GetParam(), 1500, 9, 192);
   expect_softmax(GetParam(), 130, 700, 64);
+}
+
+TEST_P(Kernel, PositionsCountAlongReducedAndKeptLoops) {
+  // out[kept] = 1000 * kept + sum(x * position in the reduced loop)
+  KernelSpec kernel = reduction(Fn::kSum, GetParam());
+  kernel.positions = {{GetParam() ? Walk::kBroadcast : Walk::kContiguous, false},
+                      {GetParam() ? Walk::kContiguous : Walk::kBroadcast, true}};
+  kernel.instructions = {operand(0),
+                         position(0),
+                         apply(Fn::kMul, dtype::kF32, 0, 1),
+                         apply(Fn::kSum, dtype::kF32, 2),
+                         position(1),
+                         constant(1000),
+                         apply(Fn::kMul, dtype::kF32, 4, 5),
+                         apply(Fn::kAdd, dtype::kF32, 3, 6)};
+  kernel.stores = {{1, 7}};
+  const auto function = compiled(kernel);
+  ASSERT_NE(function, nullptr);
+  for (int64_t n = 1; n < 70; n += 3) {
+    for (const int64_t kept : {int64_t{3}, n}) {
+      std::vector<float> x(kept * n), out(kept + 8, -1);
+      for (int64_t i = 0; i < kept * n; ++i) x[i] = static_cast<float>(i % 5);
+      const std::vector<int64_t> geometry =
+          GetParam() ? std::vector<int64_t>{n, kept, kept, 1, 0, 1, 1, 0, 0, 1}
+                     : std::vector<int64_t>{kept, n, n, 1, 1, 0, 0, 1, 1, 0};
+      char* const pointers[] = {reinterpret_cast<char*>(x.data()),
+                                reinterpret_cast<char*>(out.data())};
+      const int64_t cut = kept / 2;
+      if (cut > 0) function(pointers, geometry.data(), nullptr, 0, cut);
+      function(pointers, geometry.data(), nullptr, cut, kept);
+      for (int64_t i = 0; i < kept; ++i) {
+        double sum = 1000.0 * i;
+        for (int64_t j = 0; j < n; ++j) sum += double{x[GetParam() ? j * kept + i : i * n + j]} * j;
+        ASSERT_EQ(out[i], sum) << kept << " x " << n;
+      }
+      ASSERT_EQ(out[kept], -1);
+    }
+  }
 }
 
 TEST_P(Kernel, SumsKeepTheirDigits) {

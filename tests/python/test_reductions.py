@@ -92,6 +92,70 @@ def _batch_norm_backward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, 
     )
 
 
+def _batch_norm_evaluated(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+) -> Any:
+    scaled = aten.native_batch_norm(x * 2, weight, bias, mean, var, False, 0.1, 1e-5)
+    plain = aten.native_batch_norm(x * 2, None, None, mean, var, False, 0.1, 1e-5)
+    return (*scaled, *plain)
+
+
+def _batch_norm_evaluated_backward(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+) -> Any:
+    def backward(weight: Tensor | None, mask: list[bool]) -> Any:
+        found = aten.native_batch_norm_backward(
+            x * 2 + 1, x, weight, mean, var, None, None, False, 1e-5, mask
+        )
+        return [t for t, wanted in zip(found, mask, strict=True) if wanted]
+
+    return (
+        *backward(weight, [True] * 3),
+        *backward(weight, [True, False, False]),
+        *backward(None, [True, False, False]),
+    )
+
+
+def _group_norm(groups: int, weighted: tuple[bool, bool]) -> Program:
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        sizes = (x.shape[0], x.shape[1], x[0, 0].numel())
+        w, b = (t if use else None for t, use in zip((weight, bias), weighted, strict=True))
+        return aten.native_group_norm(x, w, b, *sizes, groups, 1e-5)
+
+    return program
+
+
+def _group_norm_backward(groups: int, mask: list[bool], weighted: bool = True) -> Program:
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        sizes = (x.shape[0], x.shape[1], x[0, 0].numel())
+        w, b = (weight, bias) if weighted else (None, None)
+        out, mean, rstd = aten.native_group_norm(x, w, b, *sizes, groups, 1e-5)
+        found = aten.native_group_norm_backward(out * 2 + 1, x, mean, rstd, w, *sizes, groups, mask)
+        return tuple(t for t, wanted in zip(found, mask, strict=True) if wanted)
+
+    return program
+
+
+_GROUPED = [((4, 6, 7, 7), 3), ((4, 6, 7, 7), 1), ((4, 6, 9), 6), ((5, 8), 2), ((5, 8), 1)]
+
+
+def _classes(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, targets of which every fourth is ignored, and the number of the others."""
+    generator = torch.Generator().manual_seed(3)
+    where = (shape[0], *shape[2:])
+    target = torch.randint(shape[1], where, generator=generator)
+    target.view(-1)[::4] = 1
+    return drawn(*shape), target, (target != 1).sum().float()
+
+
+def _nll_backward(op: Program, reduction: int) -> Program:
+    def program(x: Tensor, target: Tensor, count: Tensor) -> Any:
+        grad = x[:, 0] if reduction == 0 else x.sum()
+        return op(grad, x, target, None, reduction, 1, count) * 2
+
+    return program
+
+
 def _layer_norm_backward(masks: list[bool]) -> Program:
     def program(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
         shape = list(weight.shape)
@@ -151,11 +215,35 @@ CALLS: dict[str, list[tuple[Program, tuple[Tensor, ...]]]] = {
     ],
     "aten::native_batch_norm": [
         (program, _norm_inputs(*shape))
-        for program in (_batch_norm, _batch_norm_plain)
+        for program in (_batch_norm, _batch_norm_plain, _batch_norm_evaluated)
         for shape in ((6, 5), (6, 5, 37), (4, 3, 7, 7), (2, 40, 3, 3))
     ],
     "aten::native_batch_norm_backward": [
-        (_batch_norm_backward, _norm_inputs(*shape)) for shape in ((6, 5), (4, 3, 7, 7))
+        (program, _norm_inputs(*shape))
+        for program in (_batch_norm_backward, _batch_norm_evaluated_backward)
+        for shape in ((6, 5), (4, 3, 7, 7))
+    ],
+    "aten::native_group_norm": [
+        (_group_norm(groups, weighted), _norm_inputs(*shape)[:3])
+        for shape, groups in _GROUPED
+        for weighted in ((True, True), (True, False), (False, False))
+    ],
+    "aten::native_group_norm_backward": [
+        (_group_norm_backward(groups, mask), _norm_inputs(*shape)[:3])
+        for shape, groups in _GROUPED
+        for mask in ([True] * 3, [True, False, False], [False, True, True], [True, True, False])
+    ]
+    + [
+        (_group_norm_backward(groups, [True, False, False], False), _norm_inputs(*shape)[:3])
+        for shape, groups in _GROUPED
+    ],
+    "aten::nll_loss_backward": [
+        (_nll_backward(aten.nll_loss_backward, reduction), _classes(23, 37))
+        for reduction in (0, 1, 2)
+    ],
+    "aten::nll_loss2d_backward": [
+        (_nll_backward(aten.nll_loss2d_backward, reduction), _classes(3, 5, 7, 18))
+        for reduction in (0, 1, 2)
     ],
 }
 
@@ -339,13 +427,67 @@ def trained(program: Program, *inputs: Tensor) -> list[Tensor]:
         ("layer norm", lambda x, w, b: F.layer_norm(x, (50,), w, b), ((20, 50), (50,), (50,)), 2),
         ("RMS norm", lambda x, w: F.rms_norm(x, (50,), w), ((20, 50), (50,)), None),
         ("softmax", lambda x, w: (x * w).softmax(-1), ((20, 50), (20, 50)), 1),
-        ("cross entropy", lambda x: x.log_softmax(1)[:, 3], ((20, 50),), None),
+        ("log-softmax of one class", lambda x: x.log_softmax(1)[:, 3], ((20, 50),), None),
+        (
+            "batch norm outside of training",
+            lambda x, w, b: F.batch_norm(x * 2, w.detach() * 0, b.detach().abs() + 1, w, b).relu(),
+            ((4, 6, 9, 9), (6,), (6,)),
+            None,
+        ),
+        # The second kernel sums over samples: the gradients of weight and bias.
+        (
+            "group norm and ReLU",
+            lambda x, w, b: F.group_norm(x * 2, 3, w, b).relu(),
+            ((4, 6, 9, 9), (6,), (6,)),
+            2,
+        ),
+        ("instance norm", lambda x: F.instance_norm(x * 2).relu(), ((4, 6, 9, 9),), 1),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_forward_and_backward(name, program, shapes, launches):
     inputs = [drawn(*shape, seed=i) for i, shape in enumerate(shapes)]
     check(lambda *xs: trained(program, *xs), *inputs, launches=launches)
+
+
+# --- classes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(20, 50), (3, 21, 5, 40)], ids=str)
+def test_cross_entropy_does_not_write_the_gradient_of_the_loss(shape, reduction):
+    """Forward is the log-softmax and a library call, backward one kernel."""
+    x, target, _ = _classes(*shape)
+
+    def program(x: Tensor, target: Tensor) -> list[Tensor]:
+        leaf = (x * 2).detach().requires_grad_()
+        loss = F.cross_entropy(leaf, target, ignore_index=1, reduction=reduction)
+        helpers.flush()
+        return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
+
+    check(program, x, target, launches=2)
+
+
+def test_a_target_that_is_no_class_is_an_error():
+    x, target, _ = _classes(20, 50)
+    target[7] = 50
+    for _ in range(4):
+        leaf = x.to(helpers.DEVICE).requires_grad_()
+        with pytest.raises(IndexError, match="Target 50 is out of bounds"):
+            F.cross_entropy(leaf, target.to(helpers.DEVICE)).backward()
+            helpers.synchronize()
+
+
+def test_all_targets_are_ignored():
+    x = drawn(20, 50)
+    target = torch.full((20,), 7)
+
+    def program(x: Tensor, target: Tensor) -> list[Tensor]:
+        leaf = x.detach().requires_grad_()
+        loss = F.cross_entropy(leaf, target, ignore_index=7, reduction="sum")
+        return [loss.detach(), *torch.autograd.grad(loss, leaf)]
+
+    check(program, x, target, launches=None)
 
 
 # --- memory that is read and written ----------------------------------------------------------
