@@ -33,6 +33,7 @@ struct Open : Cluster {
   std::vector<bool> writes;  // per access
   uint32_t low = 0;          // the first and the last node
   uint32_t high = 0;
+  bool again = false;  // all of it computes values once more
 };
 
 class Fusion {
@@ -59,13 +60,40 @@ class Fusion {
       for (size_t i = before_[node].size(); i-- > 0;) {
         const uint32_t a = owner_[before_[node][i]];
         const uint32_t b = owner_[node];
-        if (a != b && open_[a].elementwise()) join(a, b);
+        if (a != b && open_[a].elementwise()) join(a, b, false);
       }
     }
+    join_readers();
     return in_order();
   }
 
  private:
+  // Joins what reads the same elements, so that they are read once, where nothing runs between.
+  void join_readers() {
+    std::vector<uint32_t> reader(graph_.buffers.size(), kNobody);  // per storage: the last so far
+    for (uint32_t node = 0; node < open_.size(); ++node) {
+      if (!open_[owner_[node]].elementwise()) continue;
+      for (const graph::Use& use : graph::uses(graph_, graph_.nodes[node])) {
+        if (!use.reads) continue;
+        uint32_t& last = reader[graph_.buffers[use.buffer].group];
+        const uint32_t a = last == kNobody ? kNobody : owner_[last];
+        const uint32_t b = owner_[node];
+        last = node;
+        if (a == kNobody || a == b) continue;
+        if (open_[a].nest.reduces() != open_[b].nest.reduces()) continue;
+        if (is_apart(open_[a], open_[b])) continue;
+        join(a, b, true);
+      }
+    }
+  }
+
+  // Whether something that is not elementwise stands between two clusters.
+  bool is_apart(const Open& a, const Open& b) const {
+    const Open& early = a.high < b.low ? a : b;
+    const Open& late = a.high < b.low ? b : a;
+    return early.high < late.low && others_before_[late.low] != others_before_[early.high + 1];
+  }
+
   void find_uses() {
     first_use_.assign(graph_.buffers.size(), std::numeric_limits<uint32_t>::max());
     last_use_.assign(graph_.buffers.size(), 0);
@@ -85,6 +113,7 @@ class Fusion {
     made.first = {0};
     made.ambient = node.ambient;
     made.low = made.high = index;
+    made.again = node.again;
     auto found = as_elementwise(graph_, node);
     if (!found.has_value()) return made;
     Nest& nest = found->nest;
@@ -148,16 +177,18 @@ class Fusion {
   }
 
   // The accesses by which two clusters can be brought into one order: of the same place, one of
-  // them a write. Those that move with the most loops say the most about the order.
-  std::optional<std::pair<size_t, size_t>> link(const Open& a, const Open& b) const {
+  // them a write, or both reads that move with all loops. Those that move with the most loops say
+  // the most about the order.
+  std::optional<std::pair<size_t, size_t>> link(const Open& a, const Open& b, bool reads) const {
     std::optional<std::pair<size_t, size_t>> found;
     for (size_t i = a.nest.accesses.size(); i-- > 0;) {
       const Access& one = a.nest.accesses[i];
+      if (reads && static_cast<size_t>(moving_loops(one)) < a.nest.sizes.size()) continue;
       if (found.has_value() && moving_loops(one) <= moving_loops(a.nest.accesses[found->first])) {
         continue;
       }
       for (size_t j = 0; j < b.nest.accesses.size(); ++j) {
-        if (!a.writes[i] && !b.writes[j]) continue;
+        if (!reads && !a.writes[i] && !b.writes[j]) continue;
         if (!same_place(one, b.nest.accesses[j])) continue;
         found = {i, j};
         break;
@@ -181,13 +212,14 @@ class Fusion {
     return x.reduced == y.reduced;
   }
 
-  bool join(uint32_t a_index, uint32_t b_index) {
+  // `reads`: what they share is read by both.
+  bool join(uint32_t a_index, uint32_t b_index, bool reads) {
     const Open& a = open_[a_index];
     const Open& b = open_[b_index];
     if (a.ambient != b.ambient) return false;
     if (a.elements != b.elements && !a.nest.reduces() && !b.nest.reduces()) return false;
     if (a.nest.accesses.size() + b.nest.accesses.size() > kMaxAccesses) return false;
-    const auto common = link(a, b);
+    const auto common = link(a, b, reads);
     if (!common.has_value()) return false;
     Nest x = a.nest;
     Nest y = b.nest;
@@ -204,13 +236,13 @@ class Fusion {
 
   // Whether joining would keep more memory alive than it saves. If anything runs between the two,
   // what only the earlier one reads has to live until the later one: the sum of many products, say,
-  // which come one after the other, would hold them all. What passes between the two is saved.
+  // which come one after the other, would hold them all. What passes between the two is saved. What
+  // is computed once more is not to be held from where it could be first.
   bool holds_memory(const Open& a, const Open& b) const {
+    if (!is_apart(a, b)) return false;
     const Open& early = a.high < b.low ? a : b;
     const Open& late = a.high < b.low ? b : a;
-    if (early.high > late.low || others_before_[late.low] == others_before_[early.high + 1]) {
-      return false;
-    }
+    if (late.again) return true;
     uint64_t held = 0;
     uint64_t saved = 0;
     std::vector<uint32_t> counted;
@@ -286,6 +318,7 @@ class Fusion {
     made.elements = std::max(a.elements, b.elements);
     made.low = std::min(a.low, b.low);
     made.high = std::max(a.high, b.high);
+    made.again = a.again && b.again;
     made.nest.sizes = x.sizes;
     made.nest.reduced = x.reduced;
     const auto take = [&made](Open& from, Nest& nest, size_t i) {

@@ -19,8 +19,8 @@ struct Cluster {
 };
 
 // Joins elementwise nodes that depend on each other element by element, wherever they stand in the
-// graph, as long as nothing that has to run between them stays outside. The clusters come in an
-// order that satisfies every dependence.
+// graph, as long as nothing that has to run between them stays outside; then neighbours that read
+// the same elements. The clusters come in an order that satisfies every dependence.
 //
 // Conditions for two to be joined: their elements are as many and in the same order; the memory
 // that both touch and one writes is walked through alike by both, or is disjoint; no path of

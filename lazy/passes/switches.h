@@ -15,6 +15,7 @@ enum class Pass : unsigned char {
   kRows,
   kAccumulate,
   kFuse,
+  kRecompute,
   kBatch,
   kOrder,
   kAlias

@@ -11,6 +11,7 @@
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/layout.h"
 #include "lazy/passes/lists.h"
+#include "lazy/passes/recompute.h"
 #include "lazy/passes/rows.h"
 #include "lazy/passes/split.h"
 #include "lazy/passes/switches.h"
@@ -28,6 +29,18 @@ std::vector<Step> one_by_one(const graph::Graph& program) {
   std::vector<Step> steps(program.nodes.size());
   for (uint32_t i = 0; i < steps.size(); ++i) steps[i].nodes = {i};
   return steps;
+}
+
+// Takes over what the pass makes of the program, unless some of it would be no part of a kernel
+// that is there anyway.
+void recompute(Plan& plan, std::vector<passes::Cluster>* clusters) {
+  auto program = passes::recompute(plan.program, *clusters, plan.outputs);
+  if (!program.has_value()) return;
+  std::vector<passes::Cluster> joined = passes::fuse(*program);
+  if (joined.size() > clusters->size()) return;
+  plan.program = std::move(*program);
+  plan.outputs.resize(plan.program.buffers.size(), false);
+  *clusters = std::move(joined);
 }
 
 }  // namespace
@@ -85,11 +98,18 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
     if (observer) observer("accumulate", graph::print(plan->program));
   }
+  std::vector<passes::Cluster> clusters;
+  if (fuse && enabled(Pass::kFuse)) {
+    clusters = passes::fuse(plan->program);
+    if (observer) observer("fuse", print(plan->program, clusters));
+    if (enabled(Pass::kRecompute)) {
+      recompute(*plan, &clusters);
+      if (observer) observer("recompute", print(plan->program, clusters));
+    }
+  }
   plan->program.shrink_to_fit();
   plan->unfused = schedule(*plan, one_by_one(plan->program));
-  if (fuse && enabled(Pass::kFuse)) {
-    std::vector<passes::Cluster> clusters = passes::fuse(plan->program);
-    if (observer) observer("fuse", print(plan->program, clusters));
+  if (!clusters.empty()) {
     for (passes::Batch& batch : passes::batch(plan->program, std::move(clusters), plan->outputs)) {
       Step& step = plan->fused.steps.emplace_back();
       step.nodes = std::move(batch.nodes);
@@ -113,6 +133,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
 
 void use_kernels(Plan& plan, const std::vector<bool>& usable) {
   std::vector<bool> apart;
+  apart.reserve(plan.fused.steps.size());
   for (const Step& step : plan.fused.steps) {
     apart.push_back(step.kernel != kNoKernel && !usable[step.kernel]);
   }

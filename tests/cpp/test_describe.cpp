@@ -214,6 +214,7 @@ TEST(Observer, EachPassIsToldWithTheGraphAfterIt) {
       "}\n"
       "%3:f32[65536] = convolution(%2:f32[65536])\n";
   expected.emplace_back("fuse", "loops 0" + inside + last);
+  expected.emplace_back("recompute", "loops 0" + inside + last);
   expected.emplace_back("batch", "kernel 0" + inside + "kernel 1 {\n  " + last + "}\n");
   EXPECT_EQ(told, expected);
 }

@@ -38,9 +38,10 @@ FEW: tuple[str, ...] = (
 # MaxViT, 7 wide after five halvings, need these; ViT-H has patches of 14.
 SIZES = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 
-# How many of equal blocks are kept, where all three copies with their gradients would need more
+# How many of equal blocks are kept, where all four copies with their gradients would need more
 # than 16 GB: the path of the blocks in the model, and the number.
 KEPT_BLOCKS = {
+    "convnext_large": ("features.5", 9),
     "regnet_y_128gf": ("trunk_output.block3", 2),
     "vit_h_14": ("encoder.layers", 6),
     "vit_l_16": ("encoder.layers", 8),

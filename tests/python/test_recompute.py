@@ -1,0 +1,133 @@
+"""Values that backward needs are computed again where that lowers the peak of memory: same bits,
+less memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+Activation = Callable[[Tensor, Tensor], Tensor]
+
+ROWS, WIDTH, LAYERS = 1024, 128, 4
+
+
+def gelu_by_hand(x: Tensor, _: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def mish(x: Tensor, _: Tensor) -> Tensor:
+    return x * torch.tanh(F.softplus(x))
+
+
+def in_place_behind(x: Tensor, gate: Tensor) -> Tensor:
+    y = F.silu(x) * gate
+    return y.add_(1).mul_(0.5)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "GELU by hand": gelu_by_hand,
+    "SwiGLU": lambda x, gate: F.silu(x) * gate,
+    "GLU": lambda x, gate: torch.sigmoid(gate) * x,
+    "squared ReLU": lambda x, _: x.relu().square(),
+    "leaky by hand": lambda x, _: torch.where(x > 0, x, 0.1 * x) * (1 + x),
+    "in place behind": in_place_behind,
+    "masked": lambda x, gate: (x * (gate > 0)) * (1 + gate),
+    "mish": mish,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+        self.first = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH) for _ in range(LAYERS))
+        self.second = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first, second in zip(self.first, self.second, strict=True):
+            x = x + second(self.activation(*first(x).chunk(2, -1)))
+        return x
+
+
+@pytest.fixture(autouse=True)
+def all_passes() -> Iterator[None]:
+    helpers.extension().skip_passes("")
+    yield
+    helpers.extension().skip_passes("")
+
+
+def trained(
+    activation: Activation, skip: str, autocast: bool = False
+) -> tuple[list[Tensor], int, int]:
+    """Loss and gradients of the last of five steps, its launches of kernels, its peak in bytes
+    above what was there before."""
+    helpers.extension().skip_passes(skip)
+    torch.manual_seed(0)
+    net = Net(activation).to(helpers.DEVICE)
+    x = helpers.drawn(ROWS, WIDTH, device=helpers.DEVICE)
+    for _ in range(5):
+        net.zero_grad()
+        helpers.synchronize()
+        torch.acc.reset_peak_memory_stats()
+        before = torch.acc.memory_allocated()
+        with helpers.counting() as counted, torch.autocast("acc", torch.bfloat16, autocast):
+            loss = net(x).square().mean()
+            loss.backward()
+            helpers.synchronize()
+        peak = torch.acc.max_memory_allocated() - before
+    found = [loss.detach().cpu(), *(p.grad.cpu() for p in net.parameters())]
+    return found, counted["kernel_launches"], peak
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_same_bits(name, monkeypatch):
+    monkeypatch.setenv("ACC_DETERMINISTIC", "1")
+    plain, launches, _ = trained(ACTIVATIONS[name], "recompute")
+    mine, launches_again, _ = trained(ACTIVATIONS[name], "")
+    helpers.assert_same(mine, plain)
+    # A product alone is ATen's, with what it is computed from it is a kernel.
+    assert launches_again <= launches + LAYERS
+
+
+@pytest.mark.parametrize(("name", "saved"), [("GELU by hand", 2), ("SwiGLU", 1), ("GLU", 1)])
+def test_less_memory(name, saved):
+    """By so many of the activations of each layer, but for those of the last, which are there at
+    the peak."""
+    _, _, plain = trained(ACTIVATIONS[name], "recompute")
+    _, _, mine = trained(ACTIVATIONS[name], "")
+    activation = ROWS * WIDTH * 4
+    assert plain - mine >= saved * (LAYERS - 2) * activation
+
+
+def test_under_autocast_as_exact_as_without():
+    """What is not stored between is not rounded to bfloat16 either."""
+    exact, _, _ = trained(ACTIVATIONS["SwiGLU"], "")
+    for skip in ("recompute", ""):
+        half, _, _ = trained(ACTIVATIONS["SwiGLU"], skip, autocast=True)
+        for mine, right in zip(half, exact, strict=True):
+            assert (mine - right).norm() <= 0.05 * right.norm()
+
+
+def test_a_value_that_the_user_keeps_is_not_made_twice():
+    kept: list[Tensor] = []
+
+    def activation(x: Tensor, gate: Tensor) -> Tensor:
+        kept.append(F.silu(x))
+        return kept[-1] * gate
+
+    def once() -> list[Tensor]:
+        kept.clear()
+        found, _, _ = trained(activation, "")
+        return found + [t.detach().cpu() for t in kept]
+
+    found = once()
+    helpers.assert_same(once(), found)
