@@ -276,6 +276,15 @@ bool ldexp(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// As ATen's batch norm on the CPU chooses it: strides of dimensions of one element do not count.
+c10::MemoryFormat normalised_format(const at::Tensor& input) {
+  for (const auto format : {c10::MemoryFormat::Contiguous, c10::MemoryFormat::ChannelsLast,
+                            c10::MemoryFormat::ChannelsLast3d}) {
+    if (input.is_contiguous(format)) return format;
+  }
+  return input.suggest_memory_format();
+}
+
 // (input, and as many `parameters`: weight, bias and, where there are any, running statistics).
 // What is saved for backward has no elements without training.
 bool saved_statistics(Arguments arguments, size_t parameters, bool training,
@@ -284,7 +293,7 @@ bool saved_statistics(Arguments arguments, size_t parameters, bool training,
   const at::Tensor& input = arguments[0].toTensor();
   const auto type = statistics_type(input, arguments.slice(1, parameters));
   if (!type) return false;
-  restride(results[0], input.suggest_memory_format());
+  restride(results[0], normalised_format(input));
   for (size_t i = 1; i <= 2; ++i) {
     results[i] = at::detail::empty_meta({training ? input.size(1) : 0}, *type);
   }

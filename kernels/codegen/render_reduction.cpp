@@ -113,7 +113,7 @@ class ReductionWriter : HostWriter {
     } else {
       line("while (at + W <= stop) {");
       line("const long part = at + ", kPart, " * W < stop ? at + ", kPart, " * W : stop;");
-      for (const uint32_t i : sums) line(vector_type(i), " s", i, " = {};");
+      for (const uint32_t i : sums) line(vector_type(i), " sum", i, " = {};");
       line("for (; at + W <= part; at += W) {");
     }
     for (const Store& store : loads) {
@@ -137,8 +137,9 @@ class ReductionWriter : HostWriter {
     line("}");
     if (!sums.empty()) {
       for (const uint32_t i : sums) {
-        line("if (rest) s", i, " = select(lanes_below(count), s", i, ", ", vector_type(i), "{});");
-        line("a", i, " += ", widened(i, concat("s", i)), ";");
+        line("if (rest) sum", i, " = select(lanes_below(count), sum", i, ", ", vector_type(i),
+             "{});");
+        line("a", i, " += ", widened(i, concat("sum", i)), ";");
       }
       line("}");
     }
@@ -207,7 +208,7 @@ class ReductionWriter : HostWriter {
   void accumulate(uint32_t i, const char* at) {
     const Instruction& instruction = kernel_.instructions[i];
     const std::string value = concat("v", instruction.inputs[0]);
-    const std::string to = concat(is_sum(i) ? "s" : "a", i, at);
+    const std::string to = concat(is_sum(i) ? "sum" : "a", i, at);
     if (is_sum(i)) {
       line(to, " += ", value, ";");
     } else {
@@ -341,8 +342,8 @@ class ReductionWriter : HostWriter {
     const size_t inner = last - 1;
     line("for (long part = 0; part < geometry[", inner, "]; part += ", kPart, ") {");
     for (const uint32_t i : sums) {
-      line(vector_type(i), " s", i, "[", kStrip, "];");
-      line("for (int k = 0; k < ", kStrip, "; ++k) s", i, "[k] = ", vector_type(i), "{};");
+      line(vector_type(i), " sum", i, "[", kStrip, "];");
+      line("for (int k = 0; k < ", kStrip, "; ++k) sum", i, "[k] = ", vector_type(i), "{};");
     }
     line("for (long i", inner, " = part; i", inner, " < part + ", kPart, " && i", inner,
          " < geometry[", inner, "]; ++i", inner, ") {");
@@ -351,7 +352,7 @@ class ReductionWriter : HostWriter {
     line("}");
     for (const uint32_t i : sums) {
       line("for (int k = 0; k < ", kStrip, "; ++k) a", i,
-           "[k] += ", widened(i, concat("s", i, "[k]")), ";");
+           "[k] += ", widened(i, concat("sum", i, "[k]")), ";");
     }
     line("}");
     const auto [first, last] = outer_reduced();

@@ -188,11 +188,11 @@ constexpr Row kRows[] = {
     {"aten::native_layer_norm_backward", "output_mask=010",
      "sum(grad_out * ((input - mean) * rstd))", "before last normalized_shape"},
 
-    {"aten::native_batch_norm", "training=False, weight=None",
+    {"aten::native_batch_norm", "training=False, weight=None, bias=None",
      "(input - running_mean) * rsqrt(running_var + eps)", "", "1"},
     {"aten::native_batch_norm", "training=False",
      "fma(input - running_mean, rsqrt(running_var + eps) * weight, bias)", "", "1"},
-    {"aten::native_batch_norm", "training=True, weight=None, running_mean=None",
+    {"aten::native_batch_norm", "training=True, weight=None, bias=None, running_mean=None",
      "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
      "d * r, mean, r",
      "but 1", "1"},
@@ -200,7 +200,7 @@ constexpr Row kRows[] = {
      "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
      "fma(d, r * weight, bias), mean, r",
      "but 1", "1"},
-    {"aten::native_batch_norm", "training=True, weight=None",
+    {"aten::native_batch_norm", "training=True, weight=None, bias=None",
      "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
      "running_mean = fma(momentum, mean - running_mean, running_mean); "
      "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
@@ -312,6 +312,7 @@ Guard parse_guard(const Op& op, std::string_view text) {
 
 std::vector<Guarded> parse_rows(const Op& op, std::string_view name) {
   std::vector<std::string> names;
+  names.reserve(op.arguments.size());
   for (const Argument& argument : op.arguments) names.push_back(argument.name);
   std::vector<Guarded> rows;
   for (const Row& row : kRows) {

@@ -207,6 +207,9 @@ class Analysis {
     // A comparison rounds the number to the half type first.
     if (made_.formula->truth() && dtype::is_half(type)) return false;
     const bool number = tag == Tag::kNumber;
+    // Truths are compared with a number as integers.
+    const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);
+    if (made_.formula->truth() && type == dtype::kBool && integer) return false;
     if (tag == Tag::kInt || tag == Tag::kBool) return true;
     if (number && !dtype::is_known(graph::dtype_of(*word))) return false;
     if (tag == Tag::kFloat || (number && dtype::is_floating(graph::dtype_of(*word)))) {

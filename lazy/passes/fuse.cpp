@@ -68,7 +68,9 @@ class Fusion {
   }
 
  private:
-  // Joins what reads the same elements, so that they are read once, where nothing runs between.
+  // Joins what reads the same elements, so that they are read once, where nothing runs between. Not
+  // reductions: they read theirs again, and two of them have more than the cache holds (two batch
+  // norms behind one ReLU: 5 % of a ResNet-18's step).
   void join_readers() {
     std::vector<uint32_t> reader(graph_.buffers.size(), kNobody);  // per storage: the last so far
     for (uint32_t node = 0; node < open_.size(); ++node) {
@@ -80,7 +82,7 @@ class Fusion {
         const uint32_t b = owner_[node];
         last = node;
         if (a == kNobody || a == b) continue;
-        if (open_[a].nest.reduces() != open_[b].nest.reduces()) continue;
+        if (open_[a].nest.reduces() || open_[b].nest.reduces()) continue;
         if (is_apart(open_[a], open_[b])) continue;
         join(a, b, true);
       }

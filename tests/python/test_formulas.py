@@ -25,7 +25,15 @@ DTYPES = [*FLOATS, torch.int64, torch.int32, torch.bool]
 Call = tuple[Any, ...]
 
 _COMPARED: list[Call] = [("a", "b"), ("a", "s")]
-_WITH_NUMBER: list[Call] = [("a", 1), ("a", -0.0), ("a", 2.5), ("a", math.inf), ("a", math.nan)]
+_WITH_NUMBER: list[Call] = [
+    ("a", 1),
+    ("a", 3),
+    ("a", -1),
+    ("a", -0.0),
+    ("a", 2.5),
+    ("a", math.inf),
+    ("a", math.nan),
+]
 _SCALED: list[Call] = [("a", "b"), ("a", "s"), ("a", "b", {"alpha": 3}), ("a", "b", {"alpha": -1})]
 _UNARY: list[Call] = [("a",)]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import DEVICE, run_python
+from tests.helpers import DEVICE, drawn, run_python
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -228,3 +228,23 @@ def test_out_arguments_that_the_meta_kernel_does_not_resize() -> None:
         for made, expected in zip(function(DEVICE), function("cpu"), strict=True):
             assert made.stride() == expected.stride() and made.dtype == expected.dtype
             assert torch.equal(made.cpu(), expected)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 11, 11), (2, 16, 1, 1), (3, 1, 4, 4), (1, 3, 2, 4, 4), (1, 4, 9), (4, 6)]
+)
+def test_batch_norm_has_the_strides_of_eager(shape):
+    """In every order of dimensions, and where the stride of a dimension of one element says
+    nothing."""
+
+    def strides(device: str) -> list[tuple[int, ...]]:
+        found = []
+        for order in itertools.permutations(range(len(shape))):
+            x = drawn(*[shape[i] for i in order], device=device)
+            x = x.permute([order.index(i) for i in range(len(shape))])
+            for batch in {x.stride()[0], 16} if shape[0] == 1 else {x.stride()[0]}:
+                image = x.as_strided(shape, (batch, *x.stride()[1:]))
+                found.append(F.batch_norm(image, None, None, training=True).stride())
+        return found
+
+    assert strides(DEVICE) == strides("cpu")

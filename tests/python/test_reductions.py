@@ -450,6 +450,38 @@ def test_forward_and_backward(name, program, shapes, launches):
     check(lambda *xs: trained(program, *xs), *inputs, launches=launches)
 
 
+def test_a_bias_without_a_weight():
+    x, bias, mean = drawn(4, 3, 5, 5), drawn(3, seed=1), drawn(3, seed=2)
+
+    def program(x: Tensor, bias: Tensor, mean: Tensor) -> list[Tensor]:
+        return [
+            F.batch_norm(x * 2, mean, mean.abs() + 1, None, bias).relu(),
+            F.batch_norm(x * 2, None, None, None, bias, True).relu(),
+            F.batch_norm(x * 2, mean.clone(), mean.abs() + 1, None, bias, True).relu(),
+            F.instance_norm(x * 2, None, None, None, bias).relu(),
+            F.group_norm(x * 2, 3, None, bias).relu(),
+            F.layer_norm(x * 2, (3, 5, 5), None, bias.view(3, 1, 1).expand(3, 5, 5)).relu(),
+        ]
+
+    check(program, x, bias, mean, launches=None)
+
+
+def test_sums_beside_operands_with_strides(recwarn):
+    """The names of both count from 0 in the text of a kernel."""
+
+    def program(*xs: Tensor) -> list[Tensor]:
+        product = torch.ones_like(xs[0])
+        made = []
+        for x in xs:
+            product = product * (x[:, ::2] if x.shape[1] == 128 else x)
+            made.append(product.sum(1))
+        return made
+
+    for strided in range(1, 6):
+        check(program, *[drawn(8, 128 if i == strided else 64, seed=i) for i in range(6)])
+    assert not [str(w.message) for w in recwarn if "compiler" in str(w.message)]
+
+
 # --- classes ----------------------------------------------------------------------------------
 
 
