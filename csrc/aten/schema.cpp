@@ -116,8 +116,18 @@ const c10::Type& item_type(const c10::Type& type) {
   return items ? element(plain(type)) : type;
 }
 
+// The words of an argument's default; empty for others than integers, truths and None.
+std::vector<int64_t> default_words(const c10::Argument& argument) {
+  if (!argument.default_value().has_value()) return {};
+  const c10::IValue& value = *argument.default_value();
+  if (value.isNone()) return {graph::make_tag(graph::Tag::kNone)};
+  if (value.isBool()) return {graph::make_tag(graph::Tag::kBool), value.toBool() ? 1 : 0};
+  if (value.isInt()) return {graph::make_tag(graph::Tag::kInt), value.toInt()};
+  return {};
+}
+
 // The overload that does to one item what `handle` does to lists. It may have more arguments: some
-// with a default (alpha = 1), which goes to the operator's `item_rest`, and an `out`.
+// with a default (alpha = 1), and an `out`.
 std::optional<c10::OperatorHandle> find_item(const c10::OperatorHandle& handle, graph::Op* op) {
   const c10::FunctionSchema& schema = handle.schema();
   const std::string name = graph::table::item_operator(schema.name());
@@ -127,22 +137,21 @@ std::optional<c10::OperatorHandle> find_item(const c10::OperatorHandle& handle, 
     const auto item = c10::Dispatcher::singleton().findSchema({from, overload});
     if (!item.has_value()) return std::nullopt;
     const auto& arguments = item->schema().arguments();
-    op->item_rest.clear();
-    op->item_into_first = false;
-    if (arguments.size() < schema.arguments().size()) return std::nullopt;
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (i < schema.arguments().size()) {
-        if (*arguments[i].type() != item_type(*schema.arguments()[i].type())) return std::nullopt;
-      } else if (arguments[i].is_out() && !op->item_into_first) {
-        op->item_into_first = true;
-      } else if (arguments[i].default_value().has_value() &&
-                 arguments[i].default_value()->isInt()) {
-        op->item_rest.push_back(graph::make_tag(graph::Tag::kInt));
-        op->item_rest.push_back(arguments[i].default_value()->toInt());
+    const auto& lists = schema.arguments();
+    op->item_arguments.clear();
+    size_t next = 0;  // of the lists' arguments
+    for (const c10::Argument& argument : arguments) {
+      if (argument.is_out()) {
+        op->item_arguments.push_back({0, {}});
+      } else if (next < lists.size() && *argument.type() == item_type(*lists[next].type())) {
+        op->item_arguments.push_back({static_cast<int32_t>(next++), {}});
+      } else if (std::vector<int64_t> words = default_words(argument); !words.empty()) {
+        op->item_arguments.push_back({-1, std::move(words)});
       } else {
         return std::nullopt;
       }
     }
+    if (next != lists.size()) return std::nullopt;
     return item;
   };
   for (const char* overload : {"", "Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor"}) {

@@ -63,8 +63,13 @@ struct Op {
   const Op* item = nullptr;
   // The same with the number as a tensor of no dimension; equal bits for float32 only.
   const Op* item_with_number = nullptr;
-  std::vector<int64_t> item_rest;  // words of the arguments that only the item's operator has
-  bool item_into_first = false;    // the item's operator has an `out`, which is the first argument
+  // The arguments of the item's operator: which one of the list's operator it is, the first once
+  // more for an `out`, or the words of a default that only the item's operator has.
+  struct ItemArgument {
+    int32_t from = -1;  // -1: `words`
+    std::vector<int64_t> words;
+  };
+  std::vector<ItemArgument> item_arguments;
   // Of a product: the operator that adds it to a tensor, as (tensor, the product's arguments, beta,
   // alpha), and the one that does so in place. Null: it is no such operator.
   const Op* plus = nullptr;

@@ -290,6 +290,7 @@ std::string item_operator(Name name) {
   constexpr Name kPrefix = "aten::_foreach_";
   if (!name.starts_with(kPrefix)) return "";
   const Name item = name.substr(kPrefix.size());
+  if (item == "norm") return "aten::linalg_vector_norm";
   const bool in_place = item.ends_with('_');
   if (!contains(kItemOperators, in_place ? item.substr(0, item.size() - 1) : item)) return "";
   return "aten::" + std::string(item);

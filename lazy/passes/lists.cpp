@@ -30,6 +30,8 @@ class Splitter {
   // Nothing when the call has no form for single items.
   std::optional<Split> run() {
     if (node_.op->item == nullptr || !measure()) return std::nullopt;
+    const std::vector<const int64_t*> arguments = graph::items(graph_.arguments(node_));
+    const std::vector<const int64_t*> results = graph::items(graph_.results(node_));
     Split split;
     split.items = items_;
     for (uint32_t i = 0; i < items_; ++i) {
@@ -37,16 +39,15 @@ class Splitter {
       part.op = with_number_ ? node_.op->item_with_number : node_.op->item;
       part.words = static_cast<uint32_t>(split.words.size());
       part.n_values = 0;
-      const auto append_all = [&](std::span<const int64_t> words) {
-        for (; !words.empty(); words = words.subspan(graph::item_words(words.data()))) {
-          append(words.data(), i, part, split.words);
+      for (const graph::Op::ItemArgument& argument : node_.op->item_arguments) {
+        if (argument.from < 0) {
+          split.words.insert(split.words.end(), argument.words.begin(), argument.words.end());
+        } else {
+          append(arguments[static_cast<size_t>(argument.from)], i, part, split.words);
         }
-      };
-      append_all(graph_.arguments(node_));
-      split.words.insert(split.words.end(), node_.op->item_rest.begin(), node_.op->item_rest.end());
-      if (node_.op->item_into_first) append(begin(), i, part, split.words);
+      }
       part.outputs = static_cast<uint32_t>(split.words.size());
-      append_all(graph_.results(node_));
+      for (const int64_t* result : results) append(result, i, part, split.words);
       part.end = static_cast<uint32_t>(split.words.size());
       split.nodes.push_back(part);
     }

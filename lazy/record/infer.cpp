@@ -87,7 +87,12 @@ bool call_meta_by_item(const graph::Op& op, torch::jit::Stack& stack) {
   c10::List<at::Tensor> results;
   for (size_t i = 0; i < items.value_or(0); ++i) {
     torch::jit::Stack call;
-    for (const c10::IValue& argument : stack) {
+    for (const graph::Op::ItemArgument& from : op.item_arguments) {
+      if (from.from < 0) {
+        call.push_back(handle.schema().arguments()[call.size()].default_value().value());
+        continue;
+      }
+      const c10::IValue& argument = stack[static_cast<size_t>(from.from)];
       c10::IValue item = argument.isList() ? argument.toListRef()[i] : argument;
       if (number && item.isScalar()) {
         at::Tensor tensor = c10::scalar_to_tensor(item.toScalar());
@@ -96,8 +101,6 @@ bool call_meta_by_item(const graph::Op& op, torch::jit::Stack& stack) {
       }
       call.push_back(std::move(item));
     }
-    for (size_t at = 1; at < op.item_rest.size(); at += 2) call.emplace_back(op.item_rest[at]);
-    if (op.item_into_first) call.push_back(call.front());
     call_meta(item_op, handle, call);
     if (!op.returns.empty()) results.push_back(call.front().toTensor());
   }

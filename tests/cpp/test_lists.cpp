@@ -32,11 +32,12 @@ struct Lists {
     sqrt_list = sqrt;
     sqrt_list.name = "_foreach_sqrt";
     sqrt_list.item = &sqrt;
+    sqrt_list.item_arguments = {{0, {}}};
     add_list = add;
     add_list.name = "_foreach_add_";
     add_list.arguments.resize(2);
     add_list.item = &add;
-    add_list.item_rest = {graph::make_tag(graph::Tag::kInt), 1};
+    add_list.item_arguments = {{0, {}}, {1, {}}, {-1, {graph::make_tag(graph::Tag::kInt), 1}}};
   }
 
   std::vector<uint32_t> buffers(size_t n, graph::BufferKind kind = graph::BufferKind::kInput) {
@@ -166,6 +167,7 @@ TEST(Lists, EachItemTakesItsOwnNumber) {
   graph::Op scale_list = scale;
   scale_list.name = "_foreach_mul_";
   scale_list.item = &scale;
+  scale_list.item_arguments = {{0, {}}, {1, {}}};
   const auto x = b.buffers(3);
   b.begin(scale_list);
   b.list(x);
@@ -186,6 +188,31 @@ TEST(Lists, EachItemTakesItsOwnNumber) {
   }
 }
 
+TEST(Lists, DefaultsMayStandBetweenWhatIsGiven) {
+  Lists b;
+  graph::Op norm;
+  norm.name = "norm";
+  norm.arguments.resize(4);
+  norm.returns.resize(1);
+  graph::Op norm_list = norm;
+  norm_list.name = "_foreach_norm";
+  norm_list.arguments.resize(3);
+  norm_list.item = &norm;
+  norm_list.item_arguments = {
+      {0, {}}, {1, {}}, {-1, {graph::make_tag(graph::Tag::kBool), 0}}, {2, {}}};
+  const auto x = b.buffers(2);
+  const auto y = b.buffers(2, graph::BufferKind::kFresh);
+  b.begin(norm_list);
+  b.list(x);
+  b.graph.words.insert(b.graph.words.end(), {graph::make_tag(graph::Tag::kInt), 2});
+  b.graph.words.push_back(graph::make_tag(graph::Tag::kNone));
+  b.results();
+  b.list(y);
+  b.end();
+  EXPECT_EQ(b.lowered(), (std::vector<std::string>{"%2 = norm(%0, 2, False, None)",
+                                                   "%3 = norm(%1, 2, False, None)"}));
+}
+
 TEST(Lists, AnItemWithoutAFormInPlaceIsGivenItsOwnTensorAsOut) {
   Lists b;
   graph::Op maximum;
@@ -197,7 +224,7 @@ TEST(Lists, AnItemWithoutAFormInPlaceIsGivenItsOwnTensorAsOut) {
   maximum_list.arguments.resize(2);
   maximum_list.arguments[0].writes = true;
   maximum_list.item = &maximum;
-  maximum_list.item_into_first = true;
+  maximum_list.item_arguments = {{0, {}}, {1, {}}, {0, {}}};
   const auto x = b.buffers(2);
   const auto y = b.buffers(2);
   b.begin(maximum_list);

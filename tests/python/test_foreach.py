@@ -37,6 +37,10 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("sqrt", ()),
     ("neg", ()),
     ("zero_", ()),
+    ("norm", ()),
+    ("norm", (1,)),
+    ("norm", (2, torch.float64)),
+    ("norm", (float("inf"),)),
 ]
 
 
@@ -109,3 +113,24 @@ def test_backward_after_an_optimizer_has_changed_what_it_needs() -> None:
     for device in ("cpu", DEVICE):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             run(device)
+
+
+def test_clipping_by_the_norm_gives_what_eager_gives() -> None:
+    """The norm of each gradient is a kernel's, with all others of its kind in one step."""
+
+    def train(device: str) -> tuple[list[torch.Tensor], list[float]]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*[torch.nn.Linear(48, 48) for _ in range(4)]).to(device)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, foreach=True)
+        x = torch.randn(16, 48).to(device)
+        norms = []
+        for step in range(6):
+            optimizer.zero_grad()
+            (net(x) * (step + 1)).square().mean().backward()
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5, foreach=True)
+            optimizer.step()
+            norms.append(norm.item())
+        return [p.detach().cpu() for p in net.parameters()], norms
+
+    for mine, right in zip(train(DEVICE), train("cpu"), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
