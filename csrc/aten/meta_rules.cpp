@@ -293,9 +293,10 @@ bool saved_statistics(Arguments arguments, size_t parameters, bool training,
   const at::Tensor& input = arguments[0].toTensor();
   const auto type = statistics_type(input, arguments.slice(1, parameters));
   if (!type) return false;
+  const int64_t channels = input.size(1);
   restride(results[0], normalised_format(input));
   for (size_t i = 1; i <= 2; ++i) {
-    results[i] = at::detail::empty_meta({training ? input.size(1) : 0}, *type);
+    results[i] = at::detail::empty_meta({training ? channels : 0}, *type);
   }
   return true;
 }

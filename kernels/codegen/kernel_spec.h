@@ -40,8 +40,8 @@ struct Instruction {
   graph::Fn fn = graph::Fn::kConstant;
   uint8_t dtype = 0;  // of the value
   std::array<uint32_t, 3> inputs{};
-  uint32_t index =
-      0;  // kOperand, kScalar, kPosition: which; kCast: the half type that it rounds to, or 0
+  // kOperand, kScalar, kPosition: which; kCast: the half type that it rounds to, or 0
+  uint32_t index = 0;
   double constant = 0;  // kConstant
 
   bool operator==(const Instruction&) const = default;
@@ -73,9 +73,8 @@ struct KernelSpec {
 
 // What the launch of a kernel passes:
 //   pointers  per operand, its first element
-//   geometry  the sizes of the loops, outermost first; then per operand and per position its
-//   strides
-//             in elements
+//   geometry  the sizes of the loops, outermost first; then the strides of each operand and of each
+//             position, in elements
 //   numbers   per scalar, the bits of a double or an int64
 //   begin,end which elements, counted through all kept loops
 using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,

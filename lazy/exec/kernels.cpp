@@ -172,7 +172,10 @@ plan::Schedule& choose_schedule(plan::Plan& plan) {
   if (compilation_of(plan).job != nullptr) {
     if (!await_kernels(plan)) return plan.unfused;
     use_what_is_there(plan);
-    plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps);
+    std::vector<bool> again;
+    again.reserve(plan.program.nodes.size());
+    for (const graph::Node& node : plan.program.nodes) again.push_back(node.again);
+    plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps, again);
   }
   if (plan.trial == nullptr) return plan.fused;
   if (plan.trial->decided() || !chooses_by_time(plan)) {

@@ -122,9 +122,8 @@ struct Formula {
   //   ""       as PyTorch broadcasts; results along those that are not reduced
   //   "1"      of one dimension: along the second
   //   "but 1"  of one less: along all but the second
-  //   "group"  the second dimension is two: groups, as many as the argument `group` says, and what
-  //   is
-  //            in each. Of one dimension: along both; of two: along the first and the groups
+  //   "group"  the second dimension is two: as many groups as the argument `group` says, and what
+  //            is in each. Of one dimension: along both; of two: along the first and the groups
   std::string along;
   // A copy or a cast: the result is the argument, converted.
   bool converts = false;

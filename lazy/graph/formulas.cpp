@@ -254,7 +254,7 @@ constexpr Row kRows[] = {
     {"aten::native_group_norm_backward", "output_mask=010",
      "sum(grad_out * ((input - mean) * rstd))", "but group", "group"},
 
-    // What a target is out of range, nll_loss_forward says.
+    // nll_loss_forward, which has to run before, reports targets that are no class.
     {"aten::nll_loss_backward", "weight=None, reduction=0",
      "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
     {"aten::nll_loss_backward", "weight=None, reduction=1",

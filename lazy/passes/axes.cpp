@@ -30,6 +30,7 @@ std::optional<Axes> Axes::find(const graph::Formula& formula, const graph::Op& o
                                const graph::TensorWords& whole) {
   Axes made(formula);
   made.whole_.assign(whole.sizes.begin(), whole.sizes.end());
+  if (!formula.along.empty() && whole.sizes.size() < 2) return std::nullopt;
   if (formula.along == "group" && !made.find_groups(op, items)) return std::nullopt;
   Lying lying{made.whole_, made.whole_, {}};
   if (made.groups_ > 0) made.split(lying, 1);

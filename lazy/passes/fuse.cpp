@@ -89,7 +89,8 @@ class Fusion {
     }
   }
 
-  // Whether something that is not elementwise stands between two clusters.
+  // Whether something that is not elementwise stands between the end of one cluster and the begin
+  // of the other.
   bool is_apart(const Open& a, const Open& b) const {
     const Open& early = a.high < b.low ? a : b;
     const Open& late = a.high < b.low ? b : a;
@@ -135,6 +136,10 @@ class Fusion {
   static int moving_loops(const Access& access) {
     return static_cast<int>(
         std::ranges::count_if(access.strides, [](int64_t s) { return s != 0; }));
+  }
+
+  static bool moves_always(const Access& access) {
+    return static_cast<size_t>(moving_loops(access)) == access.strides.size();
   }
 
   // The access that moves with the most loops; the last of those.
@@ -185,13 +190,14 @@ class Fusion {
     std::optional<std::pair<size_t, size_t>> found;
     for (size_t i = a.nest.accesses.size(); i-- > 0;) {
       const Access& one = a.nest.accesses[i];
-      if (reads && static_cast<size_t>(moving_loops(one)) < a.nest.sizes.size()) continue;
+      if (reads && !moves_always(one)) continue;
       if (found.has_value() && moving_loops(one) <= moving_loops(a.nest.accesses[found->first])) {
         continue;
       }
       for (size_t j = 0; j < b.nest.accesses.size(); ++j) {
         if (!reads && !a.writes[i] && !b.writes[j]) continue;
         if (!same_place(one, b.nest.accesses[j])) continue;
+        if (reads && !moves_always(b.nest.accesses[j])) continue;
         found = {i, j};
         break;
       }

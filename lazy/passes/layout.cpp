@@ -203,7 +203,9 @@ class Layouts {
   // Operands that are broadcast or strided otherwise stay as they are.
   std::optional<Choice> elementwise(const Node& node) const {
     const auto known = as_elementwise(graph_, node);
-    if (!known.has_value() || known->nest.reduces()) return std::nullopt;
+    if (!known.has_value() || known->nest.reduces() || !known->formula->along.empty()) {
+      return std::nullopt;
+    }
     const std::vector<Mention> all = mentions(node);
     const auto result = std::ranges::find_if(
         all, [](const Mention& mention) { return mention.fresh || mention.written; });

@@ -16,12 +16,12 @@ using graph::Node;
 
 constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
-// Values of fewer bytes are not worth a second look: whole steps of small networks need less.
+// Values of fewer bytes are not worth a look: whole steps of small networks need less.
 constexpr uint64_t kLeastBytes = 64 << 10;
 
-// What computing a value again may take, with all that has to be computed again for it. A function
-// of one number costs a kernel about 0.3 ns per element, which is less than writing a float32 to
-// memory and reading it back.
+// What computing one value again may take, with all that has to be computed again for it. A
+// function of one number costs a kernel about 0.3 ns per element, which is less than writing a
+// float32 to memory and reading it back.
 constexpr size_t kMostNodes = 8;
 constexpr size_t kMostFunctions = 1;
 
@@ -151,8 +151,8 @@ class Recomputation {
 
   // Whether a buffer is held until a cluster runs, whatever is recomputed.
   bool is_there(uint32_t buffer, uint32_t cluster) const {
+    // What the step was given too: it may be the only one that still holds it.
     const uint32_t group = graph_.buffers[buffer].group;
-    if (graph_.buffers[group].kind != graph::BufferKind::kFresh) return true;
     return !gone_[group] && span_of(group).second >= cluster;
   }
 
@@ -196,7 +196,9 @@ class Recomputation {
   const StorageUses uses_;
   std::vector<uint32_t> cluster_of_;  // per node
   std::vector<uint32_t> maker_;       // per buffer: the node that can compute it again
-  std::vector<bool> gone_;            // per buffer: not kept until its last readers any more
+  // Per buffer: was kept until its last readers, and is not any more. What else a chain computes
+  // again was not kept.
+  std::vector<bool> gone_;
   uint32_t peak_ = 0;
   std::map<uint32_t, std::vector<uint32_t>> wanted_;  // nodes to repeat, by what they come before
 };

@@ -48,9 +48,27 @@ void append_masked(const Graph& graph, const Node& node, const std::vector<bool>
   out->nodes.push_back(made);
 }
 
+// In the order of its dimensions, also where the stride of one of a single element says nothing.
+bool is_plain(const int64_t* word) {
+  if (graph::tag_of(*word) != Tag::kTensor) return false;
+  const graph::TensorWords tensor = graph::read_tensor(word);
+  int64_t stride = 1;
+  for (size_t i = tensor.sizes.size(); i-- > 0; stride *= tensor.sizes[i]) {
+    if (tensor.strides[i] != stride) return false;
+  }
+  return true;
+}
+
 bool is_split(const Graph& graph, const Node& node) {
   if (std::ranges::find(kSplit, node.op->name) == kSplit.end()) return false;
   const auto results = graph::items(graph.results(node));
+  const auto arguments = graph::items(graph.arguments(node));
+  // ATen's group norm, where it takes images for channels last, ends the process when it is not
+  // asked for their gradient (torch 2.11).
+  if (node.op->name == "aten::native_group_norm_backward" &&
+      !(is_plain(arguments[0]) && is_plain(arguments[1]))) {
+    return false;
+  }
   const auto wanted = std::ranges::count_if(
       results, [](const int64_t* item) { return graph::tag_of(*item) == Tag::kTensor; });
   return wanted > 1 && graph::tag_of(*results[0]) == Tag::kTensor;

@@ -31,13 +31,17 @@ std::vector<Step> one_by_one(const graph::Graph& program) {
   return steps;
 }
 
-// Takes over what the pass makes of the program, unless some of it would be no part of a kernel
-// that is there anyway.
+// Takes over what the pass makes of the program, unless something of it would be computed on its
+// own.
 void recompute(Plan& plan, std::vector<passes::Cluster>* clusters) {
   auto program = passes::recompute(plan.program, *clusters, plan.outputs);
   if (!program.has_value()) return;
   std::vector<passes::Cluster> joined = passes::fuse(*program);
-  if (joined.size() > clusters->size()) return;
+  for (const passes::Cluster& cluster : joined) {
+    const bool alone = std::ranges::all_of(
+        cluster.nodes, [&](uint32_t node) { return program->nodes[node].again; });
+    if (alone) return;
+  }
   plan.program = std::move(*program);
   plan.outputs.resize(plan.program.buffers.size(), false);
   *clusters = std::move(joined);

@@ -27,8 +27,10 @@ class Trial {
     double unfused_seconds;  // of its nodes
   };
 
-  // `unfused` has one step per node; `fused` has the same nodes.
-  Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused);
+  // `unfused` has one step per node; `fused` has the same nodes. Nodes that are `again`
+  // (graph::Node) are not what a kernel replaces: their times do not count.
+  Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused,
+        const std::vector<bool>& again = {});
 
   bool next_is_fused() const { return fused_runs_ == unfused_runs_; }
   bool decided() const { return decided_; }

@@ -81,6 +81,50 @@ TEST(Fuse, DoesNotHoldManyProductsForOneSum) {
   for (const std::vector<uint32_t>& nodes : p.clusters()) EXPECT_LE(nodes.size(), 2U);
 }
 
+TEST(Fuse, NeighboursThatReadTheSameAreJoined) {
+  Program p;
+  const uint32_t x = p.opaque(p.input());
+  const uint32_t y = p.unary("aten::exp", x);
+  p.unary("aten::neg", x);
+  p.unary("aten::neg", y);
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1, 2, 3}}));
+}
+
+TEST(Fuse, ReadersOfTheSameAreNotJoinedAroundOtherCalls) {
+  Program p;
+  const uint32_t x = p.opaque(p.input());
+  p.unary("aten::exp", x);
+  p.opaque(x);
+  p.unary("aten::neg", x);
+  EXPECT_EQ(p.clusters().size(), 4U);
+}
+
+TEST(Fuse, ReadersOfTheSameAreNotJoinedAroundAWrite) {
+  Program p;
+  const uint32_t x = p.input();
+  p.unary("aten::exp", x);
+  p.in_place("aten::sort_", {{x}});
+  p.unary("aten::neg", x);
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1}, {2}}));
+}
+
+TEST(Fuse, ReadersOfDifferentElementsAreNotJoined) {
+  Program p;
+  const uint32_t x = p.opaque(p.input(), 8);
+  p.unary("aten::exp", x, 8);
+  p.unary("aten::neg", x, 4);
+  EXPECT_EQ(p.clusters(), (Nodes{{0}, {1}, {2}}));
+}
+
+TEST(Fuse, ReadersOfTheSameStopAtTheCap) {
+  Program p;
+  const uint32_t x = p.opaque(p.input());
+  for (int i = 0; i < 100; ++i) p.unary("aten::neg", x);
+  const Nodes clusters = p.clusters();
+  EXPECT_EQ(clusters.size(), 4U);  // two accesses each, 96 at most
+  for (const std::vector<uint32_t>& nodes : clusters) EXPECT_LE(nodes.size(), 48U);
+}
+
 TEST(Batch, IndependentLaunchesOfOneKernelAreOneStep) {
   Program p;
   std::vector<bool> outputs;

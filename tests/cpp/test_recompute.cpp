@@ -77,11 +77,15 @@ TEST(Recompute, NothingWhoseOperandWouldHaveToBeHeldInstead) {
   EXPECT_EQ(p.added(), Lines());
 }
 
-TEST(Recompute, FromWhatTheStepWasGiven) {
-  Program p;
-  const uint32_t y = p.negative(p.input());
-  p.times(p.middle(y), y);
-  EXPECT_EQ(p.added().size(), 2U);
+TEST(Recompute, WhatTheStepWasGivenIsHeldUntilItsLastUse) {
+  for (const bool read : {false, true}) {
+    Program p;
+    const uint32_t given = p.input();
+    const uint32_t y = p.negative(given);
+    const uint32_t z = p.times(p.middle(y), y);
+    if (read) p.times(z, given);
+    EXPECT_EQ(p.added().empty(), !read);
+  }
 }
 
 TEST(Recompute, NothingWhoseOperandIsOverwrittenBefore) {
@@ -91,7 +95,7 @@ TEST(Recompute, NothingWhoseOperandIsOverwrittenBefore) {
     const uint32_t y = p.negative(given);
     const uint32_t z = p.middle(y);
     if (overwritten) p.in_place("aten::sort_", {{given, kMany}});
-    p.times(z, y);
+    p.times(p.times(z, y), given);
     EXPECT_EQ(p.added().empty(), overwritten);
   }
 }
@@ -100,7 +104,7 @@ TEST(Recompute, WhatIsOverwrittenAfterTheReaderMayBeReadAgain) {
   Program p;
   const uint32_t given = p.input();
   const uint32_t y = p.negative(given);
-  p.times(p.middle(y), y);
+  p.times(p.times(p.middle(y), y), given);
   p.in_place("aten::sort_", {{given, kMany}});
   EXPECT_EQ(p.added().size(), 2U);
 }
@@ -110,10 +114,10 @@ TEST(Recompute, WithWhatItNeedsItself) {
   const uint32_t given = p.input();
   const uint32_t y = p.negative(given);
   const uint32_t z = p.times(y, given);
-  p.times(p.middle(z), z);
-  EXPECT_EQ(p.added(), (Lines{"%6:f32[16384] = aten::neg(%0:f32[16384])",
-                              "%7:f32[16384] = aten::mul.Tensor(%6:f32[16384], %0:f32[16384])",
-                              "%5:f32[16384] = aten::mul.Tensor(%4:f32[16384], %7:f32[16384])"}));
+  p.times(p.times(p.middle(z), z), given);
+  EXPECT_EQ(p.added(), (Lines{"%7:f32[16384] = aten::neg(%0:f32[16384])",
+                              "%8:f32[16384] = aten::mul.Tensor(%7:f32[16384], %0:f32[16384])",
+                              "%5:f32[16384] = aten::mul.Tensor(%4:f32[16384], %8:f32[16384])"}));
 }
 
 TEST(Recompute, SeveralValuesShareWhatTheyNeed) {
@@ -122,7 +126,7 @@ TEST(Recompute, SeveralValuesShareWhatTheyNeed) {
   const uint32_t y = p.negative(given);
   const uint32_t z = p.times(y, given);
   const uint32_t w = p.times(p.middle(p.times(y, z)), z);
-  p.times(w, y);
+  p.times(p.times(w, y), given);
   const auto made = p.run();
   ASSERT_TRUE(made.has_value());
   EXPECT_EQ(std::ranges::count(made->nodes, true, &graph::Node::again), 2);
@@ -131,9 +135,10 @@ TEST(Recompute, SeveralValuesShareWhatTheyNeed) {
 TEST(Recompute, OneFunctionAtMost) {
   for (const bool two : {false, true}) {
     Program p;
-    uint32_t y = p.exponential(p.input());
+    const uint32_t given = p.input();
+    uint32_t y = p.exponential(given);
     if (two) y = p.exponential(y);
-    p.times(p.middle(y), y);
+    p.times(p.times(p.middle(y), y), given);
     EXPECT_EQ(p.added().empty(), two);
   }
 }
@@ -141,47 +146,60 @@ TEST(Recompute, OneFunctionAtMost) {
 TEST(Recompute, ChainsHaveAnEnd) {
   for (const int length : {8, 9}) {
     Program p;
-    uint32_t y = p.input();
+    const uint32_t given = p.input();
+    uint32_t y = given;
     for (int i = 0; i < length; ++i) y = p.negative(y);
-    p.times(p.middle(y), y);
+    p.times(p.times(p.middle(y), y), given);
     EXPECT_EQ(p.added().empty(), length == 9);
   }
 }
 
 TEST(Recompute, NothingThatIsHeldAnyway) {
   Program p;
-  const uint32_t y = p.negative(p.input());
-  p.times(p.middle(y), y);
+  const uint32_t given = p.input();
+  const uint32_t y = p.negative(given);
+  p.times(p.times(p.middle(y), y), given);
+  EXPECT_EQ(p.added().size(), 2U);
   EXPECT_EQ(p.added({y}), Lines());
 }
 
 TEST(Recompute, NothingForOtherCallsThanKernels) {
   Program p;
-  const uint32_t y = p.negative(p.input());
-  p.times(p.middle(y), y);
+  const uint32_t given = p.input();
+  const uint32_t y = p.negative(given);
+  p.times(p.times(p.middle(y), y), given);
+  EXPECT_EQ(p.added().size(), 2U);
   p.sorted(y);
   EXPECT_EQ(p.added(), Lines());
 }
 
 TEST(Recompute, NothingForTwoKernels) {
-  Program p;
-  const uint32_t y = p.negative(p.input());
-  const uint32_t z = p.sorted(p.times(p.middle(y), y));
-  p.times(z, y);
-  EXPECT_EQ(p.added(), Lines());
+  for (const bool two : {false, true}) {
+    Program p;
+    const uint32_t given = p.input();
+    const uint32_t y = p.negative(given);
+    const uint32_t z = p.sorted(p.times(p.times(p.middle(y), y), given));
+    p.times(z, two ? y : given);
+    EXPECT_EQ(p.added().empty(), two);
+  }
 }
 
 TEST(Recompute, NothingSmall) {
-  Program p;
-  const uint32_t y = p.unary("aten::neg", p.input(), kMany - 1);
-  p.product(p.opaque(p.opaque(y, kMany - 1), kMany - 1), y, kMany - 1);
-  EXPECT_EQ(p.added(), Lines());
+  for (const int64_t n : {kMany - 1, kMany}) {
+    Program p;
+    const uint32_t given = p.input();
+    const uint32_t y = p.unary("aten::neg", given, n);
+    p.product(p.product(p.opaque(p.opaque(y, n), n), y, n), given, n);
+    EXPECT_EQ(p.added().empty(), n < kMany);
+  }
 }
 
 TEST(Recompute, NothingThatIsNotThereAtThePeak) {
   Program p;
-  const uint32_t y = p.negative(p.input());
-  p.times(p.middle(y), y);
+  const uint32_t given = p.input();
+  const uint32_t y = p.negative(given);
+  p.times(p.times(p.middle(y), y), given);
+  EXPECT_EQ(p.added().size(), 2U);
   // Now more is needed than then.
   const uint32_t x = p.input();
   const uint32_t a = p.sorted(x), b = p.sorted(x), c = p.sorted(x), d = p.sorted(x);

@@ -111,10 +111,10 @@ def test_less_memory(name, saved):
 def test_under_autocast_as_exact_as_without():
     """What is not stored between is not rounded to bfloat16 either."""
     exact, _, _ = trained(ACTIVATIONS["SwiGLU"], "")
-    for skip in ("recompute", ""):
-        half, _, _ = trained(ACTIVATIONS["SwiGLU"], skip, autocast=True)
-        for mine, right in zip(half, exact, strict=True):
-            assert (mine - right).norm() <= 0.05 * right.norm()
+    plain, _, _ = trained(ACTIVATIONS["SwiGLU"], "recompute", autocast=True)
+    mine, _, _ = trained(ACTIVATIONS["SwiGLU"], "", autocast=True)
+    for right, kept, again in zip(exact, plain, mine, strict=True):
+        assert (again - right).norm() <= 1.1 * (kept - right).norm()
 
 
 def test_a_value_that_the_user_keeps_is_not_made_twice():
@@ -124,10 +124,8 @@ def test_a_value_that_the_user_keeps_is_not_made_twice():
         kept.append(F.silu(x))
         return kept[-1] * gate
 
-    def once() -> list[Tensor]:
+    peaks = []
+    for skip in ("recompute", ""):
         kept.clear()
-        found, _, _ = trained(activation, "")
-        return found + [t.detach().cpu() for t in kept]
-
-    found = once()
-    helpers.assert_same(once(), found)
+        peaks.append(trained(activation, skip)[2])
+    assert peaks[0] == peaks[1]

@@ -510,16 +510,50 @@ def test_a_target_that_is_no_class_is_an_error():
             helpers.synchronize()
 
 
-def test_all_targets_are_ignored():
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_all_targets_are_ignored(reduction):
+    """Their mean is not a number, and their gradient zero."""
     x = drawn(20, 50)
     target = torch.full((20,), 7)
 
     def program(x: Tensor, target: Tensor) -> list[Tensor]:
         leaf = x.detach().requires_grad_()
-        loss = F.cross_entropy(leaf, target, ignore_index=7, reduction="sum")
-        return [loss.detach(), *torch.autograd.grad(loss, leaf)]
+        loss = F.cross_entropy(leaf, target, ignore_index=7, reduction=reduction)
+        return [loss.detach(), *torch.autograd.grad(loss.sum(), leaf)]
 
     check(program, x, target, launches=None)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(20, 50), (20, 1), (3, 5, 4, 6), (3, 5, 7)], ids=str)
+def test_cross_entropy_of_every_type(shape, dtype):
+    x, target, _ = _classes(*shape)
+
+    def program(x: Tensor, target: Tensor) -> list[Tensor]:
+        leaf = (x * 2).detach().requires_grad_()
+        loss = F.nll_loss(leaf, target)
+        return [loss.detach(), *(g * 2 for g in torch.autograd.grad(loss, leaf))]
+
+    if shape[1] == 1:
+        target.zero_()
+    check(program, x.to(dtype), target, launches=None)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 1, 1), (3, 8, 5, 5), (1, 8, 5, 5)], ids=str)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_group_norm_of_channels_last(shape, frozen):
+    """ATen's backward of such images without their gradient ends the process."""
+
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+        image = (x * 2).to(memory_format=torch.channels_last).detach().requires_grad_()
+        leaves = (
+            [image] if frozen else [image, *(t.detach().requires_grad_() for t in (weight, bias))]
+        )
+        given = (weight, bias) if frozen else leaves[1:]
+        out = F.group_norm(image, 4, *given).relu()
+        return [g.flatten() for g in torch.autograd.grad(out.square().sum(), leaves)]
+
+    check(program, drawn(*shape), drawn(8, seed=1), drawn(8, seed=2), launches=None)
 
 
 # --- memory that is read and written ----------------------------------------------------------
