@@ -460,7 +460,10 @@ def trained(tmp_path_factory) -> dict[str, Any]:
         f"print(json.dumps(train_all({names!r})))\n"
     )
     folder = tmp_path_factory.mktemp("kernels")
-    done = helpers.run_python(code, timeout=400, ACC_CACHE_DIR=str(folder), ACC_MODE="full")
+    # Deterministic: a slow compiler is waited for, so that its kernels count in their own step.
+    done = helpers.run_python(
+        code, timeout=400, ACC_CACHE_DIR=str(folder), ACC_MODE="full", ACC_DETERMINISTIC="1"
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
