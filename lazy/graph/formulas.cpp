@@ -255,19 +255,15 @@ constexpr Row kRows[] = {
      "sum(grad_out * ((input - mean) * rstd))", "but group", "group"},
 
     // nll_loss_forward, which has to run before, reports targets that are no class.
-    {"aten::nll_loss_backward", "weight=None, reduction=0",
-     "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
     {"aten::nll_loss_backward", "weight=None, reduction=1",
      "(position == target) & (target != ignore_index) ? -grad_output / total_weight : 0", "",
      "but 1"},
-    {"aten::nll_loss_backward", "weight=None, reduction=2",
-     "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
-    {"aten::nll_loss2d_backward", "weight=None, reduction=0",
+    {"aten::nll_loss_backward", "weight=None",
      "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
     {"aten::nll_loss2d_backward", "weight=None, reduction=1",
      "(position == target) & (target != ignore_index) ? -grad_output / total_weight : 0", "",
      "but 1"},
-    {"aten::nll_loss2d_backward", "weight=None, reduction=2",
+    {"aten::nll_loss2d_backward", "weight=None",
      "(position == target) & (target != ignore_index) ? -grad_output : 0", "", "but 1"},
 };
 

@@ -32,9 +32,9 @@ std::optional<Axes> Axes::find(const graph::Formula& formula, const graph::Op& o
   made.whole_.assign(whole.sizes.begin(), whole.sizes.end());
   if (!formula.along.empty() && whole.sizes.size() < 2) return std::nullopt;
   if (formula.along == "group" && !made.find_groups(op, items)) return std::nullopt;
-  Lying lying{made.whole_, made.whole_, {}};
-  if (made.groups_ > 0) made.split(lying, 1);
-  made.sizes_ = std::move(lying.sizes);
+  Mapping mapping{made.whole_, made.whole_, {}};  // only for its sizes
+  if (made.groups_ > 0) made.split(mapping, 1);
+  made.sizes_ = std::move(mapping.sizes);
   if (!made.find_reduced(op, items)) return std::nullopt;
   return made;
 }
@@ -90,71 +90,71 @@ bool Axes::find_reduced(const graph::Op& op, std::span<const int64_t* const> ite
 }
 
 // Makes two dimensions of one: the groups, and what is in each.
-void Axes::split(Lying& lying, size_t dim) const {
+void Axes::split(Mapping& mapping, size_t dim) const {
   const auto at = static_cast<std::ptrdiff_t>(dim);
-  const int64_t each = lying.sizes[dim] / groups_;
-  lying.sizes[dim] = each;
-  lying.sizes.insert(lying.sizes.begin() + at, groups_);
-  lying.strides.insert(lying.strides.begin() + at, lying.strides[dim] * each);
+  const int64_t each = mapping.sizes[dim] / groups_;
+  mapping.sizes[dim] = each;
+  mapping.sizes.insert(mapping.sizes.begin() + at, groups_);
+  mapping.strides.insert(mapping.strides.begin() + at, mapping.strides[dim] * each);
 }
 
-Axes::Lying Axes::lie(const graph::TensorWords& tensor, bool result) const {
+Axes::Mapping Axes::map(const graph::TensorWords& tensor, bool result) const {
   const std::string& along = formula_->along;
   const size_t dims = tensor.sizes.size();
-  Lying lying{{tensor.sizes.begin(), tensor.sizes.end()},
-              {tensor.strides.begin(), tensor.strides.end()},
-              {}};
+  Mapping mapping{{tensor.sizes.begin(), tensor.sizes.end()},
+                  {tensor.strides.begin(), tensor.strides.end()},
+                  {}};
   const auto skip_loop = [&](size_t skipped) {
     for (size_t loop = 0; loop < sizes_.size(); ++loop) {
-      if (loop != skipped) lying.loops.push_back(loop);
+      if (loop != skipped) mapping.loops.push_back(loop);
     }
   };
   if (along == "1" && dims == 1) {
-    lying.loops = {1};
+    mapping.loops = {1};
   } else if (along == "but 1" && dims + 1 == sizes_.size()) {
     skip_loop(1);
   } else if (along == "group" && dims == 1 && tensor.sizes[0] % groups_ == 0) {
-    split(lying, 0);
-    lying.loops = {1, 2};
+    split(mapping, 0);
+    mapping.loops = {1, 2};
   } else if (along == "group" && std::ranges::equal(tensor.sizes, whole_)) {
-    split(lying, 1);
+    split(mapping, 1);
     skip_loop(sizes_.size());
   } else if (along == "group" && dims == 2) {
-    lying.loops = {0, 1};
+    mapping.loops = {0, 1};
   } else if (along.empty() && result && dims < sizes_.size()) {
     for (size_t loop = 0; loop < sizes_.size(); ++loop) {
-      if (!reduced_[loop]) lying.loops.push_back(loop);
+      if (!reduced_[loop]) mapping.loops.push_back(loop);
     }
   } else if (dims <= sizes_.size()) {
-    for (size_t i = 0; i < dims; ++i) lying.loops.push_back(sizes_.size() - dims + i);
+    for (size_t i = 0; i < dims; ++i) mapping.loops.push_back(sizes_.size() - dims + i);
   }
-  return lying;
+  return mapping;
 }
 
-std::optional<Access> Axes::access(const graph::TensorWords& tensor, const Lying& lying) const {
-  if (lying.loops.size() != lying.sizes.size()) return std::nullopt;
+std::optional<Access> Axes::access(const graph::TensorWords& tensor, const Mapping& mapping) const {
+  if (mapping.loops.size() != mapping.sizes.size()) return std::nullopt;
   Access made{tensor.buffer, tensor.dtype, tensor.offset, std::vector<int64_t>(sizes_.size(), 0)};
-  for (size_t i = 0; i < lying.loops.size(); ++i) {
-    const size_t loop = lying.loops[i];
-    if (lying.sizes[i] == 1) continue;
-    if (lying.sizes[i] != sizes_[loop]) return std::nullopt;
-    made.strides[loop] = lying.strides[i];
+  for (size_t i = 0; i < mapping.loops.size(); ++i) {
+    const size_t loop = mapping.loops[i];
+    if (mapping.sizes[i] == 1) continue;
+    if (mapping.sizes[i] != sizes_[loop]) return std::nullopt;
+    made.strides[loop] = mapping.strides[i];
   }
   return made;
 }
 
 std::optional<Access> Axes::operand(const graph::TensorWords& tensor) const {
-  return access(tensor, lie(tensor, false));
+  return access(tensor, map(tensor, false));
 }
 
 std::optional<Access> Axes::result(const graph::TensorWords& tensor) const {
-  const Lying lying = lie(tensor, true);
-  std::optional<Access> made = access(tensor, lying);
+  const Mapping mapping = map(tensor, true);
+  std::optional<Access> made = access(tensor, mapping);
   if (!made.has_value()) return std::nullopt;
   // One element for all turns of reduced loops that it does not lie along.
   std::vector<bool> missing = reduced_;
-  for (size_t i = 0; i < lying.loops.size(); ++i) {
-    if (lying.sizes[i] != 1) missing[lying.loops[i]] = false;
+  for (size_t i = 0; i < mapping.loops.size(); ++i) {
+    if (mapping.sizes[i] != 1) missing[mapping.loops[i]] = false;
   }
   std::vector<int64_t> sizes;
   Access moving = *made;

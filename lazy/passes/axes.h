@@ -35,7 +35,7 @@ class Axes {
 
  private:
   // A tensor's dimensions, and the loop of each.
-  struct Lying {
+  struct Mapping {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     std::vector<size_t> loops;
@@ -44,9 +44,9 @@ class Axes {
   explicit Axes(const graph::Formula& formula) : formula_(&formula) {}
   bool find_groups(const graph::Op& op, std::span<const int64_t* const> items);
   bool find_reduced(const graph::Op& op, std::span<const int64_t* const> items);
-  void split(Lying& lying, size_t dim) const;
-  Lying lie(const graph::TensorWords& tensor, bool result) const;
-  std::optional<Access> access(const graph::TensorWords& tensor, const Lying& lying) const;
+  void split(Mapping& mapping, size_t dim) const;
+  Mapping map(const graph::TensorWords& tensor, bool result) const;
+  std::optional<Access> access(const graph::TensorWords& tensor, const Mapping& mapping) const;
 
   const graph::Formula* formula_;
   std::vector<int64_t> whole_;  // the dimensions themselves

@@ -36,6 +36,10 @@ struct Open : Cluster {
   bool again = false;  // all of it computes values once more
 };
 
+// What makes it worth to join two clusters: memory that one writes and the other touches (vertical
+// fusion), or that both read (horizontal fusion).
+enum class Shared : uint8_t { kWritten, kRead };
+
 class Fusion {
  public:
   explicit Fusion(const Graph& graph)
@@ -60,7 +64,7 @@ class Fusion {
       for (size_t i = before_[node].size(); i-- > 0;) {
         const uint32_t a = owner_[before_[node][i]];
         const uint32_t b = owner_[node];
-        if (a != b && open_[a].elementwise()) join(a, b, false);
+        if (a != b && open_[a].elementwise()) join(a, b, Shared::kWritten);
       }
     }
     join_readers();
@@ -84,7 +88,7 @@ class Fusion {
         if (a == kNobody || a == b) continue;
         if (open_[a].nest.reduces() || open_[b].nest.reduces()) continue;
         if (is_apart(open_[a], open_[b])) continue;
-        join(a, b, true);
+        join(a, b, Shared::kRead);
       }
     }
   }
@@ -186,7 +190,8 @@ class Fusion {
   // The accesses by which two clusters can be brought into one order: of the same place, one of
   // them a write, or both reads that move with all loops. Those that move with the most loops say
   // the most about the order.
-  std::optional<std::pair<size_t, size_t>> link(const Open& a, const Open& b, bool reads) const {
+  std::optional<std::pair<size_t, size_t>> link(const Open& a, const Open& b, Shared shared) const {
+    const bool reads = shared == Shared::kRead;
     std::optional<std::pair<size_t, size_t>> found;
     for (size_t i = a.nest.accesses.size(); i-- > 0;) {
       const Access& one = a.nest.accesses[i];
@@ -220,14 +225,13 @@ class Fusion {
     return x.reduced == y.reduced;
   }
 
-  // `reads`: what they share is read by both.
-  bool join(uint32_t a_index, uint32_t b_index, bool reads) {
+  bool join(uint32_t a_index, uint32_t b_index, Shared shared) {
     const Open& a = open_[a_index];
     const Open& b = open_[b_index];
     if (a.ambient != b.ambient) return false;
     if (a.elements != b.elements && !a.nest.reduces() && !b.nest.reduces()) return false;
     if (a.nest.accesses.size() + b.nest.accesses.size() > kMaxAccesses) return false;
-    const auto common = link(a, b, reads);
+    const auto common = link(a, b, shared);
     if (!common.has_value()) return false;
     Nest x = a.nest;
     Nest y = b.nest;

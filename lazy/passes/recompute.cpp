@@ -34,6 +34,7 @@ class Recomputation {
         outputs_(outputs),
         uses_(graph),
         cluster_of_(graph.nodes.size()),
+        makes_(graph.nodes.size(), kNobody),
         maker_(graph.buffers.size(), kNobody),
         gone_(graph.buffers.size(), false) {
     for (uint32_t i = 0; i < clusters.size(); ++i) {
@@ -100,6 +101,7 @@ class Recomputation {
     const std::vector<Definition> made = definitions(graph_, uses_, node, index);
     if (made.size() != 1 || outputs_[made[0].buffer] || !is_simple(node)) return;
     const uint32_t buffer = made[0].buffer;
+    makes_[index] = buffer;
     maker_[buffer] = index;
     if (graph_.buffers[buffer].nbytes < kLeastBytes) return;
     const auto reader = find_late_reader(buffer);
@@ -136,9 +138,8 @@ class Recomputation {
   bool add(uint32_t index, Chain* chain) const {
     if (std::ranges::find(chain->nodes, index) != chain->nodes.end()) return true;
     const Node& node = graph_.nodes[index];
-    const uint32_t own = definitions(graph_, uses_, node, index)[0].buffer;
     for (const graph::Use& use : graph::uses(graph_, node)) {
-      if (use.fresh || use.buffer == own) continue;
+      if (use.fresh || use.buffer == makes_[index]) continue;
       if (uses_.is_written(use.buffer, index + 1, chain->reader)) return false;
       if (is_there(use.buffer, chain->cluster)) continue;
       const uint32_t maker = maker_[use.buffer];
@@ -165,7 +166,7 @@ class Recomputation {
       auto& by = instead[cluster_of_[i]];
       if (const auto found = wanted_.find(i); found != wanted_.end()) {
         for (const uint32_t again : found->second) {
-          const uint32_t made = definitions(graph_, uses_, graph_.nodes[again], again)[0].buffer;
+          const uint32_t made = makes_[again];
           if (by.contains(made)) continue;
           const auto copy = static_cast<uint32_t>(out.buffers.size());
           out.buffers.push_back(graph_.buffers[made]);
@@ -195,7 +196,8 @@ class Recomputation {
   const std::vector<bool>& outputs_;
   const StorageUses uses_;
   std::vector<uint32_t> cluster_of_;  // per node
-  std::vector<uint32_t> maker_;       // per buffer: the node that can compute it again
+  std::vector<uint32_t> makes_;       // per node: what it can compute again
+  std::vector<uint32_t> maker_;       // per buffer: the node that can
   // Per buffer: was kept until its last readers, and is not any more. What else a chain computes
   // again was not kept.
   std::vector<bool> gone_;

@@ -26,6 +26,12 @@ struct Program : testing::ElementwiseBuilder {
   std::optional<graph::Graph> run(std::initializer_list<uint32_t> outputs = {}) const {
     return passes::recompute(graph, passes::fuse(graph), alive(outputs));
   }
+  // A value that is worth computing again: from what the step is given and reads at its end.
+  uint32_t held(uint32_t given) {
+    const uint32_t y = negative(given);
+    times(times(middle(y), y), given);
+    return y;
+  }
   // What is computed again, and for whom.
   Lines added(std::initializer_list<uint32_t> outputs = {}) const {
     Lines lines;
@@ -103,8 +109,7 @@ TEST(Recompute, NothingWhoseOperandIsOverwrittenBefore) {
 TEST(Recompute, WhatIsOverwrittenAfterTheReaderMayBeReadAgain) {
   Program p;
   const uint32_t given = p.input();
-  const uint32_t y = p.negative(given);
-  p.times(p.times(p.middle(y), y), given);
+  p.held(given);
   p.in_place("aten::sort_", {{given, kMany}});
   EXPECT_EQ(p.added().size(), 2U);
 }
@@ -156,18 +161,14 @@ TEST(Recompute, ChainsHaveAnEnd) {
 
 TEST(Recompute, NothingThatIsHeldAnyway) {
   Program p;
-  const uint32_t given = p.input();
-  const uint32_t y = p.negative(given);
-  p.times(p.times(p.middle(y), y), given);
+  const uint32_t y = p.held(p.input());
   EXPECT_EQ(p.added().size(), 2U);
   EXPECT_EQ(p.added({y}), Lines());
 }
 
 TEST(Recompute, NothingForOtherCallsThanKernels) {
   Program p;
-  const uint32_t given = p.input();
-  const uint32_t y = p.negative(given);
-  p.times(p.times(p.middle(y), y), given);
+  const uint32_t y = p.held(p.input());
   EXPECT_EQ(p.added().size(), 2U);
   p.sorted(y);
   EXPECT_EQ(p.added(), Lines());
@@ -196,9 +197,7 @@ TEST(Recompute, NothingSmall) {
 
 TEST(Recompute, NothingThatIsNotThereAtThePeak) {
   Program p;
-  const uint32_t given = p.input();
-  const uint32_t y = p.negative(given);
-  p.times(p.times(p.middle(y), y), given);
+  p.held(p.input());
   EXPECT_EQ(p.added().size(), 2U);
   // Now more is needed than then.
   const uint32_t x = p.input();
