@@ -137,6 +137,18 @@ def _cast(a: Tensor, b: Tensor, k: int) -> Made:
     return a.to(dtype)
 
 
+def _one_zero(fn: Callable[[Tensor, Tensor, int], Made]) -> Apply:
+    """Without the sign of zeros: of 0.0 and -0.0 ATen takes the second in its vectorised loop and the
+    first in that loop's remainder.
+    """
+
+    def apply(a: Tensor, b: Tensor, k: int) -> Made:
+        made = fn(a, b, k)
+        return made + 0.0 if made is not None and made.is_floating_point() else made
+
+    return apply
+
+
 def _summed(a: torch.Tensor, k: int) -> torch.Tensor:
     return a.sum(dim=k % a.dim(), keepdim=True) if a.dim() else a.sum()
 
@@ -145,8 +157,8 @@ PURE: dict[str, Apply] = {
     "add": _arithmetic(torch.add),
     "sub": _arithmetic(lambda a, b: None if _is_bool(a, b) else a - b),
     "mul": _arithmetic(torch.mul),
-    "maximum": _compared(torch.maximum),
-    "minimum": _compared(torch.minimum),
+    "maximum": _one_zero(_compared(torch.maximum)),
+    "minimum": _one_zero(_compared(torch.minimum)),
     "add number": _numeric(lambda a, k: a + k),
     "mul number": _numeric(lambda a, k: a * k),
     "number minus": _numeric(lambda a, k: k - a),
@@ -169,7 +181,7 @@ PURE: dict[str, Apply] = {
     "and": lambda a, b, k: a & b if _is_bool(a) and _is_bool(b) and _broadcasts(a, b) else None,
     # Of small whole numbers, so that the order of the additions does not matter.
     "sum": lambda a, b, k: _summed(a.round().clamp(-8, 8) if a.is_floating_point() else a, k),
-    "amax": lambda a, b, k: a.amax(dim=k % a.dim()) if a.dim() else a.amax(),
+    "amax": _one_zero(lambda a, b, k: a.amax(dim=k % a.dim()) if a.dim() else a.amax()),
     # ATen's own, between the generated ones
     "cumsum": lambda a, b, k: a.cumsum(0) if a.dim() else None,
     "cat": lambda a, b, k: torch.cat([a, a]) if a.dim() else None,
