@@ -35,6 +35,15 @@ def device() -> str:
     return helpers.DEVICE
 
 
+@pytest.fixture(autouse=True)
+def all_kernels_compile() -> Iterator[None]:
+    """A kernel that the compiler refuses runs unfused and right: only this shows it."""
+    before = 0 if _missing else helpers.stats().get("jit/failed", 0)
+    yield
+    after = 0 if _missing else helpers.stats().get("jit/failed", 0)
+    assert after == before, "kernels could not be compiled; the warning on stderr says why"
+
+
 @pytest.fixture
 def acc_only(device: str) -> str:
     """For tests of something that only acc has: skips in the CPU self check of the harness."""

@@ -16,7 +16,7 @@ constexpr std::string_view kVectors = R"(
 #define W 8
 #endif
 #define VECTOR(type) __attribute__((vector_size(W * sizeof(type))))
-typedef unsigned char u8; typedef unsigned char b8; typedef signed char i8; typedef short i16;
+typedef unsigned char u8; typedef unsigned char bool8; typedef signed char i8; typedef short i16;
 typedef unsigned short u16; typedef unsigned short f16; typedef unsigned short bf16;
 typedef int i32; typedef long i64; typedef float f32; typedef double f64;
 typedef u8 U8 VECTOR(u8); typedef i8 I8 VECTOR(i8); typedef i16 I16 VECTOR(i16);
@@ -103,12 +103,12 @@ static inline I32 from_i32(I32 v) { return v; }
 static inline I64 from_i64(I64 v) { return v; }
 static inline F32 from_f32(F32 v) { return v; }
 static inline F64 from_f64(F64 v) { return v; }
-static inline Mask from_b8(U8 v) { return CONVERT(v, I32) != 0; }
+static inline Mask from_bool8(U8 v) { return CONVERT(v, I32) != 0; }
 static inline I32 to_i32(I32 v) { return v; }
 static inline I64 to_i64(I64 v) { return v; }
 static inline F32 to_f32(F32 v) { return v; }
 static inline F64 to_f64(F64 v) { return v; }
-static inline U8 to_b8(Mask v) { return CONVERT(v & 1, U8); }
+static inline U8 to_bool8(Mask v) { return CONVERT(v & 1, U8); }
 
 static inline F32 from_bf16(U16 v) { return (F32)(CONVERT(v, U32) << 16); }
 static inline U16 to_bf16(F32 v) {

@@ -37,7 +37,7 @@ const char* element_of(uint8_t type) {
     case dtype::kF64:
       return "f64";
     case dtype::kBool:
-      return "b8";
+      return "bool8";
     default:
       ACC_FAIL();
   }

@@ -195,7 +195,10 @@ void make(const Batch& batch) {
 // `error` says why those without a function have none.
 void finish(const Kernels& kernels, const std::string& error) {
   for (const auto& kernel : kernels) {
-    if (kernel->function == nullptr && kernel->error.empty()) kernel->error = error;
+    if (kernel->function == nullptr) {
+      if (kernel->error.empty()) kernel->error = error;
+      base::count_keyed("jit", "failed");
+    }
     kernel->finish();
   }
 }

@@ -41,8 +41,9 @@ class Job {
 
 // Starts to make kernels, on a thread that ends when there is nothing more to do. What is neither
 // in this process nor on the disk becomes one file, `preamble` followed by the texts, for one run
-// of the compiler; its kernels are counted as `jit/compiled`. A kernel is made once in a process,
-// even if that fails, and stays until it ends. What goes wrong is the job's error.
+// of the compiler; its kernels are counted as `jit/compiled`, those that could not be made as
+// `jit/failed`. A kernel is made once in a process, even if that fails, and stays until it ends.
+// What goes wrong is the job's error.
 std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources);
 
 // What went wrong with the disk cache last; "" when nothing did. Kernels are made all the same.

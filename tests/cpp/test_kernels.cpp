@@ -387,6 +387,31 @@ TEST(Kernels, RandomKernelsEqualTheirInstructions) {
   }
 }
 
+// Names of variables are letters and numbers, as those of types are: none may hide another.
+TEST(Kernels, EveryTypeAtEveryOperand) {
+  constexpr uint8_t kTypes[] = {dtype::kBool, dtype::kU8,  dtype::kI8,   dtype::kI16, dtype::kI32,
+                                dtype::kI64,  dtype::kF16, dtype::kBF16, dtype::kF32, dtype::kF64};
+  constexpr uint32_t kOperands = 20;
+  for (const Walk walk : {Walk::kContiguous, Walk::kStrided}) {
+    for (const uint8_t type : kTypes) {
+      const bool half = type == dtype::kF16 || type == dtype::kBF16;
+      const bool small = type == dtype::kU8 || type == dtype::kI8 || type == dtype::kI16;
+      const uint8_t computed = half ? dtype::kF32 : small ? dtype::kI32 : type;
+      KernelSpec kernel;
+      kernel.loops = 2;
+      for (uint32_t i = 0; i < 2 * kOperands; ++i) {
+        const bool stored = i >= kOperands;  // small integers are only read
+        kernel.operands.push_back({stored && small ? computed : type, walk, stored});
+      }
+      for (uint32_t i = 0; i < kOperands; ++i) {
+        kernel.instructions.push_back(operand(i, computed));
+        kernel.stores.push_back({kOperands + i, i});
+      }
+      EXPECT_NE(compiled(kernel), nullptr) << "type " << int{type};
+    }
+  }
+}
+
 TEST(Kernels, EqualComputationsAreEqualText) {
   const codegen::KernelText a = codegen::render_host(scale());
   const codegen::KernelText b = codegen::render_host(scale());

@@ -138,8 +138,8 @@ def _cast(a: Tensor, b: Tensor, k: int) -> Made:
 
 
 def _one_zero(fn: Callable[[Tensor, Tensor, int], Made]) -> Apply:
-    """Without the sign of zeros: of 0.0 and -0.0 ATen takes the second in its vectorised loop and the
-    first in that loop's remainder.
+    """Without the sign of zeros: ATen's vectorised loop takes the second of 0.0 and -0.0, what is
+    left over at its end the first.
     """
 
     def apply(a: Tensor, b: Tensor, k: int) -> Made:

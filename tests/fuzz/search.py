@@ -87,6 +87,8 @@ class Search:
                 found = machine.run_all(group, helpers.DEVICE, helpers.flush)
                 for program, mine, theirs in zip(group, found, expected, strict=True):
                     self._compare(program, mine, theirs, number)
+        if failed := helpers.stats().get("jit/failed", 0):
+            raise AssertionError(f"{failed} kernels could not be compiled; the reason is above")
         self.programs += len(group)
         self.instructions += sum(len(p.instructions) for p in group)
         self.results += sum(map(len, expected))
