@@ -28,7 +28,7 @@ SMOKE_MODES = ("nofuse", "nograph")
 
 
 # The passes that change last bits, for ACC_SKIP_PASSES: without them every step is ATen's kernels.
-BIT_BY_BIT = "fuse,rows,accumulate,layout"
+BIT_BY_BIT = "fuse,rows,products,accumulate,layout"
 
 
 def load_device() -> str:

@@ -289,7 +289,10 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     op.plus_in_place = find_or_make_op(dispatcher.findSchemaOrThrow((plus + "_").c_str(), ""));
   }
   if (graph::table::multiplies_matrices(op.name)) {
-    op.cat = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("aten::cat", ""));
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    op.cat = find_or_make_op(dispatcher.findSchemaOrThrow("aten::cat", ""));
+    const c10::OperatorHandle linear = dispatcher.findSchemaOrThrow("acc::linear", "");
+    if (linear.hasKernelForDispatchKey(backend_key())) op.linear = find_or_make_op(linear);
   }
   return made_ops[op.name] = &ops().emplace_back(op);
 }

@@ -101,11 +101,10 @@ constexpr Entry kEntries[] = {
     choice("ACC_DUMP", static_cast<Value>(Dump::None), {"", "graph", "plan", "passes"},
            "Prints each new graph, each new plan, or the graph before and after each pass, to "
            "standard error."),
-    string(
-        "ACC_SKIP_PASSES",
-        "Passes that are left out, separated by commas, to find out which one a fault comes "
-        "from: dce, lists, split, cse, copies, layout, rows, accumulate, fuse, recompute, batch, "
-        "order, alias."),
+    string("ACC_SKIP_PASSES",
+           "Passes that are left out, separated by commas, to find out which one a fault comes "
+           "from: dce, lists, split, cse, copies, layout, rows, products, accumulate, fuse, "
+           "recompute, batch, order, alias."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "
          "value is stored or cast."),

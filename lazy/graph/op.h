@@ -77,6 +77,9 @@ struct Op {
   // Of a product of two matrices: aten::cat, to lay the rows of several below each other. Null: it
   // is none.
   const Op* cat = nullptr;
+  // Of a product of two matrices: acc::linear, which makes large ones faster. Null: it is none, or
+  // nothing is faster on this machine.
+  const Op* linear = nullptr;
   // Of a convolution: aten::copy_, to change the layout of what it reads and makes. Null: it is
   // none.
   const Op* copy = nullptr;

@@ -13,6 +13,7 @@ enum class Pass : unsigned char {
   kCopies,
   kLayout,
   kRows,
+  kProducts,
   kAccumulate,
   kFuse,
   kRecompute,

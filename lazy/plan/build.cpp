@@ -11,6 +11,7 @@
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/layout.h"
 #include "lazy/passes/lists.h"
+#include "lazy/passes/products.h"
 #include "lazy/passes/recompute.h"
 #include "lazy/passes/rows.h"
 #include "lazy/passes/split.h"
@@ -97,6 +98,10 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::join_rows(plan->program, plan->outputs);
     plan->outputs.resize(plan->program.buffers.size(), false);
     if (observer) observer("rows", graph::print(plan->program));
+  }
+  if (fuse && enabled(Pass::kProducts)) {
+    plan->program = passes::choose_products(plan->program);
+    if (observer) observer("products", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);

@@ -204,7 +204,7 @@ TEST(Observer, EachPassIsToldWithTheGraphAfterIt) {
   std::vector<std::pair<std::string, std::string>> expected{
       {"recorded", first + "%5:f32[65536] = aten::exp(%0:f32[65536])\n" + last}};
   for (const char* pass :
-       {"dce", "lists", "split", "cse", "copies", "layout", "rows", "accumulate"}) {
+       {"dce", "lists", "split", "cse", "copies", "layout", "rows", "products", "accumulate"}) {
     expected.emplace_back(pass, first + last);
   }
   const std::string inside =

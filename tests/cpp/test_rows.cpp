@@ -1,79 +1,38 @@
 // Products with a shared matrix become one product of all their rows.
 #include <gtest/gtest.h>
 
-#include <deque>
-
 #include "lazy/graph/edges.h"
 #include "lazy/passes/rows.h"
-#include "tests/cpp/graph_builder.h"
+#include "tests/cpp/product_builder.h"
 
 namespace acc {
 namespace {
 
 using Lines = std::vector<std::string>;
-namespace dtype = graph::dtype;
 using graph::Graph;
-using graph::Tag;
 
 constexpr int64_t kRows = 2;
 constexpr int64_t kTerms = 4;
 constexpr int64_t kColumns = 16;
 
 // Matrices of 2 x 4 times one of 4 x 16.
-struct Program : testing::GraphBuilder {
+struct Program : testing::ProductBuilder {
   graph::Op cat;
-  graph::Op mm;
-  graph::Op addmm;
 
   Program() {
     cat.name = "cat";
     cat.returns = {{}};
     cat.arguments = {{.name = "tensors", .list = graph::ListOf::kTensor}, {.name = "dim"}};
-    mm.name = "mm";
-    mm.id = 1;
-    mm.arguments = {{.name = "self"}, {.name = "mat2"}};
-    addmm.name = "addmm";
-    addmm.id = 2;
-    addmm.arguments = {
-        {.name = "self"}, {.name = "mat1"}, {.name = "mat2"}, {.name = "beta"}, {.name = "alpha"}};
-    for (graph::Op* op : {&mm, &addmm}) {
-      op->cat = &cat;
-      op->returns = {{}};
-    }
+    mm.cat = addmm.cat = &cat;
   }
 
-  void push(uint32_t buffer, int64_t rows, int64_t columns) {
-    graph.words.insert(graph.words.end(), {graph::make_tag(Tag::kTensor, dtype::kF32, 0, 2), buffer,
-                                           0, rows, columns, columns, 1});
-  }
   // left @ shared, of `rows` rows.
   uint32_t product(uint32_t left, uint32_t shared, int64_t rows = kRows) {
-    return multiply(mm, {}, left, shared, rows);
+    return multiply({left, rows, kTerms}, {shared, kTerms, kColumns});
   }
   // bias + left @ shared
   uint32_t product_plus(uint32_t bias, uint32_t left, uint32_t shared, int64_t alpha = 1) {
-    std::vector<int64_t> words{graph::make_tag(Tag::kTensor, dtype::kF32, 0, 1), bias, 0, kColumns,
-                               1};
-    return multiply(addmm, words, left, shared, kRows, alpha);
-  }
-  uint32_t multiply(const graph::Op& op, const std::vector<int64_t>& bias, uint32_t left,
-                    uint32_t shared, int64_t rows, int64_t alpha = 1) {
-    const uint32_t made = fresh(static_cast<uint64_t>(rows * kColumns * 4));
-    graph::Node node;
-    node.op = &op;
-    node.words = static_cast<uint32_t>(graph.words.size());
-    graph.words.insert(graph.words.end(), bias.begin(), bias.end());
-    push(left, rows, kTerms);
-    push(shared, kTerms, kColumns);
-    if (&op == &addmm) {
-      graph.words.insert(graph.words.end(),
-                         {graph::make_tag(Tag::kInt), 1, graph::make_tag(Tag::kInt), alpha});
-    }
-    node.outputs = static_cast<uint32_t>(graph.words.size());
-    push(made, rows, kColumns);
-    node.end = static_cast<uint32_t>(graph.words.size());
-    graph.nodes.push_back(node);
-    return made;
+    return multiply({left, kRows, kTerms}, {shared, kTerms, kColumns}, bias, alpha);
   }
   uint32_t read(uint32_t from) {
     const uint32_t made = fresh();

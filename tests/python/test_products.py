@@ -1,0 +1,125 @@
+"""Large products are made by what is faster on this machine; values and settings are eager's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+ROWS, TERMS, COLUMNS = 512, 384, 256
+
+
+@pytest.fixture
+def faster(device: str) -> None:
+    """For tests of the other products themselves: skips where ATen's are taken."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("acc::linear", "CPU"):
+        pytest.skip("no library is known to multiply faster than ATen on this processor")
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def operators() -> Counter[str]:
+    """The operators of the last plan."""
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    return Counter(node["op"] for node in plan["nodes"])
+
+
+def run(program: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The result of the third run on the device, whose plan is fused, and eager's."""
+    for _ in range(3):
+        moved = [each.to(helpers.DEVICE) for each in inputs]
+        helpers.flush()
+        made = program(*moved)
+        helpers.flush()
+    return made, program(*inputs)
+
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "mm": (torch.mm, (ROWS, TERMS), (TERMS, COLUMNS)),
+    "transposed right": (lambda a, b: a @ b.t(), (ROWS, TERMS), (COLUMNS, TERMS)),
+    "rows apart": (lambda a, b: a[:, :TERMS] @ b, (ROWS, 2 * TERMS), (TERMS, COLUMNS)),
+    "columns apart": (lambda a, b: a @ b[:, :COLUMNS], (ROWS, TERMS), (TERMS, 2 * COLUMNS)),
+    "one column less": (lambda a, b: a[:, 1:] @ b[1:], (ROWS, TERMS), (TERMS, COLUMNS)),
+    "read and changed": (lambda a, b: (a @ b).mul_(2), (ROWS, TERMS), (TERMS, COLUMNS)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_values(faster, name):
+    program, left, right = PRODUCTS[name]
+    made, expected = run(program, normal(*left), normal(*right, seed=2))
+    torch.testing.assert_close(made.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert made.stride() == expected.stride()
+    assert operators()["acc::linear"] == 1
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_trains(faster, bias):
+    """Its gradients are those of a double precision layer as nearly as eager's are."""
+    layers, gradients = {}, {}
+    for kind in ("exact", "eager", helpers.DEVICE):
+        torch.manual_seed(3)
+        layer = nn.Linear(TERMS, COLUMNS, bias=bias)
+        layers[kind] = layer.double() if kind == "exact" else layer
+        device = helpers.DEVICE if kind == helpers.DEVICE else "cpu"
+        layer.to(device)
+        x = normal(ROWS, TERMS).to(device, layer.weight.dtype).requires_grad_()
+        for _ in range(3):
+            layer.zero_grad()
+            x.grad = None
+            layer(x).square().mean().backward()
+            helpers.flush()
+        gradients[kind] = [x.grad, *(p.grad for p in layer.parameters())]
+    found = operators()
+    assert (found["acc::linear"], found["aten::mm"] + found["aten::addmm"]) == (2, 1)
+    for exact, eager, mine in zip(*gradients.values(), strict=True):
+        error = (eager - exact).norm()
+        assert (mine.cpu() - exact).norm() <= 2 * error
+
+
+def test_small_products_are_atens(device):
+    run(torch.mm, normal(64, 64), normal(64, 64))
+    assert operators()["aten::mm"] == 1
+
+
+def test_results_that_are_kept_stay(faster):
+    a, b = normal(ROWS, TERMS), normal(TERMS, COLUMNS)
+    right = b.to(helpers.DEVICE)
+    kept = []
+    for i in range(5):
+        kept.append((a * i).to(helpers.DEVICE) @ right)
+        helpers.flush()
+    for i, each in enumerate(kept):
+        torch.testing.assert_close(each.cpu(), (a * i) @ b, rtol=1e-4, atol=1e-3)
+
+
+def test_a_bias_of_another_shape(device):
+    """Not a row: ATen's own."""
+    inputs = normal(ROWS, COLUMNS), normal(ROWS, TERMS), normal(TERMS, COLUMNS)
+    made, expected = run(torch.addmm, *inputs)
+    assert torch.equal(made.cpu(), expected)
+
+
+def test_without_onednn_products_are_eagers(device):
+    with torch.backends.mkldnn.flags(enabled=False):
+        made, expected = run(torch.mm, normal(ROWS, TERMS), normal(TERMS, COLUMNS))
+    assert torch.equal(made.cpu(), expected)
+
+
+def test_less_precise_products_are_eagers(device):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        made, expected = run(torch.mm, normal(ROWS, TERMS), normal(TERMS, COLUMNS))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(made.cpu(), expected)
