@@ -530,8 +530,9 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
   LastPlan made;
   made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
   for (const codegen::KernelSpec& kernel : plan.kernels) {
-    made.kernels.push_back(codegen::render_host(kernel).name);
+    made.kernels.push_back({codegen::render_host(kernel).name, codegen::render_cuda(kernel).text});
   }
+  made.cuda_preamble = codegen::cuda_preamble();
   made.ended_by = base::name(kReasonCounters[static_cast<size_t>(ran.reason)]);
   constexpr size_t kLongestLoop = 64;
   Cached next = ran.plan;

@@ -57,8 +57,13 @@ std::string last_plan(c10::DeviceIndex device);
 // A plan as it ran, for people.
 struct LastPlan {
   plan::Description description;
-  std::vector<std::string> kernels;  // per kernel of the plan, the name of its function
-  const char* ended_by = "";         // why the work was submitted: the name of a flush counter
+  struct Kernel {
+    std::string name;       // of its function on the host
+    std::string cuda_text;  // what it is for a GPU, behind `cuda_preamble`
+  };
+  std::vector<Kernel> kernels;
+  std::string cuda_preamble;
+  const char* ended_by = "";  // why the work was submitted: the name of a flush counter
   // Operators of the plans that ran in turn the last time round, this one first: a loop of one
   // plan has one entry.
   std::vector<size_t> loop;

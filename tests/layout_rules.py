@@ -70,7 +70,9 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "lazy/plan",
         "kernels/codegen",
         "kernels/jit",
+        "tests/cuda_emulator",
     ),
+    "tests/cuda_emulator": ("kernels/codegen", "tests/cpp"),
 }
 # Folders whose files may include headers of torch (ATen, c10, torch).
 SEES_TORCH = (

@@ -23,6 +23,8 @@ typedef u8 U8 VECTOR(u8); typedef i8 I8 VECTOR(i8); typedef i16 I16 VECTOR(i16);
 typedef u16 U16 VECTOR(u16); typedef i32 I32 VECTOR(i32); typedef unsigned U32 VECTOR(unsigned);
 typedef i64 I64 VECTOR(i64); typedef f32 F32 VECTOR(f32); typedef f64 F64 VECTOR(f64);
 typedef I32 Mask;  // lanes of 0 or -1
+#define infinity __builtin_inf()
+#define nan __builtin_nan("")
 
 #define MEMORY(type, Vector)                                                                 \
   static inline Vector load(const type* p) {                                                 \

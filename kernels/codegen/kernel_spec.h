@@ -71,12 +71,12 @@ struct KernelSpec {
   bool operator==(const KernelSpec&) const = default;
 };
 
-// What the launch of a kernel passes:
+// What the launch of a kernel passes, on the host as arguments, to CUDA in one array:
 //   pointers  per operand, its first element
 //   geometry  the sizes of the loops, outermost first; then the strides of each operand and of each
 //             position, in elements
 //   numbers   per scalar, the bits of a double or an int64
-//   begin,end which elements, counted through all kept loops
+//   begin,end on the host: which elements, counted through all kept loops
 using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,
                               const int64_t* numbers, int64_t begin, int64_t end);
 

@@ -17,8 +17,14 @@ struct KernelText {
 // A function of type HostFunction in C++ with the compiler's vector types.
 KernelText render_host(const KernelSpec& kernel);
 
+// A function of one argument in CUDA C++: what the launch passes (kernel_spec.h), in one array of
+// 64-bit words in the GPU's memory: pointers, geometry, numbers. `cuda_launch` says with which
+// blocks.
+KernelText render_cuda(const KernelSpec& kernel);
+
 // What has to stand before the functions, in one file: types, conversions, mathematics. It is the
 // same for all, so that a kernel is the same thing in whichever file it is compiled.
 const std::string& host_preamble();
+const std::string& cuda_preamble();
 
 }  // namespace acc::codegen

@@ -1,11 +1,10 @@
-#include "kernels/codegen/host_writer.h"
+#include "kernels/codegen/writer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "csrc/base/hash.h"
-#include "kernels/codegen/host_math.h"
 #include "lazy/graph/dtype.h"
 
 namespace acc::codegen {
@@ -15,7 +14,7 @@ using base::concat;
 using graph::Fn;
 namespace dtype = graph::dtype;
 
-// The type of elements in memory, in host_preamble.
+// The type of elements in memory, in the preambles.
 const char* element_of(uint8_t type) {
   switch (type) {
     case dtype::kU8:
@@ -43,7 +42,7 @@ const char* element_of(uint8_t type) {
   }
 }
 
-// What a function is in C++; the rest are calls of host_preamble's overloads.
+// What a function is in C++; the rest are calls of the preambles' functions.
 const char* infix(Fn fn) {
   switch (fn) {
     case Fn::kAdd:
@@ -67,16 +66,11 @@ const char* infix(Fn fn) {
 
 std::string number_text(double number, uint8_t type) {
   if (!dtype::is_floating(type)) return concat(static_cast<int64_t>(number));
-  if (std::isnan(number)) return "__builtin_nan(\"\")";
-  if (std::isinf(number)) return number > 0 ? "__builtin_inf()" : "-__builtin_inf()";
+  if (std::isnan(number)) return "nan";
+  if (std::isinf(number)) return number > 0 ? "infinity" : "-infinity";
   char text[40];
   std::snprintf(text, sizeof text, "%a", number);
   return text;
-}
-
-bool is_host_math(const std::string& name) {
-  static const std::vector<std::string>& names = *new std::vector(host_math_names());
-  return std::ranges::binary_search(names, name);
 }
 
 }  // namespace
@@ -115,10 +109,9 @@ std::vector<bool> find_uniform(const KernelSpec& kernel) {
   return uniform;
 }
 
-HostWriter::HostWriter(const KernelSpec& kernel, size_t vectors)
-    : kernel_(kernel), uniform_(find_uniform(kernel)), vectors_(vectors) {}
+Writer::Writer(const KernelSpec& kernel) : kernel_(kernel), uniform_(find_uniform(kernel)) {}
 
-KernelText HostWriter::finish() const {
+KernelText Writer::finish(const char* head, const char* tail) const {
   KernelText made;
   base::Hasher hasher;
   hasher.add(std::string_view(body_));
@@ -127,18 +120,15 @@ KernelText HostWriter::finish() const {
   std::snprintf(name, sizeof name, "acc_%016llx%016llx", static_cast<unsigned long long>(hash.hi),
                 static_cast<unsigned long long>(hash.lo));
   made.name = name;
-  made.text = concat("extern \"C\" __attribute__((visibility(\"default\"))) void ", made.name,
-                     "(char* const* pointers, const long* geometry, const long* numbers, "
-                     "long begin, long end) {\n",
-                     body_);
+  made.text = concat(head, made.name, tail, " {\n", body_);
   return made;
 }
 
-std::string HostWriter::stride(size_t operand, size_t loop) const {
+std::string Writer::stride(size_t operand, size_t loop) const {
   return concat("geometry[", loops() * (operand + 1) + loop, "]");
 }
 
-std::string HostWriter::offset(size_t operand, size_t first, size_t last) const {
+std::string Writer::offset(size_t operand, size_t first, size_t last) const {
   std::string text;
   for (size_t loop = first; loop < last; ++loop) {
     text += concat(" + i", loop, " * ", stride(operand, loop));
@@ -146,73 +136,47 @@ std::string HostWriter::offset(size_t operand, size_t first, size_t last) const 
   return text;
 }
 
-std::string HostWriter::position_offset(size_t position, size_t first, size_t last) const {
+std::string Writer::position_offset(size_t position, size_t first, size_t last) const {
   return offset(kernel_.operands.size() + position, first, last);
 }
 
-void HostWriter::open_position(size_t i, const std::string& begin) {
-  const Walk walk = kernel_.positions[i].walk;
-  line("long q", i, " = ", begin, ";");
-  if (walk == Walk::kBroadcast) return;
-  const std::string step = stride(kernel_.operands.size() + i, loops() - 1);
-  line("const long t", i, " = ", walk == Walk::kContiguous ? "1" : step, ";");
-}
-
-void HostWriter::move_position(size_t i) {
-  if (kernel_.positions[i].walk != Walk::kBroadcast) line("q", i, " += at * t", i, ";");
-}
-
-const char* HostWriter::element(size_t operand) const {
+const char* Writer::element(size_t operand) const {
   return element_of(kernel_.operands[operand].dtype);
 }
 
-void HostWriter::add_steps() {
-  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-    if (kernel_.operands[i].walk != Walk::kStrided) continue;
-    line("const long step", i, " = ", stride(i, loops() - 1), ";");
-  }
-}
-
-std::string HostWriter::step_of(size_t operand) const {
-  return kernel_.operands[operand].walk == Walk::kStrided ? concat("step", operand) : "1";
-}
-
-bool HostWriter::is_loaded(size_t operand) const {
+bool Writer::is_loaded(size_t operand) const {
   return std::ranges::any_of(kernel_.instructions, [&](const Instruction& instruction) {
     return instruction.fn == Fn::kOperand && instruction.index == operand;
   });
 }
 
-std::string HostWriter::turn() const { return vectors_ == 1 ? "W" : concat(vectors_, " * W"); }
-
-std::string HostWriter::place() const {
-  return vector_ == 0 ? "at" : concat("(at + ", vector_, " * W)");
+bool Writer::is_constant(size_t i) const {
+  const Instruction& instruction = kernel_.instructions[i];
+  if (instruction.fn == Fn::kOperand || instruction.fn == Fn::kPosition) return false;
+  for (int k = 0; k < graph::arity(instruction.fn); ++k) {
+    if (!is_constant(instruction.inputs[static_cast<size_t>(k)])) return false;
+  }
+  return true;
 }
 
-std::string HostWriter::value(size_t i) const {
-  return vector_ == 0 || uniform_[i] ? concat("v", i) : concat("v", i, "_", vector_);
-}
-
-void HostWriter::define(size_t i) {
+void Writer::define(size_t i) {
   const Instruction& instruction = kernel_.instructions[i];
   line("const ", vector_of(instruction.dtype), " ", value(i), " = ", expression(instruction), ";");
 }
 
-std::string HostWriter::input(const Instruction& instruction, size_t i) const {
+std::string Writer::value(size_t i) const { return concat("v", i); }
+
+std::string Writer::input(const Instruction& instruction, size_t i) const {
   return value(instruction.inputs[i]);
 }
 
-std::string HostWriter::expression(const Instruction& instruction) const {
+std::string Writer::expression(const Instruction& instruction) const {
   const std::string vector = vector_of(instruction.dtype);
   switch (instruction.fn) {
     case Fn::kOperand:
       return load(instruction.index);
     case Fn::kPosition:
-      if (kernel_.positions[instruction.index].walk == Walk::kBroadcast) {
-        return concat("splat_F32(q", instruction.index, ")");
-      }
-      return concat("count_F32(q", instruction.index, " + ", place(), " * t", instruction.index,
-                    ", t", instruction.index, ")");
+      return count(instruction.index);
     case Fn::kScalar:
       return concat("splat_", vector, "(",
                     kernel_.scalars[instruction.index] ? "as_double(numbers[" : "(numbers[",
@@ -236,35 +200,11 @@ std::string HostWriter::expression(const Instruction& instruction) const {
   if (const char* operation = infix(instruction.fn)) {
     return concat(input(instruction, 0), operation, input(instruction, 1));
   }
-  const std::string name = graph::name_of(instruction.fn);
-  const bool library = instruction.dtype == dtype::kF32 && is_host_math(name);
-  std::string call = concat(name, library ? "_f32(" : "_(");
+  std::string call = name_of(instruction.fn, instruction.dtype) + "(";
   for (int i = 0; i < graph::arity(instruction.fn); ++i) {
     call += concat(i == 0 ? "" : ", ", input(instruction, static_cast<size_t>(i)));
   }
   return call + ")";
-}
-
-std::string HostWriter::load(size_t i) const {
-  switch (kernel_.operands[i].walk) {
-    case Walk::kBroadcast:
-      return concat("from_", element(i), "(spread(*p", i, "))");
-    case Walk::kContiguous:
-      return concat("from_", element(i), "(load(p", i, " + ", place(), "))");
-    case Walk::kStrided:
-      return concat("from_", element(i), "(gather(p", i, " + ", place(), " * s", i, ", s", i, "))");
-  }
-  ACC_FAIL();
-}
-
-void HostWriter::add_store(const Store& store) {
-  const size_t i = store.operand;
-  const std::string text = concat("to_", element(i), "(", value(store.value), ")");
-  if (kernel_.operands[i].walk == Walk::kStrided) {
-    line("scatter(p", i, " + ", place(), " * s", i, ", s", i, ", ", text, ");");
-  } else {
-    line("store(p", i, " + ", place(), ", ", text, ");");
-  }
 }
 
 }  // namespace acc::codegen

@@ -11,56 +11,51 @@
 
 namespace acc::codegen {
 
-// The vector type of values of a type that kernels compute in; masks are as wide as float32.
+// The type of values of a type that kernels compute in, in the preamble of a dialect: of a vector
+// of them on the host, of one on a GPU. Masks are as wide as float32.
 const char* vector_of(uint8_t type);
 
 // Per value, whether it is the same at every turn of the innermost loop.
 std::vector<bool> find_uniform(const KernelSpec& kernel);
 
-// Writes the text of a host kernel: what elementwise kernels and reductions have in common. Value i
-// is called v<i>, operand i is at p<i> and goes on in steps of s<i> where it is strided; `at`
-// counts elements.
-class HostWriter {
- protected:
-  // `vectors`: how many one turn of a loop computes on.
-  explicit HostWriter(const KernelSpec& kernel, size_t vectors = 1);
+// Writes the text of a kernel: what the dialects have in common. Value i is called v<i>, operand i
+// is at p<i> and goes on in steps of s<i> where it is strided, position i is at q<i> and goes on in
+// steps of t<i>. The functions that expressions call are those of the dialects' preambles.
+class Writer {
+ public:
+  virtual ~Writer() = default;
 
-  // The function of all that was written.
-  KernelText finish() const;
+ protected:
+  explicit Writer(const KernelSpec& kernel);
 
   template <class... Parts>
   void line(const Parts&... parts) {
     body_ += base::concat(parts..., "\n");
   }
+  // The function of all that was written, named after it; `head` and `tail` stand around its name.
+  KernelText finish(const char* head, const char* tail) const;
 
   size_t loops() const { return kernel_.loops; }
   std::string stride(size_t operand, size_t loop) const;
-  // Where an operand begins when the loops from `first` to before `last` have turned to i<loop>.
+  // Where an operand begins when the loops from `first` to before `last` have turned to i<loop>;
+  // the same of a position.
   std::string offset(size_t operand, size_t first, size_t last) const;
-  // The same of a position, which is at q<i> and goes on in steps of t<i>: how far the loops moved
-  // it, its definition in a row, and what it is `at` elements further.
   std::string position_offset(size_t position, size_t first, size_t last) const;
-  void open_position(size_t position, const std::string& begin);
-  void move_position(size_t position);
   const char* element(size_t operand) const;
-  // The steps of strided operands along the vectors' loop.
-  void add_steps();
-  std::string step_of(size_t operand) const;
   bool is_loaded(size_t operand) const;
-
-  // Elements of one turn, and where among them the vector begins that is being written.
-  std::string turn() const;
-  std::string place() const;
-  std::string value(size_t i) const;
+  // Made of numbers only.
+  bool is_constant(size_t i) const;
 
   void define(size_t i);
-  std::string load(size_t operand) const;
-  void add_store(const Store& store);
+
+  virtual std::string value(size_t i) const;
+  virtual std::string load(size_t operand) const = 0;
+  virtual std::string count(size_t position) const = 0;
+  // What the function is called for values of a type.
+  virtual std::string name_of(graph::Fn fn, uint8_t type) const = 0;
 
   const KernelSpec& kernel_;
   const std::vector<bool> uniform_;
-  const size_t vectors_;
-  size_t vector_ = 0;  // of the turn, what is being written
 
  private:
   std::string input(const Instruction& instruction, size_t i) const;

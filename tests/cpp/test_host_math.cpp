@@ -214,7 +214,7 @@ void sample_rest(const std::string& name, uint64_t first, Values& a, Values& b, 
   }
 }
 
-class HostMath : public testing::Test {
+class HostMath : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = new ScratchFolder;

@@ -76,13 +76,15 @@ py::object plan_data(int device, bool largest) {
   py::list kernels;
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
     py::dict row;
-    row["name"] = last->kernels[i];
+    row["name"] = last->kernels[i].name;
+    row["cuda_text"] = last->kernels[i].cuda_text;
     row["operations"] = plan.kernels[i].operations;
     row["operands"] = plan.kernels[i].operands;
     kernels.append(std::move(row));
   }
   py::dict result;
   result["device"] = device;
+  result["cuda_preamble"] = last->cuda_preamble;
   result["ended_by"] = last->ended_by;
   result["loop"] = last->loop;
   result["recorded"] = plan.recorded;

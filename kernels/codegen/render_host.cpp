@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/codegen/host_reduction.h"
 #include "kernels/codegen/host_writer.h"
-#include "kernels/codegen/render_reduction.h"
 #include "lazy/graph/dtype.h"
 
 namespace acc::codegen {
@@ -83,16 +83,6 @@ class ElementwiseWriter : HostWriter {
     line("while (begin < end) {");
   }
 
-  // The same in all rows: made of numbers only.
-  bool is_constant(size_t i) const {
-    const Instruction& instruction = kernel_.instructions[i];
-    if (instruction.fn == Fn::kOperand || instruction.fn == Fn::kPosition) return false;
-    for (int k = 0; k < graph::arity(instruction.fn); ++k) {
-      if (!is_constant(instruction.inputs[static_cast<size_t>(k)])) return false;
-    }
-    return true;
-  }
-
   void open_row() {
     line("long stop = column + (end - begin);");
     line("if (stop > columns) stop = columns;");
@@ -149,7 +139,7 @@ class ElementwiseWriter : HostWriter {
 }  // namespace
 
 KernelText render_host(const KernelSpec& kernel) {
-  return kernel.reduced > 0 ? render_reduction(kernel) : ElementwiseWriter(kernel).run();
+  return kernel.reduced > 0 ? render_host_reduction(kernel) : ElementwiseWriter(kernel).run();
 }
 
 }  // namespace acc::codegen

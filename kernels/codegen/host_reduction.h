@@ -5,6 +5,6 @@
 namespace acc::codegen {
 
 // The text of a kernel that has reduced loops.
-KernelText render_reduction(const KernelSpec& kernel);
+KernelText render_host_reduction(const KernelSpec& kernel);
 
 }  // namespace acc::codegen

@@ -1,4 +1,4 @@
-#include "kernels/codegen/render_reduction.h"
+#include "kernels/codegen/host_reduction.h"
 
 #include <algorithm>
 #include <utility>
@@ -198,7 +198,7 @@ class ReductionWriter : HostWriter {
     const Instruction& instruction = kernel_.instructions[i];
     if (is_sum(i)) return concat(accumulator_type(i), "{}");
     const char* sign = instruction.fn == Fn::kAmax ? "-" : "";
-    const char* most = dtype::is_floating(instruction.dtype) ? "__builtin_inf()"
+    const char* most = dtype::is_floating(instruction.dtype) ? "infinity"
                        : instruction.dtype == dtype::kI32    ? "0x7fffffff"
                                                              : "0x7fffffffffffffff";
     return concat("splat_", vector_of(instruction.dtype), "(", sign, most, ")");
@@ -398,6 +398,6 @@ class ReductionWriter : HostWriter {
 
 }  // namespace
 
-KernelText render_reduction(const KernelSpec& kernel) { return ReductionWriter(kernel).run(); }
+KernelText render_host_reduction(const KernelSpec& kernel) { return ReductionWriter(kernel).run(); }
 
 }  // namespace acc::codegen

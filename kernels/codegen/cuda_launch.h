@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/codegen/kernel_spec.h"
+
+namespace acc::codegen {
+
+// Blocks of threads for a kernel of render_cuda. The result of reductions depends on x and y, and
+// so on the sizes of the loops, not on how many blocks there are.
+struct CudaLaunch {
+  uint32_t blocks = 1;
+  uint32_t x = 1;  // threads of a block
+  uint32_t y = 1;
+};
+
+// `sizes`: of the loops, outermost first. `multiprocessors`: of the GPU.
+CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
+                       int64_t multiprocessors);
+
+}  // namespace acc::codegen

@@ -1,0 +1,174 @@
+#include "kernels/codegen/render.h"
+
+namespace acc::codegen {
+namespace {
+
+// The functions that kernels call, for one element; the host's are of the same names, for vectors.
+// Without headers: CUDA's mathematics and conversions are known to NVRTC.
+constexpr std::string_view kPreamble = R"(
+typedef unsigned char u8; typedef unsigned char bool8; typedef signed char i8; typedef short i16;
+typedef unsigned short u16; typedef unsigned short f16; typedef unsigned short bf16;
+typedef unsigned u32; typedef int i32; typedef long i64; typedef float f32; typedef double f64;
+typedef i32 I32; typedef i64 I64; typedef f32 F32; typedef f64 F64; typedef bool Mask;
+#define DEVICE __device__ __forceinline__
+#define infinity __longlong_as_double(0x7ff0000000000000)
+#define nan __longlong_as_double(0x7ff8000000000000)
+
+// Neighbours in memory, read and written at once.
+template <class T, int V>
+struct alignas(V * sizeof(T) < 16 ? V * sizeof(T) : 16) Words {
+  T v[V];
+};
+
+// Known to lie in the GPU's memory, so that it is not looked up where each access goes.
+template <class T> DEVICE T* global(char* p) {
+  __builtin_assume(__isGlobal(p));
+  return (T*)p;
+}
+
+DEVICE double as_double(long bits) { return __longlong_as_double(bits); }
+template <class T> DEVICE F32 splat_F32(T x) { return (F32)x; }
+template <class T> DEVICE F64 splat_F64(T x) { return (F64)x; }
+template <class T> DEVICE I32 splat_I32(T x) { return (I32)x; }
+template <class T> DEVICE I64 splat_I64(T x) { return (I64)x; }
+template <class T> DEVICE Mask splat_Mask(T x) { return x != 0; }
+
+#define CAST(A, B) DEVICE B cast_##A##_##B(A v) { return (B)v; }
+#define CASTS(A, B, C, D) CAST(A, B) CAST(A, C) CAST(A, D) CAST(A, Mask) CAST(Mask, A)
+CASTS(F32, F64, I32, I64) CASTS(F64, F32, I32, I64) CASTS(I32, F32, F64, I64)
+CASTS(I64, F32, F64, I32)
+
+DEVICE I32 from_u8(u8 v) { return v; }
+DEVICE I32 from_i8(i8 v) { return v; }
+DEVICE I32 from_i16(i16 v) { return v; }
+DEVICE I32 from_i32(i32 v) { return v; }
+DEVICE I64 from_i64(i64 v) { return v; }
+DEVICE F32 from_f32(f32 v) { return v; }
+DEVICE F64 from_f64(f64 v) { return v; }
+DEVICE Mask from_bool8(u8 v) { return v != 0; }
+DEVICE i32 to_i32(I32 v) { return v; }
+DEVICE i64 to_i64(I64 v) { return v; }
+DEVICE f32 to_f32(F32 v) { return v; }
+DEVICE f64 to_f64(F64 v) { return v; }
+DEVICE u8 to_bool8(Mask v) { return v; }
+
+DEVICE F32 from_bf16(u16 v) { return __uint_as_float((u32)v << 16); }
+DEVICE u16 to_bf16(F32 v) {
+#if __CUDA_ARCH__ >= 800
+  u16 half;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(v));
+  return half;
+#else
+  const u32 bits = __float_as_uint(v);
+  if (v != v) return 0x7fff;
+  return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+DEVICE F32 from_f16(u16 v) {
+#if __CUDA_ARCH__
+  F32 wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v));
+  return wide;
+#else
+  const u32 magnitude = (u32)(v & 0x7fff) << 13;
+  const u32 finite = __float_as_uint(__uint_as_float(magnitude) * 0x1p112f);
+  const u32 wide = magnitude >= 0x7c00u << 13 ? magnitude | 0x7f800000 : finite;
+  return __uint_as_float(wide | (u32)(v & 0x8000) << 16);
+#endif
+}
+DEVICE u16 to_f16(F32 v) {
+#if __CUDA_ARCH__
+  u16 half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(v));
+  return half;
+#else
+  const u32 sign = __float_as_uint(v) >> 16 & 0x8000;
+  const u32 bits = __float_as_uint(v) & 0x7fffffff;
+  if (bits > 0x7f800000) return 0x7fff;
+  if (bits >= 0x47800000) return (u16)(0x7c00 | sign);
+  if (bits >= 0x38800000) return (u16)((bits + 0xc8000fff + (bits >> 13 & 1)) >> 13 | sign);
+  return (u16)((__float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000) | sign);
+#endif
+}
+
+template <class T> DEVICE Mask eq_(T a, T b) { return a == b; }
+template <class T> DEVICE Mask ne_(T a, T b) { return a != b; }
+template <class T> DEVICE Mask lt_(T a, T b) { return a < b; }
+template <class T> DEVICE Mask le_(T a, T b) { return a <= b; }
+template <class T> DEVICE Mask gt_(T a, T b) { return a > b; }
+template <class T> DEVICE Mask ge_(T a, T b) { return a >= b; }
+template <class T> DEVICE T select(Mask m, T a, T b) { return m ? a : b; }
+// NaN if either is.
+template <class T> DEVICE T max_(T a, T b) { return a < b || b != b ? b : a; }
+template <class T> DEVICE T min_(T a, T b) { return b < a || b != b ? b : a; }
+template <class T> DEVICE T neg_(T a) { return -a; }
+template <class T> DEVICE T not_(T a) { return ~a; }
+DEVICE Mask not_(Mask a) { return !a; }
+DEVICE I32 abs_(I32 a) { return a < 0 ? -a : a; }
+DEVICE I64 abs_(I64 a) { return a < 0 ? -a : a; }
+DEVICE F32 abs_(F32 a) { return fabsf(a); }
+DEVICE F64 abs_(F64 a) { return fabs(a); }
+DEVICE I32 fma_(I32 a, I32 b, I32 c) { return a * b + c; }
+DEVICE I64 fma_(I64 a, I64 b, I64 c) { return a * b + c; }
+DEVICE F32 fma_(F32 a, F32 b, F32 c) { return fmaf(a, b, c); }
+DEVICE F64 fma_(F64 a, F64 b, F64 c) { return fma(a, b, c); }
+DEVICE F32 pow_(F32 a, F32 b) { return powf(a, b); }
+DEVICE F64 pow_(F64 a, F64 b) { return pow(a, b); }
+#define FUNCTION(name, of_float, of_double)            \
+  DEVICE F32 name##_(F32 a) { return of_float(a); }    \
+  DEVICE F64 name##_(F64 a) { return of_double(a); }
+#define SAME(name) FUNCTION(name, name##f, name)
+SAME(sqrt) SAME(rsqrt) SAME(exp) SAME(exp2) SAME(expm1) SAME(log) SAME(log2) SAME(log10) SAME(log1p)
+SAME(sin) SAME(cos) SAME(tan) SAME(asin) SAME(acos) SAME(atan) SAME(sinh) SAME(cosh) SAME(tanh)
+SAME(erf) SAME(erfc) SAME(floor) SAME(ceil) SAME(trunc)
+FUNCTION(round, rintf, rint)
+FUNCTION(reciprocal, 1.0f /, 1.0 /)
+DEVICE F32 sigmoid_(F32 a) { return 1.0f / (1.0f + expf(-a)); }
+DEVICE F64 sigmoid_(F64 a) { return 1.0 / (1.0 + exp(-a)); }
+
+// Reductions, in trees that depend on the shape of the block alone.
+struct Sum { template <class T> static DEVICE T of(T a, T b) { return a + b; } };
+struct Amax { template <class T> static DEVICE T of(T a, T b) { return max_(a, b); } };
+struct Amin { template <class T> static DEVICE T of(T a, T b) { return min_(a, b); } };
+// Of what one thread has.
+template <class Op, int V, class T> DEVICE T fold(T (&part)[V]) {
+#pragma unroll
+  for (int n = V / 2; n > 0; n /= 2) {
+#pragma unroll
+    for (int e = 0; e < n; ++e) part[e] = Op::of(part[e], part[e + n]);
+  }
+  return part[0];
+}
+// Of the threads with the same y; blockDim.x is a multiple of 32. All of them get it.
+template <class Op, class T> DEVICE T across_x(T v, long* scratch) {
+  for (int n = 16; n > 0; n /= 2) v = Op::of(v, __shfl_xor_sync(0xffffffffu, v, n));
+  const unsigned warps = blockDim.x / 32;
+  if (warps == 1) return v;
+  T* part = (T*)scratch + threadIdx.y * warps;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+  __syncthreads();
+  v = part[0];
+  for (unsigned i = 1; i < warps; ++i) v = Op::of(v, part[i]);
+  return v;
+}
+// Of the threads with the same x.
+template <class Op, class T> DEVICE T across_y(T v, long* scratch) {
+  T* part = (T*)scratch + threadIdx.x;
+  __syncthreads();
+  part[threadIdx.y * blockDim.x] = v;
+  __syncthreads();
+  v = part[0];
+  for (unsigned i = 1; i < blockDim.y; ++i) v = Op::of(v, part[i * blockDim.x]);
+  return v;
+}
+)";
+
+}  // namespace
+
+const std::string& cuda_preamble() {
+  static const std::string& text = *new std::string(kPreamble);
+  return text;
+}
+
+}  // namespace acc::codegen

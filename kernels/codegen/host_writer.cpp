@@ -1,0 +1,92 @@
+#include "kernels/codegen/host_writer.h"
+
+#include <algorithm>
+
+#include "kernels/codegen/host_math.h"
+#include "lazy/graph/dtype.h"
+
+namespace acc::codegen {
+namespace {
+
+using base::concat;
+namespace dtype = graph::dtype;
+
+bool is_host_math(const std::string& name) {
+  static const std::vector<std::string>& names = *new std::vector(host_math_names());
+  return std::ranges::binary_search(names, name);
+}
+
+}  // namespace
+
+KernelText HostWriter::finish() const {
+  return Writer::finish("extern \"C\" __attribute__((visibility(\"default\"))) void ",
+                        "(char* const* pointers, const long* geometry, const long* numbers, "
+                        "long begin, long end)");
+}
+
+void HostWriter::open_position(size_t i, const std::string& begin) {
+  const Walk walk = kernel_.positions[i].walk;
+  line("long q", i, " = ", begin, ";");
+  if (walk == Walk::kBroadcast) return;
+  const std::string step = stride(kernel_.operands.size() + i, loops() - 1);
+  line("const long t", i, " = ", walk == Walk::kContiguous ? "1" : step, ";");
+}
+
+void HostWriter::move_position(size_t i) {
+  if (kernel_.positions[i].walk != Walk::kBroadcast) line("q", i, " += at * t", i, ";");
+}
+
+void HostWriter::add_steps() {
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+    if (kernel_.operands[i].walk != Walk::kStrided) continue;
+    line("const long step", i, " = ", stride(i, loops() - 1), ";");
+  }
+}
+
+std::string HostWriter::step_of(size_t operand) const {
+  return kernel_.operands[operand].walk == Walk::kStrided ? concat("step", operand) : "1";
+}
+
+std::string HostWriter::turn() const { return vectors_ == 1 ? "W" : concat(vectors_, " * W"); }
+
+std::string HostWriter::place() const {
+  return vector_ == 0 ? "at" : concat("(at + ", vector_, " * W)");
+}
+
+std::string HostWriter::value(size_t i) const {
+  return vector_ == 0 || uniform_[i] ? Writer::value(i) : concat("v", i, "_", vector_);
+}
+
+std::string HostWriter::load(size_t i) const {
+  switch (kernel_.operands[i].walk) {
+    case Walk::kBroadcast:
+      return concat("from_", element(i), "(spread(*p", i, "))");
+    case Walk::kContiguous:
+      return concat("from_", element(i), "(load(p", i, " + ", place(), "))");
+    case Walk::kStrided:
+      return concat("from_", element(i), "(gather(p", i, " + ", place(), " * s", i, ", s", i, "))");
+  }
+  ACC_FAIL();
+}
+
+std::string HostWriter::count(size_t i) const {
+  if (kernel_.positions[i].walk == Walk::kBroadcast) return concat("splat_F32(q", i, ")");
+  return concat("count_F32(q", i, " + ", place(), " * t", i, ", t", i, ")");
+}
+
+std::string HostWriter::name_of(graph::Fn fn, uint8_t type) const {
+  const std::string name = graph::name_of(fn);
+  return name + (type == dtype::kF32 && is_host_math(name) ? "_f32" : "_");
+}
+
+void HostWriter::add_store(const Store& store) {
+  const size_t i = store.operand;
+  const std::string text = concat("to_", element(i), "(", value(store.value), ")");
+  if (kernel_.operands[i].walk == Walk::kStrided) {
+    line("scatter(p", i, " + ", place(), " * s", i, ", s", i, ", ", text, ");");
+  } else {
+    line("store(p", i, " + ", place(), ", ", text, ");");
+  }
+}
+
+}  // namespace acc::codegen

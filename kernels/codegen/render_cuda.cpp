@@ -1,0 +1,378 @@
+#include <algorithm>
+
+#include "kernels/codegen/phases.h"
+#include "kernels/codegen/render.h"
+#include "kernels/codegen/writer.h"
+#include "lazy/graph/dtype.h"
+#include "lazy/graph/words.h"
+
+namespace acc::codegen {
+namespace {
+
+using base::concat;
+using graph::Fn;
+
+// A kernel for CUDA. A thread computes V neighbours along the innermost loop at a time: one where
+// memory does not lie so that they can be read and written at once. Element `e` of the V at `at` of
+// operand i is w<i>.v[e] where it is contiguous.
+class CudaWriter : Writer {
+ public:
+  explicit CudaWriter(const KernelSpec& kernel) : Writer(kernel), phases_(find_phases(kernel)) {}
+
+  KernelText run() {
+    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+      if (kernel_.operands[i].walk == Walk::kStrided) {
+        line("const long step", i, " = ", stride(i, loops() - 1), ";");
+      }
+    }
+    for (size_t i = 0; i < kernel_.positions.size(); ++i) {
+      line("const long t", i, " = ", stride(kernel_.operands.size() + i, loops() - 1), ";");
+    }
+    for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
+      if (is_constant(i)) define(i);
+    }
+    if (kernel_.reduced == 0) {
+      add_elements();
+    } else if (kernel_.columns) {
+      add_columns();
+    } else {
+      add_rows();
+    }
+    line("}");
+    KernelText made = finish("template <int V> DEVICE void body_",
+                             "(char* const* pointers, const long* geometry, const long* numbers, "
+                             "long* scratch)");
+    made.text += entry(made.name);
+    return made;
+  }
+
+ private:
+  size_t kept_loops() const { return loops() - kernel_.reduced; }
+  size_t element_size(size_t operand) const {
+    return graph::element_bytes(kernel_.operands[operand].dtype);
+  }
+  bool by_words(size_t operand) const {
+    return !kernel_.columns && kernel_.operands[operand].walk == Walk::kContiguous &&
+           !kernel_.operands[operand].kept;
+  }
+
+  // Neighbours for 16 bytes of the smallest type.
+  size_t neighbours() const {
+    size_t count = 1;
+    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+      if (by_words(i)) count = std::max(count, 16 / std::max(element_size(i), size_t{2}));
+    }
+    return count;
+  }
+
+  // The function that is launched: with neighbours where all rows begin and end at whole words.
+  std::string entry(const std::string& name) const {
+    const size_t n = neighbours();
+    std::string text = concat(
+        "extern \"C\" __global__ void ", name, "(const long* arguments) {\n",
+        "char* const* pointers = (char* const*)arguments;\n", "const long* geometry = arguments + ",
+        kernel_.operands.size(), ";\nconst long* numbers = geometry + ",
+        loops() * (1 + kernel_.operands.size() + kernel_.positions.size()), ";\n");
+    if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
+    const char* scratch = kernel_.reduced > 0 ? "scratch" : "nullptr";
+    const std::string call = concat("(pointers, geometry, numbers, ", scratch, ");\n");
+    if (n > 1) {
+      text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
+      for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+        if (!by_words(i)) continue;
+        text += concat("whole &= (long)pointers[", i, "] % ",
+                       std::min(n * element_size(i), size_t{16}), " == 0");
+        for (size_t loop = 0; loop + 1 < loops(); ++loop) {
+          text += concat(" && ", stride(i, loop), " % ", n, " == 0");
+        }
+        text += ";\n";
+      }
+      text += concat("if (whole) {\nbody_", name, "<", n, ">", call, "return;\n}\n");
+    }
+    return text + concat("body_", name, "<1>", call, "}\n");
+  }
+
+  // ---- elements
+
+  std::string element_of(size_t i) const {
+    const Operand& operand = kernel_.operands[i];
+    const char* base = operand.kept ? "b" : "p";
+    if (kernel_.columns) {
+      switch (operand.walk) {
+        case Walk::kBroadcast:
+          return concat("*", base, i);
+        case Walk::kContiguous:
+          return concat(base, i, "[column]");
+        case Walk::kStrided:
+          return concat(base, i, "[column * step", i, "]");
+      }
+    }
+    if (operand.kept || operand.walk == Walk::kBroadcast) return concat("*", base, i);
+    if (by_words(i)) return concat("w", i, ".v[e]");
+    return concat("p", i, "[(at + e) * step", i, "]");
+  }
+  std::string load(size_t i) const override {
+    return concat("from_", element(i), "(", element_of(i), ")");
+  }
+  std::string count(size_t i) const override {
+    const char* base = kernel_.positions[i].kept ? "r" : "q";
+    if (kernel_.positions[i].walk == Walk::kBroadcast) return concat("splat_F32(", base, i, ")");
+    return concat("splat_F32(", base, i, " + ", kernel_.columns ? "column" : "(at + e)", " * t", i,
+                  ")");
+  }
+  std::string name_of(Fn fn, uint8_t) const override { return concat(graph::name_of(fn), "_"); }
+
+  void add_store(const char* guard, const Store& store) {
+    line(guard, element_of(store.operand), " = to_", element(store.operand), "(",
+         value(store.value), ");");
+  }
+
+  // ---- loops
+
+  // The pointers of operands, each further on than that of `base` by the loops from `first` to
+  // before `last`.
+  void open_pointers(const char* name, const std::vector<size_t>& operands, const char* base,
+                     size_t first, size_t last) {
+    for (const size_t i : operands) {
+      const std::string from =
+          *base == '\0' ? concat("global<", element(i), ">(pointers[", i, "])") : concat(base, i);
+      line(element(i), "* ", name, i, " = ", from, offset(i, first, last), ";");
+    }
+  }
+  void open_positions(const char* name, const std::vector<size_t>& positions, const char* base,
+                      size_t first, size_t last) {
+    for (const size_t i : positions) {
+      const std::string from = *base == '\0' ? std::string("0") : concat(base, i);
+      line("const long ", name, i, " = ", from, position_offset(i, first, last), ";");
+    }
+  }
+  std::vector<size_t> operands(bool kept_too) const {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+      if (kept_too || !kernel_.operands[i].kept) found.push_back(i);
+    }
+    return found;
+  }
+  std::vector<size_t> positions(bool kept_too) const {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < kernel_.positions.size(); ++i) {
+      if (kept_too || !kernel_.positions[i].kept) found.push_back(i);
+    }
+    return found;
+  }
+
+  // The indices of the loops before `last`, which have turned so many times.
+  void open_row(const char* turns, size_t last) {
+    if (last > 0) line("long row = ", turns, ";");
+    for (size_t loop = last; loop-- > 0;) {
+      line("const long i", loop, " = row % geometry[", loop, "];");
+      line("row /= geometry[", loop, "];");
+    }
+  }
+  std::string turns_before(size_t last) const {
+    std::string text = "1L";
+    for (size_t loop = 0; loop < last; ++loop) text += concat(" * geometry[", loop, "]");
+    return text;
+  }
+
+  // One after the other: neighbours at `at`. Words are read where something is loaded of them.
+  template <class Within>
+  void add_neighbours(const std::vector<bool>& loaded, const std::vector<Store>& stores,
+                      const char* guard, const Within& within) {
+    std::vector<bool> stored(kernel_.operands.size());
+    for (const Store& store : stores) stored[store.operand] = true;
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      if (!by_words(i) || !(loaded[i] || stored[i])) continue;
+      line("Words<", element(i), ", V> w", i, ";");
+      if (loaded[i]) line("w", i, " = *(const Words<", element(i), ", V>*)(p", i, " + at);");
+    }
+    line("#pragma unroll");
+    line("for (int e = 0; e < V; ++e) {");
+    within();
+    for (const Store& store : stores) {
+      if (by_words(store.operand))
+        add_store("", store);
+      else
+        add_store(guard, store);
+    }
+    line("}");
+    for (size_t i = 0; i < stored.size(); ++i) {
+      if (by_words(i) && stored[i]) {
+        line(guard, "*(Words<", element(i), ", V>*)(p", i, " + at) = w", i, ";");
+      }
+    }
+  }
+
+  std::vector<bool> loaded_by(const std::vector<uint32_t>& instructions,
+                              const std::vector<Store>& loads) const {
+    std::vector<bool> loaded(kernel_.operands.size());
+    for (const uint32_t i : instructions) {
+      const Instruction& instruction = kernel_.instructions[i];
+      if (instruction.fn == Fn::kOperand) loaded[instruction.index] = true;
+    }
+    for (const Store& store : loads) loaded[store.operand] = true;
+    return loaded;
+  }
+
+  // ---- elementwise kernels
+
+  void add_elements() {
+    const size_t last = loops() - 1;
+    std::vector<uint32_t> instructions;
+    for (uint32_t i = 0; i < kernel_.instructions.size(); ++i) {
+      if (!is_constant(i)) instructions.push_back(i);
+    }
+    line("const long turns = geometry[", last, "] / V, all = turns * ", turns_before(last), ";");
+    line(
+        "for (long turn = blockIdx.x * (long)blockDim.x + threadIdx.x; turn < all; "
+        "turn += (long)gridDim.x * blockDim.x) {");
+    line("const long at = turn % turns * V;");
+    open_row("turn / turns", last);
+    open_pointers("p", operands(true), "", 0, last);
+    open_positions("q", positions(true), "", 0, last);
+    add_neighbours(loaded_by(instructions, {}), kernel_.stores, "", [&] {
+      for (const uint32_t i : instructions) define(i);
+    });
+    line("}");
+  }
+
+  // ---- reductions
+
+  static const char* operation_of(Fn fn) {
+    return fn == Fn::kSum ? "Sum" : fn == Fn::kAmax ? "Amax" : "Amin";
+  }
+  std::string neutral(uint32_t i) const {
+    const Instruction& instruction = kernel_.instructions[i];
+    const char* type = vector_of(instruction.dtype);
+    if (instruction.fn == Fn::kSum) return concat("(", type, ")0");
+    const char* sign = instruction.fn == Fn::kAmax ? "-" : "";
+    const char* most = graph::dtype::is_floating(instruction.dtype) ? "infinity"
+                       : instruction.dtype == graph::dtype::kI32    ? "0x7fffffff"
+                                                                    : "0x7fffffffffffffff";
+    return concat("(", type, ")", sign, most);
+  }
+  void define_all(const std::vector<uint32_t>& instructions) {
+    for (const uint32_t i : instructions) {
+      if (!graph::is_reduction(kernel_.instructions[i].fn)) define(i);
+    }
+  }
+  void define_loads(const std::vector<Store>& loads) {
+    for (const Store& store : loads) {
+      line("const ", vector_of(kernel_.instructions[store.value].dtype), " v", store.value, " = ",
+           load(store.operand), ";");
+    }
+  }
+  // Accumulators of `count` neighbours.
+  void open_accumulators(const Phase& phase, const char* count) {
+    for (const uint32_t i : phase.reductions) {
+      const char* type = vector_of(kernel_.instructions[i].dtype);
+      line(type, " a", i, "[", count, "];");
+      line("for (int e = 0; e < ", count, "; ++e) a", i, "[e] = ", neutral(i), ";");
+    }
+  }
+  void accumulate(const Phase& phase, const char* which) {
+    for (const uint32_t i : phase.reductions) {
+      const Instruction& instruction = kernel_.instructions[i];
+      line("a", i, "[", which, "] = ", operation_of(instruction.fn), "::of(a", i, "[", which,
+           "], v", instruction.inputs[0], ");");
+    }
+  }
+  void add_totals(const Phase& phase, const char* across) {
+    for (const uint32_t i : phase.reductions) {
+      const Instruction& instruction = kernel_.instructions[i];
+      const char* operation = operation_of(instruction.fn);
+      line("const ", vector_of(instruction.dtype), " v", i, " = ", across, "<", operation,
+           ">(fold<", operation, ">(a", i, "), scratch);");
+    }
+  }
+  // A row of threads for each kept element.
+  void add_rows() {
+    const size_t last = loops() - 1;
+    line("const long all = ", turns_before(kept_loops()), ";");
+    line(
+        "for (long first = (long)blockIdx.x * blockDim.y; first < all; "
+        "first += (long)gridDim.x * blockDim.y) {");
+    // Threads without an element take part in barriers, on the last one.
+    line("const bool here = first + threadIdx.y < all;");
+    open_row("here ? first + threadIdx.y : all - 1", kept_loops());
+    open_pointers("b", operands(true), "", 0, kept_loops());
+    open_positions("r", positions(true), "", 0, kept_loops());
+    define_all(phases_.before);
+    for (const Phase& phase : phases_.phases) {
+      open_accumulators(phase, "V");
+      line("{");
+      for (size_t loop = kept_loops(); loop < last; ++loop) {
+        line("for (long i", loop, " = 0; i", loop, " < geometry[", loop, "]; ++i", loop, ") {");
+      }
+      open_pointers("p", operands(false), "b", kept_loops(), last);
+      open_positions("q", positions(false), "r", kept_loops(), last);
+      line("for (long at = threadIdx.x * (long)V; at < geometry[", last,
+           "]; at += blockDim.x * (long)V) {");
+      add_neighbours(loaded_by(phase.instructions, phase.loads), phase.stores, "if (here) ", [&] {
+        define_loads(phase.loads);
+        define_all(phase.instructions);
+        accumulate(phase, "e");
+      });
+      for (size_t loop = kept_loops(); loop <= last; ++loop) line("}");
+      line("}");
+      add_totals(phase, "across_x");
+      define_all(phase.after);
+    }
+    // All threads have read what was there before they met in a reduction.
+    for (const Store& store : phases_.kept_stores) {
+      add_store("if (here && threadIdx.x == 0) ", store);
+    }
+    line("}");
+  }
+
+  // A column of threads for each kept element of the innermost loop; neighbours in x.
+  void add_columns() {
+    const size_t outer = kept_loops() - 1;
+    const size_t last = loops() - 1;
+    const size_t inner = last - 1;
+    line("const long columns = geometry[", last, "];");
+    line("const long strips = (columns + blockDim.x - 1) / blockDim.x;");
+    line("const long all = strips * ", turns_before(outer), ";");
+    line("for (long block = blockIdx.x; block < all; block += gridDim.x) {");
+    line("long column = block % strips * blockDim.x + threadIdx.x;");
+    line("const bool here = column < columns;");
+    line("if (!here) column = columns - 1;");
+    open_row("block / strips", outer);
+    open_pointers("b", operands(true), "", 0, outer);
+    open_positions("r", positions(true), "", 0, outer);
+    define_all(phases_.before);
+    for (const Phase& phase : phases_.phases) {
+      open_accumulators(phase, "1");
+      for (size_t loop = outer; loop < inner; ++loop) {
+        line("for (long i", loop, " = 0; i", loop, " < geometry[", loop, "]; ++i", loop, ") {");
+      }
+      line("#pragma unroll 4");
+      line("for (long i", inner, " = threadIdx.y; i", inner, " < geometry[", inner, "]; i", inner,
+           " += blockDim.y) {");
+      open_pointers("p", operands(false), "b", outer, last);
+      open_positions("q", positions(false), "r", outer, last);
+      define_loads(phase.loads);
+      define_all(phase.instructions);
+      accumulate(phase, "0");
+      for (const Store& store : phase.stores) add_store("if (here) ", store);
+      for (size_t loop = outer; loop < last; ++loop) line("}");
+      add_totals(phase, "across_y");
+      define_all(phase.after);
+    }
+    for (const Store& store : phases_.kept_stores) {
+      add_store("if (here && threadIdx.y == 0) ", store);
+    }
+    line("}");
+  }
+
+  // As many as there are threads in a block of across_y.
+  static constexpr size_t kScratch = 1024;
+
+  const Phases phases_;
+};
+
+}  // namespace
+
+KernelText render_cuda(const KernelSpec& kernel) { return CudaWriter(kernel).run(); }
+
+}  // namespace acc::codegen

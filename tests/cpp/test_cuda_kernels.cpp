@@ -1,0 +1,518 @@
+// The CUDA dialect computes what the host's does: the same kernels, run by the emulator.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "lazy/graph/words.h"
+#include "tests/cpp/kernel_builder.h"
+#include "tests/cuda_emulator/emulator.h"
+
+namespace acc {
+namespace {
+
+using codegen::Instruction;
+using codegen::KernelSpec;
+using codegen::Walk;
+using graph::Fn;
+using testing::apply;
+using testing::constant;
+using testing::operand;
+using testing::position;
+using testing::scalar;
+namespace dtype = graph::dtype;
+
+constexpr size_t kGuard = 64;  // bytes before and behind an operand's memory that stay
+
+// A kernel with memory: each operand has its own, with elements at all that its strides reach.
+struct Call {
+  KernelSpec kernel;
+  std::vector<int64_t> sizes;
+  std::vector<std::vector<int64_t>> strides;  // per operand, then per position
+  std::vector<int64_t> numbers;
+  std::vector<int64_t> first;  // per operand, elements before its first; none: 0
+  double bound = 0;            // relative, of floats; 0: the same bits
+
+  size_t bytes_of(size_t i) const { return graph::element_bytes(kernel.operands[i].dtype); }
+  size_t before(size_t i) const {
+    return kGuard + (first.empty() ? 0 : static_cast<size_t>(first[i])) * bytes_of(i);
+  }
+  size_t elements(size_t i) const {
+    int64_t last = 0;
+    for (size_t loop = 0; loop < sizes.size(); ++loop) last += (sizes[loop] - 1) * strides[i][loop];
+    return static_cast<size_t>(last + 1);
+  }
+  int64_t kept_elements() const {
+    int64_t count = 1;
+    for (size_t loop = 0; loop < sizes.size(); ++loop) {
+      const bool columns = kernel.columns && loop + 1 == sizes.size();
+      const size_t kept = sizes.size() - kernel.reduced - (kernel.columns ? 1 : 0);
+      if (loop < kept || columns) count *= sizes[loop];
+    }
+    return count;
+  }
+  std::vector<int64_t> geometry() const {
+    std::vector<int64_t> words = sizes;
+    for (const auto& each : strides) words.insert(words.end(), each.begin(), each.end());
+    return words;
+  }
+};
+
+using Memory = std::vector<std::vector<char>>;
+
+void put(std::vector<char>& memory, size_t at, uint8_t type, int number) {
+  const auto store = [&](auto value) { memcpy(memory.data() + at, &value, sizeof value); };
+  const auto whole = static_cast<float>(number);
+  uint32_t bits = 0;
+  memcpy(&bits, &whole, sizeof bits);
+  switch (type) {
+    case dtype::kF32:
+      return store(whole / 4);
+    case dtype::kF64:
+      return store(static_cast<double>(number) / 4);
+    case dtype::kI32:
+      return store(int32_t{number});
+    case dtype::kI64:
+      return store(int64_t{number});
+    case dtype::kI16:
+      return store(static_cast<int16_t>(number));
+    case dtype::kBF16:
+      return store(static_cast<uint16_t>(bits >> 16));
+    case dtype::kF16:  // of its bits, without infinities and NaN
+      return store(static_cast<uint16_t>(number * 1234 & 0xbbff));
+    case dtype::kBool:
+      return store(static_cast<uint8_t>(number > 0));
+    default:
+      return store(static_cast<int8_t>(number));
+  }
+}
+
+Memory make_memory(const Call& call) {
+  std::mt19937 random(7);
+  Memory memory;
+  for (size_t i = 0; i < call.kernel.operands.size(); ++i) {
+    const size_t bytes = call.bytes_of(i);
+    std::vector<char>& made =
+        memory.emplace_back(call.before(i) + call.elements(i) * bytes + kGuard, char{0x55});
+    for (size_t k = 0; k < call.elements(i); ++k) {
+      put(made, call.before(i) + k * bytes, call.kernel.operands[i].dtype,
+          static_cast<int>(random() % 33) - 16);
+    }
+  }
+  return memory;
+}
+
+std::vector<char*> pointers_of(const Call& call, Memory& memory) {
+  std::vector<char*> pointers;
+  for (size_t i = 0; i < memory.size(); ++i) pointers.push_back(memory[i].data() + call.before(i));
+  return pointers;
+}
+
+template <class T>
+bool are_close(const char* a, const char* b, double bound) {
+  T x;
+  T y;
+  memcpy(&x, a, sizeof x);
+  memcpy(&y, b, sizeof y);
+  if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && std::isnan(y);
+  return x == y || std::abs(x - y) <= bound * std::abs(y);
+}
+
+void expect_same(const Call& call, const Memory& made, const Memory& expected, const char* what) {
+  for (size_t i = 0; i < made.size(); ++i) {
+    const uint8_t type = call.kernel.operands[i].dtype;
+    if (call.bound == 0 || (type != dtype::kF32 && type != dtype::kF64)) {
+      ASSERT_TRUE(made[i] == expected[i])
+          << what << ", operand " << i << " of " << codegen::render_cuda(call.kernel).text;
+      continue;
+    }
+    for (size_t at = call.before(i); at + kGuard < made[i].size(); at += call.bytes_of(i)) {
+      const char* a = made[i].data() + at;
+      const char* b = expected[i].data() + at;
+      ASSERT_TRUE(type == dtype::kF32 ? are_close<float>(a, b, call.bound)
+                                      : are_close<double>(a, b, call.bound))
+          << what << ", operand " << i << ", byte " << at;
+    }
+  }
+}
+
+void run_host(const Call& call, const jit::Job& job, Memory* memory) {
+  const auto host =
+      reinterpret_cast<codegen::HostFunction>(job.function(codegen::render_host(call.kernel).name));
+  host(pointers_of(call, *memory).data(), call.geometry().data(), call.numbers.data(), 0,
+       call.kept_elements());
+}
+
+void run_emulated(const Call& call, const testing::EmulatedKernels& kernels, bool backwards,
+                  Memory* memory) {
+  std::vector<long> arguments;
+  for (char* pointer : pointers_of(call, *memory)) {
+    arguments.push_back(reinterpret_cast<long>(pointer));
+  }
+  const std::vector<int64_t> geometry = call.geometry();
+  arguments.insert(arguments.end(), geometry.begin(), geometry.end());
+  arguments.insert(arguments.end(), call.numbers.begin(), call.numbers.end());
+  kernels.run(codegen::render_cuda(call.kernel).name,
+              codegen::cuda_launch(call.kernel, call.sizes, 2), arguments, backwards);
+}
+
+// Both dialects of all calls, compiled together; the threads of a block in either order.
+void check(const std::vector<Call>& calls) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  std::vector<codegen::KernelText> texts;
+  std::vector<jit::Source> sources;
+  for (const Call& call : calls) {
+    const codegen::KernelText text = codegen::render_cuda(call.kernel);
+    const auto same = [&](const codegen::KernelText& other) { return other.name == text.name; };
+    if (std::ranges::any_of(texts, same)) continue;
+    texts.push_back(text);
+    const codegen::KernelText host = codegen::render_host(call.kernel);
+    sources.push_back({host.name, host.text});
+  }
+  const testing::EmulatedKernels emulated(texts);
+  const auto job = jit::compile(codegen::host_preamble(), sources);
+  job->wait();
+  ASSERT_EQ(job->error(), "");
+  for (const Call& call : calls) {
+    Memory expected = make_memory(call);
+    run_host(call, *job, &expected);
+    for (const bool backwards : {false, true}) {
+      Memory made = make_memory(call);
+      run_emulated(call, emulated, backwards, &made);
+      expect_same(call, made, expected, backwards ? "backwards" : "forwards");
+    }
+  }
+}
+
+// x * k + 1 of float32.
+KernelSpec scale() {
+  KernelSpec kernel;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kContiguous, true}};
+  kernel.scalars = {true};
+  kernel.instructions = {operand(0), scalar(0), apply(Fn::kMul, dtype::kF32, 0, 1), constant(1),
+                         apply(Fn::kAdd, dtype::kF32, 2, 3)};
+  kernel.stores = {{1, 4}};
+  return kernel;
+}
+
+TEST(CudaKernels, EveryLengthFromEveryPlace) {
+  std::vector<Call> calls;
+  for (const int64_t n : {1, 2, 3, 4, 5, 63, 64, 255, 1024, 1028, 9000, 9001}) {
+    for (const int64_t first : {0, 1, 4}) {
+      calls.push_back({scale(), {n}, {{1}, {1}}, {std::bit_cast<int64_t>(3.0)}, {first, 0}});
+      calls.push_back({scale(), {n}, {{1}, {1}}, {std::bit_cast<int64_t>(3.0)}, {0, first}});
+    }
+  }
+  check(calls);
+}
+
+TEST(CudaKernels, RowsWithBroadcastAndStridedOperands) {
+  KernelSpec kernel;  // a[i, j] + row[j] * column[i] - t[j, i], to every second place
+  kernel.loops = 2;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kContiguous, false},
+                     {dtype::kF32, Walk::kBroadcast, false},
+                     {dtype::kF32, Walk::kStrided, false},
+                     {dtype::kF32, Walk::kStrided, true}};
+  kernel.instructions = {operand(0),
+                         operand(1),
+                         operand(2),
+                         apply(Fn::kMul, dtype::kF32, 1, 2),
+                         apply(Fn::kAdd, dtype::kF32, 0, 3),
+                         operand(3),
+                         apply(Fn::kSub, dtype::kF32, 4, 5)};
+  kernel.stores = {{4, 6}};
+  std::vector<Call> calls;
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{5, 37}, {36, 8}, {1, 64}}) {
+    calls.push_back({kernel,
+                     {rows, columns},
+                     {{columns, 1}, {0, 1}, {1, 0}, {1, rows}, {2 * columns, 2}},
+                     {},
+                     {}});
+    // rows that begin at no whole word
+    calls.push_back({kernel,
+                     {rows, columns},
+                     {{columns + 1, 1}, {0, 1}, {1, 0}, {1, rows}, {2 * columns, 2}},
+                     {},
+                     {}});
+  }
+  check(calls);
+}
+
+TEST(CudaKernels, TypesAreReadRoundedAndWritten) {
+  std::vector<Call> calls;
+  for (const uint8_t from : {dtype::kF32, dtype::kF64, dtype::kF16, dtype::kBF16, dtype::kI32,
+                             dtype::kI64, dtype::kI16, dtype::kI8, dtype::kU8, dtype::kBool}) {
+    for (const uint8_t to : {dtype::kF32, dtype::kF64, dtype::kF16, dtype::kBF16, dtype::kI32,
+                             dtype::kI64, dtype::kBool}) {
+      const auto computed = [](uint8_t type) {
+        const bool small = type == dtype::kU8 || type == dtype::kI8 || type == dtype::kI16;
+        return small ? dtype::kI32 : dtype::computed_in(type);
+      };
+      KernelSpec kernel;
+      kernel.operands = {{from, Walk::kContiguous, false}, {to, Walk::kContiguous, true}};
+      kernel.instructions = {operand(0, computed(from))};
+      if (computed(from) != computed(to)) {
+        kernel.instructions.push_back(apply(Fn::kCast, computed(to), 0));
+      }
+      kernel.stores = {{1, static_cast<uint32_t>(kernel.instructions.size() - 1)}};
+      calls.push_back({kernel, {403}, {{1}, {1}}, {}, {}});
+      calls.push_back({kernel, {400}, {{1}, {1}}, {}, {}});
+    }
+  }
+  check(calls);
+}
+
+TEST(CudaKernels, PositionsCount) {
+  KernelSpec kernel;
+  kernel.loops = 2;
+  kernel.operands = {{dtype::kF32, Walk::kContiguous, true},
+                     {dtype::kF32, Walk::kContiguous, true}};
+  kernel.positions = {{Walk::kContiguous, false}, {Walk::kBroadcast, false}};
+  kernel.instructions = {position(0), position(1)};
+  kernel.stores = {{0, 0}, {1, 1}};
+  check({{kernel, {6, 20}, {{20, 1}, {20, 1}, {0, 1}, {1, 0}}, {}, {}},
+         {kernel, {6, 21}, {{21, 1}, {21, 1}, {0, 1}, {1, 0}}, {}, {}}});
+}
+
+TEST(CudaKernels, FunctionsAreThoseOfTheHost) {
+  std::vector<Call> calls;
+  for (Fn fn = Fn::kSqrt; fn <= Fn::kRound; fn = static_cast<Fn>(static_cast<int>(fn) + 1)) {
+    KernelSpec kernel;
+    kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
+                       {dtype::kF32, Walk::kContiguous, true}};
+    kernel.instructions = {operand(0), apply(fn, dtype::kF32, 0)};
+    kernel.stores = {{1, 1}};
+    calls.push_back({kernel, {100}, {{1}, {1}}, {}, {}, 4e-7});
+  }
+  check(calls);
+}
+
+TEST(CudaKernels, ArithmeticAndTruth) {
+  std::vector<Call> calls;
+  for (Fn fn = Fn::kAdd; fn <= Fn::kSelect; fn = static_cast<Fn>(static_cast<int>(fn) + 1)) {
+    for (const uint8_t type : {dtype::kF32, dtype::kF64, dtype::kI32, dtype::kI64, dtype::kBool}) {
+      const bool floating = dtype::is_floating(type);
+      const bool bits = fn >= Fn::kAnd && fn <= Fn::kNot;
+      // truths are compared as numbers, but for equality
+      const bool of_truths = bits || fn == Fn::kEq || fn == Fn::kNe || fn == Fn::kSelect;
+      if (type == dtype::kBool ? !of_truths : bits && floating) continue;
+      if ((fn == Fn::kDiv && !floating) || (fn == Fn::kPow && type != dtype::kF32)) continue;
+      KernelSpec kernel;
+      const bool truth = graph::is_comparison(fn);
+      kernel.operands = {{type, Walk::kContiguous, false},
+                         {type, Walk::kContiguous, false},
+                         {fn == Fn::kSelect ? dtype::kBool : type, Walk::kContiguous, false},
+                         {truth ? dtype::kBool : type, Walk::kContiguous, true}};
+      kernel.instructions = {operand(0, type), operand(1, type),
+                             operand(2, fn == Fn::kSelect ? dtype::kBool : type)};
+      const uint8_t made = truth ? dtype::kBool : type;
+      kernel.instructions.push_back(fn == Fn::kSelect ? apply(fn, made, 2, 0, 1)
+                                                      : apply(fn, made, 0, 1, 2));
+      kernel.stores = {{3, 3}};
+      calls.push_back({kernel, {100}, {{1}, {1}, {1}, {1}}, {}, {}, fn == Fn::kPow ? 4e-7 : 0});
+    }
+  }
+  check(calls);
+}
+
+// exp(x - max(x)) / sum(exp(x - max(x))) and the sum.
+KernelSpec softmax(bool columns) {
+  KernelSpec kernel = testing::reduction(Fn::kSum, columns);
+  kernel.operands.insert(kernel.operands.begin() + 1,
+                         {dtype::kF32, Walk::kContiguous, true, false});
+  kernel.instructions = {operand(0),
+                         apply(Fn::kAmax, dtype::kF32, 0),
+                         apply(Fn::kSub, dtype::kF32, 0, 1),
+                         apply(Fn::kExp, dtype::kF32, 2),
+                         apply(Fn::kSum, dtype::kF32, 3),
+                         apply(Fn::kDiv, dtype::kF32, 3, 4)};
+  kernel.stores = {{1, 5}, {2, 4}};
+  return kernel;
+}
+
+TEST(CudaKernels, ReductionsOverRows) {
+  std::vector<Call> calls;
+  for (const int64_t rows : {1, 5, 70}) {
+    for (const int64_t columns : {1, 3, 32, 100, 1000, 1023, 4096}) {
+      for (const Fn fn : {Fn::kSum, Fn::kAmax, Fn::kAmin}) {
+        calls.push_back(
+            {testing::reduction(fn, false), {rows, columns}, {{columns, 1}, {1, 0}}, {}, {}});
+      }
+      calls.push_back(
+          {softmax(false), {rows, columns}, {{columns, 1}, {columns, 1}, {1, 0}}, {}, {}, 1e-5});
+    }
+  }
+  check(calls);
+}
+
+TEST(CudaKernels, ReductionsOverColumns) {
+  std::vector<Call> calls;
+  for (const int64_t rows : {1, 5, 70, 300}) {
+    for (const int64_t columns : {1, 3, 32, 100}) {
+      for (const Fn fn : {Fn::kSum, Fn::kAmax, Fn::kAmin}) {
+        calls.push_back(
+            {testing::reduction(fn, true), {rows, columns}, {{columns, 1}, {0, 1}}, {}, {}});
+      }
+      calls.push_back(
+          {softmax(true), {rows, columns}, {{columns, 1}, {columns, 1}, {0, 1}}, {}, {}, 1e-5});
+    }
+  }
+  check(calls);
+}
+
+// A mean that is kept over steps: read by all threads, written by one.
+TEST(CudaKernels, KeptElementsAreReadBeforeTheyAreWritten) {
+  std::vector<Call> calls;
+  for (const bool columns : {false, true}) {
+    KernelSpec kernel = testing::reduction(Fn::kSum, columns);
+    kernel.instructions.insert(kernel.instructions.end(),
+                               {operand(1), apply(Fn::kAdd, dtype::kF32, 1, 2)});
+    kernel.stores = {{1, 3}};
+    calls.push_back({kernel,
+                     {9, 500},
+                     {{500, 1}, columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
+                     {},
+                     {}});
+  }
+  check(calls);
+}
+
+// Batch norm's way: kept loops outside and a kept one within, two reduced ones.
+TEST(CudaKernels, SeveralReducedLoops) {
+  KernelSpec rows = testing::reduction(Fn::kSum, false);
+  rows.loops = 3;
+  rows.reduced = 2;
+  KernelSpec columns = testing::reduction(Fn::kSum, true);
+  columns.loops = 4;
+  columns.reduced = 2;
+  check({{rows, {6, 4, 50}, {{50, 300, 1}, {1, 0, 0}}, {}, {}},
+         {rows, {6, 4, 48}, {{48, 288, 1}, {1, 0, 0}}, {}, {}},
+         {columns, {3, 4, 5, 50}, {{1000, 250, 50, 1}, {50, 0, 0, 1}}, {}, {}}});
+}
+
+TEST(CudaKernels, NaNAndInfinityGoThrough) {
+  for (const Fn fn : {Fn::kSum, Fn::kAmax, Fn::kAmin}) {
+    for (const bool columns : {false, true}) {
+      KernelSpec kernel = testing::reduction(fn, columns);
+      // x / 0 is an infinity, or NaN where x is 0
+      kernel.instructions = {operand(0), constant(0), apply(Fn::kDiv, dtype::kF32, 0, 1),
+                             apply(fn, dtype::kF32, 2)};
+      kernel.stores = {{1, 3}};
+      check({{kernel,
+              {12, 10},
+              {{10, 1}, columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
+              {},
+              {},
+              1e-6}});
+    }
+  }
+}
+
+// A mean of rows that is kept over steps, in place.
+KernelSpec kept_mean(bool columns) {
+  KernelSpec kernel = softmax(columns);
+  kernel.instructions.insert(kernel.instructions.end(),
+                             {operand(2), apply(Fn::kAdd, dtype::kF32, 4, 6)});
+  kernel.stores = {{1, 5}, {2, 7}};
+  return kernel;
+}
+
+// What stands `number` times before it in the text, replaced.
+std::string mutate(std::string text, const std::string& from, const std::string& to, int number) {
+  size_t at = text.find(from);
+  for (int i = 0; i < number; ++i) at = text.find(from, at + 1);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+enum class Kind { kElements, kRows, kColumns };
+
+struct Mutant {
+  Kind kind;
+  const char* from;
+  const char* to;
+  int number;  // which occurrence
+};
+
+Call call_of(Kind kind) {
+  if (kind == Kind::kElements) {
+    return {scale(), {1000}, {{1}, {1}}, {std::bit_cast<int64_t>(3.0)}, {}};
+  }
+  const bool columns = kind == Kind::kColumns;
+  const int64_t length = columns ? 70 : 1002;
+  const std::vector<int64_t> kept{columns ? 0 : 1, columns ? 1 : 0};
+  return {kept_mean(columns), {300, length}, {{length, 1}, {length, 1}, kept}, {}, {}};
+}
+
+TEST(CudaEmulator, SeesWhatIsWrong) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  const std::vector<Mutant> mutants{
+      {Kind::kRows, "__syncthreads();", "", 0},  // across_x
+      {Kind::kRows, "__syncthreads();", "", 1},
+      {Kind::kRows, "__syncthreads();", "if (threadIdx.x > 0) __syncthreads();", 0},
+      {Kind::kRows, "0xffffffffu", "0x7fffffffu", 0},
+      {Kind::kRows, "0xffffffffu, v, n", "0xffffffffu, v, n / 2", 0},
+      {Kind::kRows, "i < warps", "i < warps - 1", 0},
+      {Kind::kRows, "threadIdx.x * (long)V", "(threadIdx.x + 1) * (long)V", 1},  // the sum's
+      {Kind::kColumns, "__syncthreads();", "", 2},                               // across_y
+      {Kind::kColumns, "__syncthreads();", "", 3},
+      {Kind::kColumns, "i < blockDim.y", "i < blockDim.y - 1", 0},
+      {Kind::kColumns, "block < all", "block <= all", 0},
+      {Kind::kElements, "turn % turns * V", "(turn % turns + 1) * V", 0},
+      {Kind::kElements, "turn < all", "turn + 1 < all", 0},
+      {Kind::kElements, "e < V", "e < V - 1", 0},
+  };
+  for (const Kind kind : {Kind::kElements, Kind::kRows, Kind::kColumns}) {
+    const Call call = call_of(kind);
+    const codegen::KernelText right = codegen::render_cuda(call.kernel);
+    const std::string text = codegen::cuda_preamble() + right.text;
+    const testing::EmulatedKernels good({{right.name, text}}, "");
+    Memory expected = make_memory(call);
+    run_emulated(call, good, false, &expected);
+    for (const Mutant& mutant : mutants) {
+      if (mutant.kind != kind) continue;
+      const testing::EmulatedKernels bad(
+          {{right.name, mutate(text, mutant.from, mutant.to, mutant.number)}}, "");
+      bool seen = false;
+      for (const bool backwards : {false, true}) {
+        Memory made = make_memory(call);
+        try {
+          run_emulated(call, bad, backwards, &made);
+          seen |= made != expected;
+        } catch (const std::runtime_error&) {
+          seen = true;
+        }
+      }
+      EXPECT_TRUE(seen) << mutant.from << " -> " << mutant.to << ", number " << mutant.number;
+    }
+  }
+}
+
+TEST(CudaLaunch, WhatDecidesBitsDependsOnSizesAlone) {
+  for (const bool columns : {false, true}) {
+    const KernelSpec kernel = testing::reduction(Fn::kSum, columns);
+    for (const int64_t rows : {1, 33, 5000}) {
+      for (const int64_t length : {1, 100, 100000}) {
+        const std::vector<int64_t> sizes{rows, length};
+        const codegen::CudaLaunch few = codegen::cuda_launch(kernel, sizes, 1);
+        const codegen::CudaLaunch many = codegen::cuda_launch(kernel, sizes, 1000);
+        EXPECT_EQ(few.x, many.x);
+        EXPECT_EQ(few.y, many.y);
+        EXPECT_LE(few.blocks, many.blocks);
+        EXPECT_LE(many.x * many.y, 1024U);
+        EXPECT_EQ(many.x % 32, 0U);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace acc

@@ -1,0 +1,48 @@
+// Stands before the text of CUDA kernels when the host's compiler makes them: what NVRTC knows by
+// itself. The emulator sets `emulated` before each thread goes on.
+#include <math.h>
+#include <string.h>
+
+#define __device__
+#define __global__ __attribute__((visibility("default")))
+#define __forceinline__ inline
+#define __shared__ static
+
+#define __isGlobal(pointer) true
+#define __builtin_assume(condition)
+
+struct Index {
+  unsigned x, y, z;
+};
+struct Emulated {
+  Index thread, block, block_size, grid_size;
+  void (*barrier)();
+  void (*exchange)(void* value, unsigned long bytes, unsigned mask, int lane_bits);
+};
+static Emulated emulated;
+extern "C" __attribute__((visibility("default"))) Emulated* acc_emulated() { return &emulated; }
+
+#define threadIdx emulated.thread
+#define blockIdx emulated.block
+#define blockDim emulated.block_size
+#define gridDim emulated.grid_size
+
+static inline void __syncthreads() { emulated.barrier(); }
+template <class T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lane_bits) {
+  emulated.exchange(&value, sizeof value, mask, lane_bits);
+  return value;
+}
+
+template <class To, class From>
+static inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as many bits");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+static inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
+static inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
+static inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+static inline float rsqrtf(float x) { return (float)(1.0 / sqrt((double)x)); }
+static inline double rsqrt(double x) { return 1.0 / sqrt(x); }

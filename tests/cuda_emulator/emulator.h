@@ -1,0 +1,221 @@
+#pragma once
+
+#include <dlfcn.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/codegen/cuda_launch.h"
+#include "kernels/codegen/render.h"
+#include "tests/cpp/scratch.h"
+
+// Runs the text of CUDA kernels without a GPU: compiled by the host's compiler, the threads of a
+// block as fibers that stop at barriers and where a warp exchanges values. What would hang or read
+// what is not there on a GPU throws: a barrier or an exchange that not all threads reach.
+namespace acc::testing {
+
+namespace emulator {
+
+// As in device.h.
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+struct Emulated {
+  Index thread, block, block_size, grid_size;
+  void (*barrier)() = nullptr;
+  void (*exchange)(void*, unsigned long, unsigned, int) = nullptr;
+};
+
+constexpr size_t kStack = size_t{64} << 10;
+constexpr unsigned kWarp = 32;
+
+enum class State { kReady, kBarrier, kExchange, kDone };
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(kStack);
+  Index index;
+  State state = State::kReady;
+  // in an exchange
+  char value[8];
+  unsigned long bytes;
+  unsigned mask;
+  int lane_bits;
+};
+
+// The blocks of a launch, one after the other; there is one emulation at a time.
+class Blocks {
+ public:
+  Blocks(void (*kernel)(const long*), const long* arguments, Emulated* device, bool backwards)
+      : kernel_(kernel), arguments_(arguments), device_(device), backwards_(backwards) {}
+
+  void run(unsigned threads_x, unsigned threads_y) {
+    running = this;
+    fibers_.resize(threads_x * threads_y);
+    for (unsigned i = 0; i < fibers_.size(); ++i) {
+      std::unique_ptr<Fiber>& fiber = fibers_[i];
+      if (fiber == nullptr) fiber = std::make_unique<Fiber>();
+      fiber->index = {i % threads_x, i / threads_x, 0};
+      fiber->state = State::kReady;
+      getcontext(&fiber->context);
+      fiber->context.uc_stack.ss_sp = fiber->stack.data();
+      fiber->context.uc_stack.ss_size = kStack;
+      fiber->context.uc_link = &scheduler_;
+      makecontext(&fiber->context, &Blocks::begin, 0);
+    }
+    while (step()) {
+    }
+    running = nullptr;
+  }
+
+  static void barrier() { running->stop(State::kBarrier); }
+  static void exchange(void* value, unsigned long bytes, unsigned mask, int lane_bits) {
+    Fiber& fiber = *running->fibers_[running->current_];
+    memcpy(fiber.value, value, bytes);
+    fiber.bytes = bytes;
+    fiber.mask = mask;
+    fiber.lane_bits = lane_bits;
+    running->stop(State::kExchange);
+    memcpy(value, running->fibers_[running->current_]->value, bytes);
+  }
+
+ private:
+  static void begin() {
+    Blocks& blocks = *running;
+    blocks.kernel_(blocks.arguments_);
+    blocks.fibers_[blocks.current_]->state = State::kDone;
+  }
+
+  void stop(State why) {
+    Fiber& fiber = *fibers_[current_];
+    fiber.state = why;
+    swapcontext(&fiber.context, &scheduler_);
+  }
+
+  // Lets the threads run until they end or wait for each other, each warp as far as it comes: what
+  // a barrier should have kept apart happens in the wrong order. Whether there are any left.
+  bool step() {
+    const size_t warps = (fibers_.size() + kWarp - 1) / kWarp;
+    for (size_t i = 0; i < warps; ++i) {
+      const size_t first = (backwards_ ? warps - 1 - i : i) * kWarp;
+      do {
+        run_warp(first);
+      } while (exchange_in_warp(first));
+    }
+    size_t waiting = 0;
+    size_t done = 0;
+    for (const auto& fiber : fibers_) {
+      waiting += fiber->state == State::kBarrier;
+      done += fiber->state == State::kDone;
+    }
+    if (done == fibers_.size()) return false;
+    if (waiting != fibers_.size()) {
+      throw std::runtime_error("not all threads of a block reach a barrier or an exchange");
+    }
+    for (const auto& fiber : fibers_) fiber->state = State::kReady;
+    return true;
+  }
+
+  void run_warp(size_t first) {
+    const size_t lanes = std::min<size_t>(kWarp, fibers_.size() - first);
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      current_ = first + (backwards_ ? lanes - 1 - lane : lane);
+      if (fibers_[current_]->state != State::kReady) continue;
+      device_->thread = fibers_[current_]->index;
+      swapcontext(&scheduler_, &fibers_[current_]->context);
+    }
+  }
+
+  // Whether the lanes of a warp that are named in the exchange wait for it, and now have it.
+  bool exchange_in_warp(size_t first) {
+    unsigned waiting = 0;
+    for (unsigned lane = 0; lane < kWarp && first + lane < fibers_.size(); ++lane) {
+      waiting |= static_cast<unsigned>(fibers_[first + lane]->state == State::kExchange) << lane;
+    }
+    if (waiting == 0) return false;
+    std::vector<std::string> values;
+    for (unsigned lane = 0; lane < kWarp && first + lane < fibers_.size(); ++lane) {
+      const Fiber& fiber = *fibers_[first + lane];
+      values.emplace_back(fiber.value, sizeof fiber.value);
+      if (fiber.state == State::kExchange && (fiber.mask & waiting) != fiber.mask) return false;
+    }
+    for (unsigned lane = 0; lane < values.size(); ++lane) {
+      Fiber& fiber = *fibers_[first + lane];
+      if (fiber.state != State::kExchange) continue;
+      const unsigned from = lane ^ static_cast<unsigned>(fiber.lane_bits);
+      if ((fiber.mask >> lane & 1) == 0 || (fiber.mask >> from & 1) == 0) {
+        throw std::runtime_error("a lane takes part in an exchange whose mask leaves it out");
+      }
+      memcpy(fiber.value, values[from].data(), fiber.bytes);
+      fiber.state = State::kReady;
+    }
+    return true;
+  }
+
+  static inline Blocks* running = nullptr;
+
+  void (*kernel_)(const long*);
+  const long* arguments_;
+  Emulated* device_;
+  const bool backwards_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  ucontext_t scheduler_;
+  size_t current_ = 0;
+};
+
+}  // namespace emulator
+
+// Kernels, compiled together.
+class EmulatedKernels {
+ public:
+  explicit EmulatedKernels(const std::vector<codegen::KernelText>& kernels,
+                           const std::string& preamble = codegen::cuda_preamble()) {
+    const std::string source = folder_ / "kernels.cpp";
+    const std::string library = folder_ / "kernels.so";
+    std::ofstream file(source);
+    file << "#include \"tests/cuda_emulator/device.h\"\n" << preamble;
+    for (const codegen::KernelText& kernel : kernels) file << kernel.text;
+    file.close();
+    const Output made = shell(
+        "g++ -std=c++17 -O0 -shared -fPIC -ffp-contract=off -fvisibility=hidden -Wall"
+        " -Wno-unknown-pragmas -Wno-unused -I . -o " +
+        library + " " + source);
+    if (made.status != 0) throw std::runtime_error(made.text);
+    library_ = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library_ == nullptr) throw std::runtime_error(dlerror());
+  }
+  ~EmulatedKernels() { dlclose(library_); }
+  EmulatedKernels(const EmulatedKernels&) = delete;
+  EmulatedKernels& operator=(const EmulatedKernels&) = delete;
+
+  // `arguments`: pointers, geometry, numbers. `backwards`: threads run in the other order.
+  void run(const std::string& name, const codegen::CudaLaunch& launch,
+           const std::vector<long>& arguments, bool backwards = false) const {
+    using Kernel = void (*)(const long*);
+    const auto kernel = reinterpret_cast<Kernel>(dlsym(library_, name.c_str()));
+    const auto of = reinterpret_cast<emulator::Emulated* (*)()>(dlsym(library_, "acc_emulated"));
+    if (kernel == nullptr) throw std::runtime_error("no kernel " + name);
+    emulator::Emulated& device = *of();
+    device.block_size = {launch.x, launch.y, 1};
+    device.grid_size = {launch.blocks, 1, 1};
+    device.barrier = &emulator::Blocks::barrier;
+    device.exchange = &emulator::Blocks::exchange;
+    emulator::Blocks blocks(kernel, arguments.data(), &device, backwards);
+    for (unsigned block = 0; block < launch.blocks; ++block) {
+      device.block = {block, 0, 0};
+      blocks.run(launch.x, launch.y);
+    }
+  }
+
+ private:
+  ScratchFolder folder_;
+  void* library_ = nullptr;
+};
+
+}  // namespace acc::testing

@@ -1,0 +1,149 @@
+"""The kernels of training steps compile for every GPU generation: NVRTC needs no GPU.
+
+What they compute is compared with the host's kernels in tests/cpp/test_cuda_kernels.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+@functools.cache
+def nvrtc() -> ctypes.CDLL:
+    """NVIDIA's compiler, which comes with PyTorch's wheels for CUDA."""
+    site = Path(torch.__file__).parents[1]
+    found = sorted(site.glob("nvidia/*/lib/libnvrtc.so.*")) or pytest.skip(
+        "this PyTorch has no CUDA: NVRTC is not installed"
+    )
+    return ctypes.CDLL(str(found[-1]))
+
+
+def compiled(text: str, architecture: str) -> bytes:
+    """The cubin of a program; fails with the compiler's words."""
+    library = nvrtc()
+    program = ctypes.c_void_p()
+    library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"k.cu", 0, None, None)
+    options = [f"--gpu-architecture={architecture}", "--fmad=false", "--std=c++17"]
+    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    status = library.nvrtcCompileProgram(program, len(options), words)
+    size = ctypes.c_size_t()
+    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetProgramLog(program, log)
+    assert status == 0, log.value.decode()
+    assert "error" not in log.value.decode(), log.value.decode()
+    library.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetCUBIN(program, cubin)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return cubin.raw
+
+
+def text_of(step: Callable[[], object]) -> str:
+    """All kernels of a step that has run often enough to have them, as one program."""
+    for _ in range(3):
+        kept = step()  # what nobody holds would not be computed
+        helpers.flush()
+    del kept
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    texts = [kernel["cuda_text"] for kernel in plan["kernels"]]
+    assert texts
+    return plan["cuda_preamble"] + "".join(texts)
+
+
+def transformer() -> Callable[[], None]:
+    model = nn.Sequential(
+        nn.Embedding(50, 64),
+        nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
+        nn.RMSNorm(64),
+        nn.GroupNorm(4, 12),
+        nn.Linear(64, 50),
+    ).to(helpers.DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(50, (4, 12)).to(helpers.DEVICE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def convolutional(dtype: torch.dtype) -> Callable[[], None]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 8, 3),
+        nn.InstanceNorm2d(8, affine=True), nn.GELU(), nn.Flatten(), nn.LazyLinear(10),
+    ).to(helpers.DEVICE)  # fmt: skip
+    images = torch.randn(4, 3, 12, 12).to(helpers.DEVICE)
+    model(images)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        with torch.autocast(helpers.DEVICE, dtype=dtype):
+            loss = model(images).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def assorted() -> Callable[[], Tensor]:
+    doubles = torch.rand(7, 33, dtype=torch.float64).to(helpers.DEVICE)
+    numbers = torch.arange(7 * 33).reshape(7, 33).to(helpers.DEVICE)
+
+    def step() -> Tensor:
+        made = (doubles.exp() + doubles.t().contiguous().t().sqrt()) / (numbers + 1)
+        picked = torch.where((numbers % 2 == 0) & (made > 1), made, -made)
+        return picked.to(torch.bfloat16).sum(0) + numbers.amax(1).max().half()
+
+    return step
+
+
+STEPS: dict[str, Callable[[], Callable[[], object]]] = {
+    "transformer": transformer,
+    "convolutional, bfloat16": lambda: convolutional(torch.bfloat16),
+    "convolutional, float16": lambda: convolutional(torch.float16),
+    "assorted types": assorted,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_kernels_compile_for_every_generation(name):
+    text = text_of(STEPS[name]())
+    for architecture in ARCHITECTURES if helpers.FULL else ("sm_75", "sm_90", "sm_120"):
+        assert len(compiled(text, architecture)) > 1000
+
+
+def test_neighbours_are_read_at_once(tmp_path):
+    """16 bytes per instruction, of float32 and of half types."""
+    tool = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin/nvdisasm"
+    if not tool.exists():
+        pytest.skip("nvdisasm is not installed; it comes with Triton")
+    for dtype in (torch.float32, torch.float16):
+        a, b = (torch.randn(5000).to(helpers.DEVICE, dtype) for _ in range(2))
+        text = text_of(lambda a=a, b=b: (a * b + a).tanh())
+        file = tmp_path / "kernels.cubin"
+        file.write_bytes(compiled(text, "sm_90"))
+        listing = subprocess.run([tool, file], capture_output=True, text=True, check=True).stdout
+        assert len(re.findall(r"LDG\.E\.128", listing)) >= 2
+        assert re.search(r"STG\.E\.128", listing)
