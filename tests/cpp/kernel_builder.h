@@ -39,6 +39,39 @@ inline codegen::HostFunction compiled(const codegen::KernelSpec& kernel) {
   return reinterpret_cast<codegen::HostFunction>(job->function(text.name));
 }
 
+// y = x * k + 1
+inline codegen::KernelSpec scale() {
+  codegen::KernelSpec kernel;
+  kernel.operands = {{graph::dtype::kF32, codegen::Walk::kContiguous, false},
+                     {graph::dtype::kF32, codegen::Walk::kContiguous, true}};
+  kernel.scalars = {true};
+  kernel.instructions = {operand(0), scalar(0), apply(graph::Fn::kMul, graph::dtype::kF32, 0, 1),
+                         constant(1), apply(graph::Fn::kAdd, graph::dtype::kF32, 2, 3)};
+  kernel.stores = {{1, 4}};
+  return kernel;
+}
+
+// out[i, j] = a[i, j] + row[j] * column[i] - t[j, i]
+inline codegen::KernelSpec broadcast_and_strided() {
+  constexpr uint8_t kF32 = graph::dtype::kF32;
+  codegen::KernelSpec kernel;
+  kernel.loops = 2;
+  kernel.operands = {{kF32, codegen::Walk::kContiguous, false},
+                     {kF32, codegen::Walk::kContiguous, false},
+                     {kF32, codegen::Walk::kBroadcast, false},
+                     {kF32, codegen::Walk::kStrided, false},
+                     {kF32, codegen::Walk::kStrided, true}};
+  kernel.instructions = {operand(0),
+                         operand(1),
+                         operand(2),
+                         apply(graph::Fn::kMul, kF32, 1, 2),
+                         apply(graph::Fn::kAdd, kF32, 0, 3),
+                         operand(3),
+                         apply(graph::Fn::kSub, kF32, 4, 5)};
+  kernel.stores = {{4, 6}};
+  return kernel;
+}
+
 // out[kept] = what `fn` makes of a row of x, or of a column.
 inline codegen::KernelSpec reduction(graph::Fn fn, bool columns) {
   codegen::KernelSpec kernel;

@@ -21,7 +21,7 @@ using testing::apply;
 using testing::constant;
 using testing::operand;
 using testing::position;
-using testing::scalar;
+using testing::scale;
 namespace dtype = graph::dtype;
 
 constexpr size_t kGuard = 64;  // bytes before and behind an operand's memory that stay
@@ -188,18 +188,6 @@ void check(const std::vector<Call>& calls) {
   }
 }
 
-// x * k + 1 of float32.
-KernelSpec scale() {
-  KernelSpec kernel;
-  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
-                     {dtype::kF32, Walk::kContiguous, true}};
-  kernel.scalars = {true};
-  kernel.instructions = {operand(0), scalar(0), apply(Fn::kMul, dtype::kF32, 0, 1), constant(1),
-                         apply(Fn::kAdd, dtype::kF32, 2, 3)};
-  kernel.stores = {{1, 4}};
-  return kernel;
-}
-
 TEST(CudaKernels, EveryLengthFromEveryPlace) {
   std::vector<Call> calls;
   for (const int64_t n : {1, 2, 3, 4, 5, 63, 64, 255, 1024, 1028, 9000, 9001}) {
@@ -212,21 +200,7 @@ TEST(CudaKernels, EveryLengthFromEveryPlace) {
 }
 
 TEST(CudaKernels, RowsWithBroadcastAndStridedOperands) {
-  KernelSpec kernel;  // a[i, j] + row[j] * column[i] - t[j, i], to every second place
-  kernel.loops = 2;
-  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
-                     {dtype::kF32, Walk::kContiguous, false},
-                     {dtype::kF32, Walk::kBroadcast, false},
-                     {dtype::kF32, Walk::kStrided, false},
-                     {dtype::kF32, Walk::kStrided, true}};
-  kernel.instructions = {operand(0),
-                         operand(1),
-                         operand(2),
-                         apply(Fn::kMul, dtype::kF32, 1, 2),
-                         apply(Fn::kAdd, dtype::kF32, 0, 3),
-                         operand(3),
-                         apply(Fn::kSub, dtype::kF32, 4, 5)};
-  kernel.stores = {{4, 6}};
+  const KernelSpec kernel = testing::broadcast_and_strided();
   std::vector<Call> calls;
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{5, 37}, {36, 8}, {1, 64}}) {
     calls.push_back({kernel,

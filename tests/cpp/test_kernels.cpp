@@ -24,6 +24,7 @@ using testing::constant;
 using testing::operand;
 using testing::position;
 using testing::scalar;
+using testing::scale;
 namespace dtype = graph::dtype;
 
 void run(const KernelSpec& kernel, std::vector<void*> pointers, std::vector<int64_t> geometry,
@@ -33,18 +34,6 @@ void run(const KernelSpec& kernel, std::vector<void*> pointers, std::vector<int6
   std::vector<char*> bytes;
   for (void* pointer : pointers) bytes.push_back(static_cast<char*>(pointer));
   function(bytes.data(), geometry.data(), numbers.data(), begin, end);
-}
-
-// y = x * k + 1
-KernelSpec scale() {
-  KernelSpec kernel;
-  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
-                     {dtype::kF32, Walk::kContiguous, true}};
-  kernel.scalars = {true};
-  kernel.instructions = {operand(0), scalar(0), apply(Fn::kMul, dtype::kF32, 0, 1), constant(1),
-                         apply(Fn::kAdd, dtype::kF32, 2, 3)};
-  kernel.stores = {{1, 4}};
-  return kernel;
 }
 
 TEST(Kernels, EveryLengthAndEveryPieceOfIt) {
@@ -66,22 +55,7 @@ TEST(Kernels, EveryLengthAndEveryPieceOfIt) {
 }
 
 TEST(Kernels, RowsWithBroadcastAndStridedOperands) {
-  // out[i, j] = a[i, j] + row[j] * column[i] - t[j, i]
-  KernelSpec kernel;
-  kernel.loops = 2;
-  kernel.operands = {{dtype::kF32, Walk::kContiguous, false},
-                     {dtype::kF32, Walk::kContiguous, false},
-                     {dtype::kF32, Walk::kBroadcast, false},
-                     {dtype::kF32, Walk::kStrided, false},
-                     {dtype::kF32, Walk::kStrided, true}};
-  kernel.instructions = {operand(0),
-                         operand(1),
-                         operand(2),
-                         apply(Fn::kMul, dtype::kF32, 1, 2),
-                         apply(Fn::kAdd, dtype::kF32, 0, 3),
-                         operand(3),
-                         apply(Fn::kSub, dtype::kF32, 4, 5)};
-  kernel.stores = {{4, 6}};
+  const KernelSpec kernel = testing::broadcast_and_strided();
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{5, 37}, {37, 5}, {1, 64}}) {
     const int64_t n = rows * columns;
     std::vector<float> a(n), row(columns), column(rows), t(n), out(2 * n, 0);
