@@ -533,6 +533,7 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
     made.kernels.push_back({codegen::render_host(kernel).name, codegen::render_cuda(kernel).text});
   }
   made.cuda_preamble = codegen::cuda_preamble();
+  made.cuda_options.assign(std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions));
   made.ended_by = base::name(kReasonCounters[static_cast<size_t>(ran.reason)]);
   constexpr size_t kLongestLoop = 64;
   Cached next = ran.plan;

@@ -63,7 +63,8 @@ struct LastPlan {
   };
   std::vector<Kernel> kernels;
   std::string cuda_preamble;
-  const char* ended_by = "";  // why the work was submitted: the name of a flush counter
+  std::vector<std::string> cuda_options;  // of NVRTC, beside the architecture
+  const char* ended_by = "";              // why the work was submitted: the name of a flush counter
   // Operators of the plans that ran in turn the last time round, this one first: a loop of one
   // plan has one entry.
   std::vector<size_t> loop;

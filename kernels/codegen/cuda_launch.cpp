@@ -8,7 +8,7 @@
 namespace acc::codegen {
 namespace {
 
-constexpr int64_t kThreads = 256;  // of a block
+constexpr int64_t kThreads = 256;  // of a block: most_threads
 constexpr int64_t kWarp = 32;
 // Blocks per multiprocessor, of kThreads: enough to hide what memory takes to answer.
 constexpr int64_t kBlocks = 8;
@@ -43,7 +43,7 @@ CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
     made.blocks = blocks(ceil_div(product(sizes), kThreads * kElements), kThreads);
   } else if (kernel.columns) {
     made.x = kWarp;
-    made.y = power(ceil_div(sizes[sizes.size() - 2], kElements), 1, kWarp);
+    made.y = power(ceil_div(sizes[sizes.size() - 2], kElements), 1, most_threads(kernel) / kWarp);
     const int64_t strips = ceil_div(sizes.back(), made.x);
     made.blocks = blocks(strips * product(sizes.first(kept - 1)), made.x * made.y);
   } else {

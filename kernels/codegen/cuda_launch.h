@@ -7,8 +7,12 @@
 
 namespace acc::codegen {
 
+// Threads of a block, at most: what the compiler may give registers to.
+constexpr int64_t most_threads(const KernelSpec& kernel) { return kernel.columns ? 1024 : 256; }
+
 // Blocks of threads for a kernel of render_cuda. The result of reductions depends on x and y, and
-// so on the sizes of the loops, not on how many blocks there are.
+// so on the sizes of the loops, not on how many blocks there are. One kept element is the work of
+// one block, however many are reduced to it.
 struct CudaLaunch {
   uint32_t blocks = 1;
   uint32_t x = 1;  // threads of a block

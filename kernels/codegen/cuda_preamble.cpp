@@ -26,6 +26,26 @@ template <class T> DEVICE T* global(char* p) {
   return (T*)p;
 }
 
+// V elements, of which there are `count`.
+template <bool WHOLE, int V, class T> DEVICE void take(Words<T, V>& words, const T* p, int count) {
+  if (WHOLE) {
+    words = *(const Words<T, V>*)p;
+  } else {
+    for (int e = 0; e < V; ++e) {
+      if (e < count) words.v[e] = p[e];
+    }
+  }
+}
+template <bool WHOLE, int V, class T> DEVICE void put(T* p, const Words<T, V>& words, int count) {
+  if (WHOLE) {
+    *(Words<T, V>*)p = words;
+  } else {
+    for (int e = 0; e < V; ++e) {
+      if (e < count) p[e] = words.v[e];
+    }
+  }
+}
+
 DEVICE double as_double(long bits) { return __longlong_as_double(bits); }
 template <class T> DEVICE F32 splat_F32(T x) { return (F32)x; }
 template <class T> DEVICE F64 splat_F64(T x) { return (F64)x; }
@@ -130,10 +150,10 @@ DEVICE F64 sigmoid_(F64 a) { return 1.0 / (1.0 + exp(-a)); }
 struct Sum { template <class T> static DEVICE T of(T a, T b) { return a + b; } };
 struct Amax { template <class T> static DEVICE T of(T a, T b) { return max_(a, b); } };
 struct Amin { template <class T> static DEVICE T of(T a, T b) { return min_(a, b); } };
-// Of what one thread has.
-template <class Op, int V, class T> DEVICE T fold(T (&part)[V]) {
+// Of what one thread has; a power of two.
+template <class Op, int N, class T> DEVICE T fold(T (&part)[N]) {
 #pragma unroll
-  for (int n = V / 2; n > 0; n /= 2) {
+  for (int n = N / 2; n > 0; n /= 2) {
 #pragma unroll
     for (int e = 0; e < n; ++e) part[e] = Op::of(part[e], part[e + n]);
   }
@@ -143,6 +163,7 @@ template <class Op, int V, class T> DEVICE T fold(T (&part)[V]) {
 template <class Op, class T> DEVICE T across_x(T v, long* scratch) {
   for (int n = 16; n > 0; n /= 2) v = Op::of(v, __shfl_xor_sync(0xffffffffu, v, n));
   const unsigned warps = blockDim.x / 32;
+  __syncwarp();  // an exchange orders no memory
   if (warps == 1) return v;
   T* part = (T*)scratch + threadIdx.y * warps;
   __syncthreads();

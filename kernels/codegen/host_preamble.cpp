@@ -3,9 +3,9 @@
 #include "kernels/codegen/host_math.h"
 #include "kernels/codegen/render.h"
 
-// The first part of a file of host kernels, with everything that the functions of render.cpp call
-// but mathematics: names end in what they take (to_bf16, cast_I64_F32) where C++ cannot tell by
-// type.
+// The first part of a file of host kernels, with everything that the functions of render_host.cpp
+// call but mathematics: names end in what they take (to_bf16, cast_I64_F32) where C++ cannot tell
+// by type.
 namespace acc::codegen {
 namespace {
 

@@ -193,15 +193,11 @@ class ReductionWriter : HostWriter {
   }
   const char* accumulator_type(uint32_t i) const { return is_widened(i) ? "F64" : vector_type(i); }
 
-  // What a reduction begins with.
-  std::string neutral(uint32_t i) const {
-    const Instruction& instruction = kernel_.instructions[i];
+  // What an accumulator begins with.
+  std::string beginning(uint32_t i) const {
     if (is_sum(i)) return concat(accumulator_type(i), "{}");
-    const char* sign = instruction.fn == Fn::kAmax ? "-" : "";
-    const char* most = dtype::is_floating(instruction.dtype) ? "infinity"
-                       : instruction.dtype == dtype::kI32    ? "0x7fffffff"
-                                                             : "0x7fffffffffffffff";
-    return concat("splat_", vector_of(instruction.dtype), "(", sign, most, ")");
+    const Instruction& instruction = kernel_.instructions[i];
+    return concat("splat_", vector_of(instruction.dtype), "(", neutral(instruction), ")");
   }
 
   // One more vector for a part of a sum, or for an accumulator; `at`: which, of several.
@@ -239,7 +235,7 @@ class ReductionWriter : HostWriter {
     define_kept(phases_.before);
     for (const Phase& phase : phases_.phases) {
       for (const uint32_t i : phase.reductions) {
-        line(accumulator_type(i), " a", i, " = ", neutral(i), ";");
+        line(accumulator_type(i), " a", i, " = ", beginning(i), ";");
       }
       open_reduced();
       const std::string columns = concat("geometry[", loops() - 1, "]");
@@ -315,7 +311,7 @@ class ReductionWriter : HostWriter {
       const Phase& phase = phases_.phases[p];
       for (const uint32_t i : phase.reductions) {
         line(accumulator_type(i), " a", i, "[", kStrip, "];");
-        line("for (int k = 0; k < ", kStrip, "; ++k) a", i, "[k] = ", neutral(i), ";");
+        line("for (int k = 0; k < ", kStrip, "; ++k) a", i, "[k] = ", beginning(i), ";");
       }
       const std::vector<uint32_t> sums = sums_of(phase);
       open_parts(sums);

@@ -27,4 +27,7 @@ KernelText render_cuda(const KernelSpec& kernel);
 const std::string& host_preamble();
 const std::string& cuda_preamble();
 
+// What NVRTC has to be told: products and sums are rounded one by one unless the text says fma.
+inline constexpr std::string_view kCudaOptions[] = {"--fmad=false", "--std=c++17"};
+
 }  // namespace acc::codegen

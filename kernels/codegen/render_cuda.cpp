@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/codegen/cuda_launch.h"
 #include "kernels/codegen/phases.h"
 #include "kernels/codegen/render.h"
 #include "kernels/codegen/writer.h"
@@ -12,14 +13,16 @@ namespace {
 using base::concat;
 using graph::Fn;
 
-// A kernel for CUDA. A thread computes V neighbours along the innermost loop at a time: one where
-// memory does not lie so that they can be read and written at once. Element `e` of the V at `at` of
-// operand i is w<i>.v[e] where it is contiguous.
+// A kernel for CUDA. A thread computes V neighbours along the innermost loop at a time; where all
+// memory is WHOLE words of them it reads and writes them at once. Element `e` of the V at `at` of
+// operand i is w<i>.v[e] where it is contiguous. Sums are taken in parts, those in float64 where
+// the type is float32, and rounded once.
 class CudaWriter : Writer {
  public:
   explicit CudaWriter(const KernelSpec& kernel) : Writer(kernel), phases_(find_phases(kernel)) {}
 
   KernelText run() {
+    line("constexpr int V = ", neighbours(), ";");
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       if (kernel_.operands[i].walk == Walk::kStrided) {
         line("const long step", i, " = ", stride(i, loops() - 1), ";");
@@ -39,7 +42,7 @@ class CudaWriter : Writer {
       add_rows();
     }
     line("}");
-    KernelText made = finish("template <int V> DEVICE void body_",
+    KernelText made = finish("template <bool WHOLE> DEVICE void body_",
                              "(char* const* pointers, const long* geometry, const long* numbers, "
                              "long* scratch)");
     made.text += entry(made.name);
@@ -56,7 +59,7 @@ class CudaWriter : Writer {
            !kernel_.operands[operand].kept;
   }
 
-  // Neighbours for 16 bytes of the smallest type.
+  // For 16 bytes of the smallest type.
   size_t neighbours() const {
     size_t count = 1;
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
@@ -65,31 +68,31 @@ class CudaWriter : Writer {
     return count;
   }
 
-  // The function that is launched: with neighbours where all rows begin and end at whole words.
+  // The function that is launched. Words are whole where all rows begin and end with one.
   std::string entry(const std::string& name) const {
     const size_t n = neighbours();
-    std::string text = concat(
-        "extern \"C\" __global__ void ", name, "(const long* arguments) {\n",
-        "char* const* pointers = (char* const*)arguments;\n", "const long* geometry = arguments + ",
-        kernel_.operands.size(), ";\nconst long* numbers = geometry + ",
-        loops() * (1 + kernel_.operands.size() + kernel_.positions.size()), ";\n");
+    const size_t geometry = loops() * (1 + kernel_.operands.size() + kernel_.positions.size());
+    std::string text =
+        concat("extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ") ", name,
+               "(const long* arguments) {\n", "char* const* pointers = (char* const*)arguments;\n",
+               "const long* geometry = arguments + ", kernel_.operands.size(), ";\n",
+               "const long* numbers = geometry + ", geometry, ";\n");
     if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
+    text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
+    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+      if (!by_words(i)) continue;
+      const size_t bytes = std::min(n * element_size(i), size_t{16});
+      text += concat("whole &= (long)pointers[", i, "] % ", bytes, " == 0");
+      for (size_t loop = 0; loop + 1 < loops(); ++loop) {
+        text += concat(" && ", stride(i, loop), " % ", n, " == 0");
+      }
+      text += ";\n";
+    }
     const char* scratch = kernel_.reduced > 0 ? "scratch" : "nullptr";
     const std::string call = concat("(pointers, geometry, numbers, ", scratch, ");\n");
-    if (n > 1) {
-      text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
-      for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-        if (!by_words(i)) continue;
-        text += concat("whole &= (long)pointers[", i, "] % ",
-                       std::min(n * element_size(i), size_t{16}), " == 0");
-        for (size_t loop = 0; loop + 1 < loops(); ++loop) {
-          text += concat(" && ", stride(i, loop), " % ", n, " == 0");
-        }
-        text += ";\n";
-      }
-      text += concat("if (whole) {\nbody_", name, "<", n, ">", call, "return;\n}\n");
-    }
-    return text + concat("body_", name, "<1>", call, "}\n");
+    if (n == 1) return concat(text, "body_", name, "<true>", call, "}\n");
+    return concat(text, "if (whole) {\nbody_", name, "<true>", call, "} else {\nbody_", name,
+                  "<false>", call, "}\n}\n");
   }
 
   // ---- elements
@@ -175,31 +178,27 @@ class CudaWriter : Writer {
     return text;
   }
 
-  // One after the other: neighbours at `at`. Words are read where something is loaded of them.
+  // One after the other: neighbours at `at`, as many as there are left of the row.
   template <class Within>
   void add_neighbours(const std::vector<bool>& loaded, const std::vector<Store>& stores,
                       const char* guard, const Within& within) {
     std::vector<bool> stored(kernel_.operands.size());
     for (const Store& store : stores) stored[store.operand] = true;
+    line("const int stop = WHOLE || at + V <= geometry[", loops() - 1, "] ? V : (int)(geometry[",
+         loops() - 1, "] - at);");
     for (size_t i = 0; i < loaded.size(); ++i) {
       if (!by_words(i) || !(loaded[i] || stored[i])) continue;
       line("Words<", element(i), ", V> w", i, ";");
-      if (loaded[i]) line("w", i, " = *(const Words<", element(i), ", V>*)(p", i, " + at);");
+      if (loaded[i]) line("take<WHOLE>(w", i, ", p", i, " + at, stop);");
     }
     line("#pragma unroll");
     line("for (int e = 0; e < V; ++e) {");
+    line("if (!WHOLE && e >= stop) break;");
     within();
-    for (const Store& store : stores) {
-      if (by_words(store.operand))
-        add_store("", store);
-      else
-        add_store(guard, store);
-    }
+    for (const Store& store : stores) add_store(by_words(store.operand) ? "" : guard, store);
     line("}");
     for (size_t i = 0; i < stored.size(); ++i) {
-      if (by_words(i) && stored[i]) {
-        line(guard, "*(Words<", element(i), ", V>*)(p", i, " + at) = w", i, ";");
-      }
+      if (by_words(i) && stored[i]) line(guard, "put<WHOLE>(p", i, " + at, w", i, ", stop);");
     }
   }
 
@@ -222,7 +221,8 @@ class CudaWriter : Writer {
     for (uint32_t i = 0; i < kernel_.instructions.size(); ++i) {
       if (!is_constant(i)) instructions.push_back(i);
     }
-    line("const long turns = geometry[", last, "] / V, all = turns * ", turns_before(last), ";");
+    line("const long turns = (geometry[", last, "] + V - 1) / V;");
+    line("const long all = turns * ", turns_before(last), ";");
     line(
         "for (long turn = blockIdx.x * (long)blockDim.x + threadIdx.x; turn < all; "
         "turn += (long)gridDim.x * blockDim.x) {");
@@ -241,16 +241,6 @@ class CudaWriter : Writer {
   static const char* operation_of(Fn fn) {
     return fn == Fn::kSum ? "Sum" : fn == Fn::kAmax ? "Amax" : "Amin";
   }
-  std::string neutral(uint32_t i) const {
-    const Instruction& instruction = kernel_.instructions[i];
-    const char* type = vector_of(instruction.dtype);
-    if (instruction.fn == Fn::kSum) return concat("(", type, ")0");
-    const char* sign = instruction.fn == Fn::kAmax ? "-" : "";
-    const char* most = graph::dtype::is_floating(instruction.dtype) ? "infinity"
-                       : instruction.dtype == graph::dtype::kI32    ? "0x7fffffff"
-                                                                    : "0x7fffffffffffffff";
-    return concat("(", type, ")", sign, most);
-  }
   void define_all(const std::vector<uint32_t>& instructions) {
     for (const uint32_t i : instructions) {
       if (!graph::is_reduction(kernel_.instructions[i].fn)) define(i);
@@ -262,29 +252,56 @@ class CudaWriter : Writer {
            load(store.operand), ";");
     }
   }
-  // Accumulators of `count` neighbours.
+  bool is_sum(uint32_t i) const { return kernel_.instructions[i].fn == Fn::kSum; }
+  const char* type_of(uint32_t i) const { return vector_of(kernel_.instructions[i].dtype); }
+  const char* accumulator_of(uint32_t i) const {
+    const bool widened = is_sum(i) && kernel_.instructions[i].dtype == graph::dtype::kF32;
+    return widened ? "F64" : type_of(i);
+  }
+
+  // Accumulators of `count` neighbours, and parts of sums.
   void open_accumulators(const Phase& phase, const char* count) {
+    bool parts = false;
     for (const uint32_t i : phase.reductions) {
-      const char* type = vector_of(kernel_.instructions[i].dtype);
-      line(type, " a", i, "[", count, "];");
-      line("for (int e = 0; e < ", count, "; ++e) a", i, "[e] = ", neutral(i), ";");
+      parts |= is_sum(i);
+      line(accumulator_of(i), " a", i, "[", count, "];");
+      if (is_sum(i)) line(type_of(i), " sum", i, "[", count, "];");
+      line("for (int e = 0; e < ", count, "; ++e) {");
+      line("a", i, "[e] = ", is_sum(i) ? "0" : neutral(kernel_.instructions[i]), ";");
+      if (is_sum(i)) line("sum", i, "[e] = 0;");
+      line("}");
     }
+    if (parts) line("int turns = 0;");
   }
   void accumulate(const Phase& phase, const char* which) {
     for (const uint32_t i : phase.reductions) {
       const Instruction& instruction = kernel_.instructions[i];
-      line("a", i, "[", which, "] = ", operation_of(instruction.fn), "::of(a", i, "[", which,
-           "], v", instruction.inputs[0], ");");
+      const std::string to = concat(is_sum(i) ? "sum" : "a", i, "[", which, "]");
+      line(to, " = ", operation_of(instruction.fn), "::of(", to, ", v", instruction.inputs[0],
+           ");");
     }
+  }
+  // After a turn, and when there are no more.
+  void end_parts(const Phase& phase, const char* count, bool last) {
+    if (std::ranges::none_of(phase.reductions, [&](uint32_t i) { return is_sum(i); })) return;
+    if (!last) line("if (++turns == ", kPart, ") {");
+    line("for (int e = 0; e < ", count, "; ++e) {");
+    for (const uint32_t i : phase.reductions) {
+      if (!is_sum(i)) continue;
+      line("a", i, "[e] += sum", i, "[e];");
+      if (!last) line("sum", i, "[e] = 0;");
+    }
+    line("}");
+    if (!last) line("turns = 0;\n}");
   }
   void add_totals(const Phase& phase, const char* across) {
     for (const uint32_t i : phase.reductions) {
-      const Instruction& instruction = kernel_.instructions[i];
-      const char* operation = operation_of(instruction.fn);
-      line("const ", vector_of(instruction.dtype), " v", i, " = ", across, "<", operation,
+      const char* operation = operation_of(kernel_.instructions[i].fn);
+      line("const ", type_of(i), " v", i, " = (", type_of(i), ")", across, "<", operation,
            ">(fold<", operation, ">(a", i, "), scratch);");
     }
   }
+
   // A row of threads for each kept element.
   void add_rows() {
     const size_t last = loops() - 1;
@@ -313,8 +330,10 @@ class CudaWriter : Writer {
         define_all(phase.instructions);
         accumulate(phase, "e");
       });
+      end_parts(phase, "V", false);
       for (size_t loop = kept_loops(); loop <= last; ++loop) line("}");
       line("}");
+      end_parts(phase, "V", true);
       add_totals(phase, "across_x");
       define_all(phase.after);
     }
@@ -354,8 +373,10 @@ class CudaWriter : Writer {
       define_loads(phase.loads);
       define_all(phase.instructions);
       accumulate(phase, "0");
+      end_parts(phase, "1", false);
       for (const Store& store : phase.stores) add_store("if (here) ", store);
       for (size_t loop = outer; loop < last; ++loop) line("}");
+      end_parts(phase, "1", true);
       add_totals(phase, "across_y");
       define_all(phase.after);
     }
@@ -365,6 +386,8 @@ class CudaWriter : Writer {
     line("}");
   }
 
+  // Turns whose sum is taken in the type of the elements.
+  static constexpr int kPart = 16;
   // As many as there are threads in a block of across_y.
   static constexpr size_t kScratch = 1024;
 

@@ -164,6 +164,13 @@ void Writer::define(size_t i) {
   line("const ", vector_of(instruction.dtype), " ", value(i), " = ", expression(instruction), ";");
 }
 
+std::string Writer::neutral(const Instruction& reduction) {
+  const bool amax = reduction.fn == Fn::kAmax;
+  if (dtype::is_floating(reduction.dtype)) return amax ? "-infinity" : "infinity";
+  const char* most = reduction.dtype == dtype::kI32 ? "0x7fffffff" : "0x7fffffffffffffff";
+  return amax ? concat("(-", most, " - 1)") : most;
+}
+
 std::string Writer::value(size_t i) const { return concat("v", i); }
 
 std::string Writer::input(const Instruction& instruction, size_t i) const {

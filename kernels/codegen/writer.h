@@ -47,6 +47,8 @@ class Writer {
   bool is_constant(size_t i) const;
 
   void define(size_t i);
+  // What kAmax and kAmin begin with, as a number.
+  static std::string neutral(const Instruction& reduction);
 
   virtual std::string value(size_t i) const;
   virtual std::string load(size_t operand) const = 0;

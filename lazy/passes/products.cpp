@@ -34,9 +34,11 @@ std::optional<TensorWords> read(const int64_t* word, size_t dims) {
   return tensor;
 }
 
-// Whether the elements of a row of this matrix lie side by side, and the rows apart.
+// Whether the rows of a matrix lie one behind the other, or its columns do, without overlap. A left
+// matrix with gaps would be copied.
 bool has_rows(const TensorWords& t) { return t.strides[1] == 1 && t.strides[0] >= t.sizes[1]; }
 bool has_columns(const TensorWords& t) { return t.strides[0] == 1 && t.strides[1] >= t.sizes[0]; }
+bool has_gaps(const TensorWords& t) { return t.strides[0] != t.sizes[1]; }
 
 // The arguments of the call that does the same as `node`; empty where it stays as it is.
 //
@@ -52,7 +54,7 @@ std::vector<int64_t> as_linear(const Graph& graph, const Node& node) {
   const auto right = read(items[at + 1], 2);
   const int64_t* made = graph.results(node).data();
   if (!left || !right || !read(made, 2) || !covers(graph, made)) return {};
-  if (!has_rows(*left) || !(has_rows(*right) || has_columns(*right))) return {};
+  if (!has_rows(*left) || has_gaps(*left) || !(has_rows(*right) || has_columns(*right))) return {};
   const int64_t rows = left->sizes[0];
   const int64_t columns = right->sizes[1];
   if (rows < kLeastRows || rows * left->sizes[1] * columns < kLeastMultiplications) return {};

@@ -99,6 +99,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->outputs.resize(plan->program.buffers.size(), false);
     if (observer) observer("rows", graph::print(plan->program));
   }
+  // Before products take part in sums: what they gain is more than a pass over their results.
   if (fuse && enabled(Pass::kProducts)) {
     plan->program = passes::choose_products(plan->program);
     if (observer) observer("products", graph::print(plan->program));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "lazy/graph/words.h"
@@ -21,6 +22,7 @@ using testing::apply;
 using testing::constant;
 using testing::operand;
 using testing::position;
+using testing::scalar;
 using testing::scale;
 namespace dtype = graph::dtype;
 
@@ -370,6 +372,67 @@ TEST(CudaKernels, SeveralReducedLoops) {
          {columns, {3, 4, 5, 50}, {{1000, 250, 50, 1}, {50, 0, 0, 1}}, {}, {}}});
 }
 
+// Whether words are whole or not, and as exactly as the host: 0.1 is no binary fraction.
+TEST(CudaKernels, SumsDependOnNothingButTheSizes) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  for (const bool columns : {false, true}) {
+    const Call call{testing::reduction(Fn::kSum, columns),
+                    columns ? std::vector<int64_t>{100000, 4} : std::vector<int64_t>{4, 100000},
+                    {},
+                    {},
+                    {}};
+    const codegen::KernelText text = codegen::render_cuda(call.kernel);
+    const testing::EmulatedKernels emulated({text});
+    std::vector<std::vector<float>> sums;
+    for (const size_t first : {0, 1, 4}) {
+      std::vector<float> x(400000 + first, 0.1F);
+      std::vector<float> made(4);
+      std::vector<long> arguments{reinterpret_cast<long>(x.data() + first),
+                                  reinterpret_cast<long>(made.data())};
+      arguments.insert(arguments.end(), call.sizes.begin(), call.sizes.end());
+      const std::array<long, 4> strides{call.sizes[1], 1, columns ? 0 : 1, columns ? 1 : 0};
+      arguments.insert(arguments.end(), strides.begin(), strides.end());
+      emulated.run(text.name, codegen::cuda_launch(call.kernel, call.sizes, 2), arguments);
+      sums.push_back(made);
+    }
+    EXPECT_EQ(sums[1], sums[0]);
+    EXPECT_EQ(sums[2], sums[0]);
+    const double exact = 100000 * static_cast<double>(0.1F);
+    EXPECT_NEAR(sums[0][3], exact, exact * 1e-6);
+  }
+}
+
+TEST(CudaKernels, TheLowestNumbersAreSeen) {
+  for (const uint8_t type : {dtype::kI32, dtype::kI64}) {
+    const int64_t lowest = type == dtype::kI32 ? std::numeric_limits<int32_t>::min()
+                                               : std::numeric_limits<int64_t>::min();
+    for (const bool columns : {false, true}) {
+      KernelSpec kernel = testing::reduction(Fn::kAmax, columns);
+      for (codegen::Operand& each : kernel.operands) each.dtype = type;
+      // min(x, the lowest number)
+      kernel.scalars = {false};
+      kernel.instructions = {operand(0, type), scalar(0, type), apply(Fn::kMin, type, 0, 1),
+                             apply(Fn::kAmax, type, 2)};
+      kernel.stores = {{1, 3}};
+      const Call call{kernel,
+                      {4, 40},
+                      {{40, 1}, columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
+                      {lowest},
+                      {}};
+      check({call});
+      Memory made = make_memory(call);
+      const auto host = testing::compiled(kernel);
+      host(pointers_of(call, made).data(), call.geometry().data(), &lowest, 0,
+           call.kept_elements());
+      int64_t found = 0;
+      memcpy(&found, pointers_of(call, made)[1], type == dtype::kI32 ? 4 : 8);
+      EXPECT_EQ(type == dtype::kI32 ? static_cast<int32_t>(found) : found, lowest);
+    }
+  }
+}
+
 TEST(CudaKernels, NaNAndInfinityGoThrough) {
   for (const Fn fn : {Fn::kSum, Fn::kAmax, Fn::kAmin}) {
     for (const bool columns : {false, true}) {
@@ -442,7 +505,7 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kColumns, "block < all", "block <= all", 0},
       {Kind::kElements, "turn % turns * V", "(turn % turns + 1) * V", 0},
       {Kind::kElements, "turn < all", "turn + 1 < all", 0},
-      {Kind::kElements, "e < V", "e < V - 1", 0},
+      {Kind::kElements, "\nfor (int e = 0; e < V", "\nfor (int e = 0; e < V - 1", 0},
   };
   for (const Kind kind : {Kind::kElements, Kind::kRows, Kind::kColumns}) {
     const Call call = call_of(kind);

@@ -6,7 +6,11 @@
 #define __device__
 #define __global__ __attribute__((visibility("default")))
 #define __forceinline__ inline
-#define __shared__ static
+#define __launch_bounds__(threads)
+// Memory of a block, which the emulator fills before each: the kernel's array is this one.
+#define __shared__ extern
+extern long scratch[1024];
+long scratch[1024];
 
 #define __isGlobal(pointer) true
 #define __builtin_assume(condition)
@@ -27,6 +31,10 @@ extern "C" __attribute__((visibility("default"))) Emulated* acc_emulated() { ret
 #define blockDim emulated.block_size
 #define gridDim emulated.grid_size
 
+extern "C" __attribute__((visibility("default"))) void acc_poison() {
+  memset(scratch, 0xff, sizeof scratch);
+}
+static inline void __syncwarp() {}
 static inline void __syncthreads() { emulated.barrier(); }
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_bits) {

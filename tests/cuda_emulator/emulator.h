@@ -207,7 +207,9 @@ class EmulatedKernels {
     device.barrier = &emulator::Blocks::barrier;
     device.exchange = &emulator::Blocks::exchange;
     emulator::Blocks blocks(kernel, arguments.data(), &device, backwards);
+    const auto poison = reinterpret_cast<void (*)()>(dlsym(library_, "acc_poison"));
     for (unsigned block = 0; block < launch.blocks; ++block) {
+      poison();
       device.block = {block, 0, 0};
       blocks.run(launch.x, launch.y);
     }

@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -24,6 +25,13 @@ pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
+class Program(NamedTuple):
+    """What NVRTC compiles."""
+
+    text: str
+    options: list[str]
+
+
 @functools.cache
 def nvrtc() -> ctypes.CDLL:
     """NVIDIA's compiler, which comes with PyTorch's wheels for CUDA."""
@@ -34,12 +42,13 @@ def nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(str(found[-1]))
 
 
-def compiled(text: str, architecture: str) -> bytes:
+def compiled(source: Program, architecture: str) -> bytes:
     """The cubin of a program; fails with the compiler's words."""
     library = nvrtc()
     program = ctypes.c_void_p()
-    library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"k.cu", 0, None, None)
-    options = [f"--gpu-architecture={architecture}", "--fmad=false", "--std=c++17"]
+    text = source.text.encode()
+    library.nvrtcCreateProgram(ctypes.byref(program), text, b"k.cu", 0, None, None)
+    options = [f"--gpu-architecture={architecture}", *source.options]
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     status = library.nvrtcCompileProgram(program, len(options), words)
     size = ctypes.c_size_t()
@@ -55,7 +64,7 @@ def compiled(text: str, architecture: str) -> bytes:
     return cubin.raw
 
 
-def text_of(step: Callable[[], object]) -> str:
+def program_of(step: Callable[[], object]) -> Program:
     """All kernels of a step that has run often enough to have them, as one program."""
     for _ in range(3):
         kept = step()  # what nobody holds would not be computed
@@ -64,7 +73,7 @@ def text_of(step: Callable[[], object]) -> str:
     plan = helpers.extension().plan_data(torch.acc.current_device())
     texts = [kernel["cuda_text"] for kernel in plan["kernels"]]
     assert texts
-    return plan["cuda_preamble"] + "".join(texts)
+    return Program(plan["cuda_preamble"] + "".join(texts), plan["cuda_options"])
 
 
 def transformer() -> Callable[[], None]:
@@ -129,9 +138,9 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_kernels_compile_for_every_generation(name):
-    text = text_of(STEPS[name]())
+    source = program_of(STEPS[name]())
     for architecture in ARCHITECTURES if helpers.FULL else ("sm_75", "sm_90", "sm_120"):
-        assert len(compiled(text, architecture)) > 1000
+        assert len(compiled(source, architecture)) > 1000
 
 
 def test_neighbours_are_read_at_once(tmp_path):
@@ -141,9 +150,9 @@ def test_neighbours_are_read_at_once(tmp_path):
         pytest.skip("nvdisasm is not installed; it comes with Triton")
     for dtype in (torch.float32, torch.float16):
         a, b = (torch.randn(5000).to(helpers.DEVICE, dtype) for _ in range(2))
-        text = text_of(lambda a=a, b=b: (a * b + a).tanh())
+        source = program_of(lambda a=a, b=b: (a * b + a).tanh())
         file = tmp_path / "kernels.cubin"
-        file.write_bytes(compiled(text, "sm_90"))
+        file.write_bytes(compiled(source, "sm_90"))
         listing = subprocess.run([tool, file], capture_output=True, text=True, check=True).stdout
         assert len(re.findall(r"LDG\.E\.128", listing)) >= 2
         assert re.search(r"STG\.E\.128", listing)

@@ -278,6 +278,16 @@ def test_integers(dtype):
         check(lambda x: (x * 2).amax(1) - x.amin(1), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_extrema_of_the_extreme_integers(dtype):
+    info = torch.iinfo(dtype)
+    for dim in (0, 1):
+        for value in (info.min, info.max):
+            x = torch.full((40, 41), value, dtype=dtype)
+            check(lambda x, dim=dim: (x.clone() * 1).amax(dim), x)
+            check(lambda x, dim=dim: (x.clone() * 1).amin(dim), x)
+
+
 # --- geometry ---------------------------------------------------------------------------------
 
 

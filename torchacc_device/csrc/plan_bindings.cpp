@@ -85,6 +85,7 @@ py::object plan_data(int device, bool largest) {
   py::dict result;
   result["device"] = device;
   result["cuda_preamble"] = last->cuda_preamble;
+  result["cuda_options"] = last->cuda_options;
   result["ended_by"] = last->ended_by;
   result["loop"] = last->loop;
   result["recorded"] = plan.recorded;
