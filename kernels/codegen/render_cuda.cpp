@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/codegen/cuda_launch.h"
 #include "kernels/codegen/phases.h"
@@ -22,7 +23,7 @@ class CudaWriter : Writer {
   explicit CudaWriter(const KernelSpec& kernel) : Writer(kernel), phases_(find_phases(kernel)) {}
 
   KernelText run() {
-    line("constexpr int V = ", neighbours(), ";");
+    if (!kernel_.columns) line("constexpr int V = ", neighbours(), ";");
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       if (kernel_.operands[i].walk == Walk::kStrided) {
         line("const long step", i, " = ", stride(i, loops() - 1), ";");
@@ -78,6 +79,9 @@ class CudaWriter : Writer {
                "const long* geometry = arguments + ", kernel_.operands.size(), ";\n",
                "const long* numbers = geometry + ", geometry, ";\n");
     if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
+    const char* scratch = kernel_.reduced > 0 ? "scratch" : "nullptr";
+    const std::string call = concat("(pointers, geometry, numbers, ", scratch, ");\n");
+    if (n == 1) return concat(text, "body_", name, "<true>", call, "}\n");
     text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       if (!by_words(i)) continue;
@@ -88,9 +92,6 @@ class CudaWriter : Writer {
       }
       text += ";\n";
     }
-    const char* scratch = kernel_.reduced > 0 ? "scratch" : "nullptr";
-    const std::string call = concat("(pointers, geometry, numbers, ", scratch, ");\n");
-    if (n == 1) return concat(text, "body_", name, "<true>", call, "}\n");
     return concat(text, "if (whole) {\nbody_", name, "<true>", call, "} else {\nbody_", name,
                   "<false>", call, "}\n}\n");
   }
@@ -149,17 +150,31 @@ class CudaWriter : Writer {
       line("const long ", name, i, " = ", from, position_offset(i, first, last), ";");
     }
   }
-  std::vector<size_t> operands(bool kept_too) const {
+  // All of them, or those that vary along the reduced loops and that a phase goes through.
+  std::vector<size_t> operands() const {
+    std::vector<size_t> found(kernel_.operands.size());
+    std::iota(found.begin(), found.end(), size_t{0});
+    return found;
+  }
+  std::vector<size_t> operands_of(const Phase& phase) const {
+    std::vector<bool> used = loaded_by(phase.instructions, phase.loads);
+    for (const Store& store : phase.stores) used[store.operand] = true;
     std::vector<size_t> found;
-    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-      if (kept_too || !kernel_.operands[i].kept) found.push_back(i);
+    for (size_t i = 0; i < used.size(); ++i) {
+      if (used[i]) found.push_back(i);
     }
     return found;
   }
-  std::vector<size_t> positions(bool kept_too) const {
+  std::vector<size_t> positions() const {
+    std::vector<size_t> found(kernel_.positions.size());
+    std::iota(found.begin(), found.end(), size_t{0});
+    return found;
+  }
+  std::vector<size_t> positions_of(const Phase& phase) const {
     std::vector<size_t> found;
-    for (size_t i = 0; i < kernel_.positions.size(); ++i) {
-      if (kept_too || !kernel_.positions[i].kept) found.push_back(i);
+    for (const uint32_t i : phase.instructions) {
+      const Instruction& instruction = kernel_.instructions[i];
+      if (instruction.fn == Fn::kPosition) found.push_back(instruction.index);
     }
     return found;
   }
@@ -228,8 +243,8 @@ class CudaWriter : Writer {
         "turn += (long)gridDim.x * blockDim.x) {");
     line("const long at = turn % turns * V;");
     open_row("turn / turns", last);
-    open_pointers("p", operands(true), "", 0, last);
-    open_positions("q", positions(true), "", 0, last);
+    open_pointers("p", operands(), "", 0, last);
+    open_positions("q", positions(), "", 0, last);
     add_neighbours(loaded_by(instructions, {}), kernel_.stores, "", [&] {
       for (const uint32_t i : instructions) define(i);
     });
@@ -259,6 +274,10 @@ class CudaWriter : Writer {
     return widened ? "F64" : type_of(i);
   }
 
+  static std::string turns_of(const Phase& phase) {
+    return concat("turns", phase.reductions.front());
+  }
+
   // Accumulators of `count` neighbours, and parts of sums.
   void open_accumulators(const Phase& phase, const char* count) {
     bool parts = false;
@@ -271,7 +290,7 @@ class CudaWriter : Writer {
       if (is_sum(i)) line("sum", i, "[e] = 0;");
       line("}");
     }
-    if (parts) line("int turns = 0;");
+    if (parts) line("int ", turns_of(phase), " = 0;");
   }
   void accumulate(const Phase& phase, const char* which) {
     for (const uint32_t i : phase.reductions) {
@@ -284,7 +303,7 @@ class CudaWriter : Writer {
   // After a turn, and when there are no more.
   void end_parts(const Phase& phase, const char* count, bool last) {
     if (std::ranges::none_of(phase.reductions, [&](uint32_t i) { return is_sum(i); })) return;
-    if (!last) line("if (++turns == ", kPart, ") {");
+    if (!last) line("if (++", turns_of(phase), " == ", kPart, ") {");
     line("for (int e = 0; e < ", count, "; ++e) {");
     for (const uint32_t i : phase.reductions) {
       if (!is_sum(i)) continue;
@@ -292,7 +311,7 @@ class CudaWriter : Writer {
       if (!last) line("sum", i, "[e] = 0;");
     }
     line("}");
-    if (!last) line("turns = 0;\n}");
+    if (!last) line(turns_of(phase), " = 0;\n}");
   }
   void add_totals(const Phase& phase, const char* across) {
     for (const uint32_t i : phase.reductions) {
@@ -312,8 +331,8 @@ class CudaWriter : Writer {
     // Threads without an element take part in barriers, on the last one.
     line("const bool here = first + threadIdx.y < all;");
     open_row("here ? first + threadIdx.y : all - 1", kept_loops());
-    open_pointers("b", operands(true), "", 0, kept_loops());
-    open_positions("r", positions(true), "", 0, kept_loops());
+    open_pointers("b", operands(), "", 0, kept_loops());
+    open_positions("r", positions(), "", 0, kept_loops());
     define_all(phases_.before);
     for (const Phase& phase : phases_.phases) {
       open_accumulators(phase, "V");
@@ -321,8 +340,8 @@ class CudaWriter : Writer {
       for (size_t loop = kept_loops(); loop < last; ++loop) {
         line("for (long i", loop, " = 0; i", loop, " < geometry[", loop, "]; ++i", loop, ") {");
       }
-      open_pointers("p", operands(false), "b", kept_loops(), last);
-      open_positions("q", positions(false), "r", kept_loops(), last);
+      open_pointers("p", operands_of(phase), "b", kept_loops(), last);
+      open_positions("q", positions_of(phase), "r", kept_loops(), last);
       line("for (long at = threadIdx.x * (long)V; at < geometry[", last,
            "]; at += blockDim.x * (long)V) {");
       add_neighbours(loaded_by(phase.instructions, phase.loads), phase.stores, "if (here) ", [&] {
@@ -357,8 +376,8 @@ class CudaWriter : Writer {
     line("const bool here = column < columns;");
     line("if (!here) column = columns - 1;");
     open_row("block / strips", outer);
-    open_pointers("b", operands(true), "", 0, outer);
-    open_positions("r", positions(true), "", 0, outer);
+    open_pointers("b", operands(), "", 0, outer);
+    open_positions("r", positions(), "", 0, outer);
     define_all(phases_.before);
     for (const Phase& phase : phases_.phases) {
       open_accumulators(phase, "1");
@@ -368,8 +387,8 @@ class CudaWriter : Writer {
       line("#pragma unroll 4");
       line("for (long i", inner, " = threadIdx.y; i", inner, " < geometry[", inner, "]; i", inner,
            " += blockDim.y) {");
-      open_pointers("p", operands(false), "b", outer, last);
-      open_positions("q", positions(false), "r", outer, last);
+      open_pointers("p", operands_of(phase), "b", outer, last);
+      open_positions("q", positions_of(phase), "r", outer, last);
       define_loads(phase.loads);
       define_all(phase.instructions);
       accumulate(phase, "0");

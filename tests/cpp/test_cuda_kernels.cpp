@@ -312,6 +312,16 @@ KernelSpec softmax(bool columns) {
   return kernel;
 }
 
+// The sum of (x - sum(x))^2: a sum for each of two phases.
+KernelSpec two_sums(bool columns) {
+  KernelSpec kernel = testing::reduction(Fn::kSum, columns);
+  kernel.instructions = {operand(0), apply(Fn::kSum, dtype::kF32, 0),
+                         apply(Fn::kSub, dtype::kF32, 0, 1), apply(Fn::kMul, dtype::kF32, 2, 2),
+                         apply(Fn::kSum, dtype::kF32, 3)};
+  kernel.stores = {{1, 4}};
+  return kernel;
+}
+
 TEST(CudaKernels, ReductionsOverRows) {
   std::vector<Call> calls;
   for (const int64_t rows : {1, 5, 70}) {
@@ -320,6 +330,7 @@ TEST(CudaKernels, ReductionsOverRows) {
         calls.push_back(
             {testing::reduction(fn, false), {rows, columns}, {{columns, 1}, {1, 0}}, {}, {}});
       }
+      calls.push_back({two_sums(false), {rows, columns}, {{columns, 1}, {1, 0}}, {}, {}, 1e-5});
       calls.push_back(
           {softmax(false), {rows, columns}, {{columns, 1}, {columns, 1}, {1, 0}}, {}, {}, 1e-5});
     }
@@ -335,6 +346,7 @@ TEST(CudaKernels, ReductionsOverColumns) {
         calls.push_back(
             {testing::reduction(fn, true), {rows, columns}, {{columns, 1}, {0, 1}}, {}, {}});
       }
+      calls.push_back({two_sums(true), {rows, columns}, {{columns, 1}, {0, 1}}, {}, {}, 1e-5});
       calls.push_back(
           {softmax(true), {rows, columns}, {{columns, 1}, {columns, 1}, {0, 1}}, {}, {}, 1e-5});
     }

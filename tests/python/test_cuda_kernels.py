@@ -56,7 +56,7 @@ def compiled(source: Program, architecture: str) -> bytes:
     log = ctypes.create_string_buffer(size.value)
     library.nvrtcGetProgramLog(program, log)
     assert status == 0, log.value.decode()
-    assert "error" not in log.value.decode(), log.value.decode()
+    assert not log.value, log.value.decode()  # no warning either
     library.nvrtcGetCUBINSize(program, ctypes.byref(size))
     cubin = ctypes.create_string_buffer(size.value)
     library.nvrtcGetCUBIN(program, cubin)
