@@ -8,10 +8,9 @@
 namespace acc::codegen {
 namespace {
 
-constexpr int64_t kThreads = 256;  // of a block: most_threads
 constexpr int64_t kWarp = 32;
-// Blocks per multiprocessor, of kThreads: enough to hide what memory takes to answer.
-constexpr int64_t kBlocks = 8;
+// Threads per multiprocessor: enough to hide what memory takes to answer.
+constexpr int64_t kResident = 2048;
 // What a thread of a reduction goes through, at least, before another one is worth its share of the
 // tree.
 constexpr int64_t kElements = 4;
@@ -32,25 +31,24 @@ uint32_t power(int64_t count, int64_t least, int64_t most) {
 
 CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
                        int64_t multiprocessors) {
-  const auto blocks = [&](int64_t wanted, int64_t threads) {
-    const int64_t most = multiprocessors * kBlocks * std::max<int64_t>(kThreads / threads, 1);
-    return static_cast<uint32_t>(std::clamp<int64_t>(wanted, 1, most));
-  };
-  CudaLaunch made;
+  const int64_t most = most_threads(kernel);
   const size_t kept = sizes.size() - kernel.reduced;
+  CudaLaunch made;
+  int64_t blocks = 0;
   if (kernel.reduced == 0) {
-    made.x = kThreads;
-    made.blocks = blocks(ceil_div(product(sizes), kThreads * kElements), kThreads);
+    made.x = static_cast<uint32_t>(most);
+    blocks = ceil_div(product(sizes), most * kElements);
   } else if (kernel.columns) {
     made.x = kWarp;
-    made.y = power(ceil_div(sizes[sizes.size() - 2], kElements), 1, most_threads(kernel) / kWarp);
-    const int64_t strips = ceil_div(sizes.back(), made.x);
-    made.blocks = blocks(strips * product(sizes.first(kept - 1)), made.x * made.y);
+    made.y = power(ceil_div(sizes[sizes.size() - 2], kElements), 1, most / kWarp);
+    blocks = ceil_div(sizes.back(), made.x) * product(sizes.first(kept - 1));
   } else {
-    made.x = power(ceil_div(sizes.back(), kElements), kWarp, kThreads);
-    made.y = static_cast<uint32_t>(kThreads / made.x);
-    made.blocks = blocks(ceil_div(product(sizes.first(kept)), made.y), kThreads);
+    made.x = power(ceil_div(sizes.back(), kElements), kWarp, most);
+    made.y = static_cast<uint32_t>(most / made.x);
+    blocks = ceil_div(product(sizes.first(kept)), made.y);
   }
+  const int64_t resident = multiprocessors * kResident / (made.x * made.y);
+  made.blocks = static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, resident));
   return made;
 }
 

@@ -7,7 +7,7 @@
 
 namespace acc::codegen {
 
-// Threads of a block, at most: what the compiler may give registers to.
+// Threads of a block, at most: registers are dealt out for so many.
 constexpr int64_t most_threads(const KernelSpec& kernel) { return kernel.columns ? 1024 : 256; }
 
 // Blocks of threads for a kernel of render_cuda. The result of reductions depends on x and y, and

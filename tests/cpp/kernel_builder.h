@@ -87,4 +87,20 @@ inline codegen::KernelSpec reduction(graph::Fn fn, bool columns) {
   return kernel;
 }
 
+// out = exp(x - max(x)) / sum(exp(x - max(x))), largest = max(x), for rows of x or columns.
+inline codegen::KernelSpec softmax(bool columns) {
+  constexpr uint8_t kF32 = graph::dtype::kF32;
+  codegen::KernelSpec kernel = reduction(graph::Fn::kAmax, columns);
+  kernel.operands.insert(kernel.operands.begin() + 1,
+                         {kF32, codegen::Walk::kContiguous, true, false});
+  kernel.instructions = {operand(0),
+                         apply(graph::Fn::kAmax, kF32, 0),
+                         apply(graph::Fn::kSub, kF32, 0, 1),
+                         apply(graph::Fn::kExp, kF32, 2),
+                         apply(graph::Fn::kSum, kF32, 3),
+                         apply(graph::Fn::kDiv, kF32, 3, 4)};
+  kernel.stores = {{1, 5}, {2, 1}};
+  return kernel;
+}
+
 }  // namespace acc::testing

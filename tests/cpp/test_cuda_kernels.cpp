@@ -297,21 +297,6 @@ TEST(CudaKernels, ArithmeticAndTruth) {
   check(calls);
 }
 
-// exp(x - max(x)) / sum(exp(x - max(x))) and the sum.
-KernelSpec softmax(bool columns) {
-  KernelSpec kernel = testing::reduction(Fn::kSum, columns);
-  kernel.operands.insert(kernel.operands.begin() + 1,
-                         {dtype::kF32, Walk::kContiguous, true, false});
-  kernel.instructions = {operand(0),
-                         apply(Fn::kAmax, dtype::kF32, 0),
-                         apply(Fn::kSub, dtype::kF32, 0, 1),
-                         apply(Fn::kExp, dtype::kF32, 2),
-                         apply(Fn::kSum, dtype::kF32, 3),
-                         apply(Fn::kDiv, dtype::kF32, 3, 4)};
-  kernel.stores = {{1, 5}, {2, 4}};
-  return kernel;
-}
-
 // The sum of (x - sum(x))^2: a sum for each of two phases.
 KernelSpec two_sums(bool columns) {
   KernelSpec kernel = testing::reduction(Fn::kSum, columns);
@@ -331,8 +316,12 @@ TEST(CudaKernels, ReductionsOverRows) {
             {testing::reduction(fn, false), {rows, columns}, {{columns, 1}, {1, 0}}, {}, {}});
       }
       calls.push_back({two_sums(false), {rows, columns}, {{columns, 1}, {1, 0}}, {}, {}, 1e-5});
-      calls.push_back(
-          {softmax(false), {rows, columns}, {{columns, 1}, {columns, 1}, {1, 0}}, {}, {}, 1e-5});
+      calls.push_back({testing::softmax(false),
+                       {rows, columns},
+                       {{columns, 1}, {columns, 1}, {1, 0}},
+                       {},
+                       {},
+                       1e-5});
     }
   }
   check(calls);
@@ -347,8 +336,12 @@ TEST(CudaKernels, ReductionsOverColumns) {
             {testing::reduction(fn, true), {rows, columns}, {{columns, 1}, {0, 1}}, {}, {}});
       }
       calls.push_back({two_sums(true), {rows, columns}, {{columns, 1}, {0, 1}}, {}, {}, 1e-5});
-      calls.push_back(
-          {softmax(true), {rows, columns}, {{columns, 1}, {columns, 1}, {0, 1}}, {}, {}, 1e-5});
+      calls.push_back({testing::softmax(true),
+                       {rows, columns},
+                       {{columns, 1}, {columns, 1}, {0, 1}},
+                       {},
+                       {},
+                       1e-5});
     }
   }
   check(calls);
@@ -465,7 +458,7 @@ TEST(CudaKernels, NaNAndInfinityGoThrough) {
 
 // A mean of rows that is kept over steps, in place.
 KernelSpec kept_mean(bool columns) {
-  KernelSpec kernel = softmax(columns);
+  KernelSpec kernel = testing::softmax(columns);
   kernel.instructions.insert(kernel.instructions.end(),
                              {operand(2), apply(Fn::kAdd, dtype::kF32, 4, 6)});
   kernel.stores = {{1, 5}, {2, 7}};

@@ -27,28 +27,8 @@ using testing::reduction;
 using Indices = std::vector<uint32_t>;
 namespace dtype = graph::dtype;
 
-// out = exp(x - max(x)) / sum(exp(x - max(x))), largest = max(x)
-KernelSpec softmax(bool columns) {
-  KernelSpec kernel;
-  kernel.loops = 2;
-  kernel.reduced = 1;
-  kernel.columns = columns;
-  const Walk kept = columns ? Walk::kContiguous : Walk::kBroadcast;
-  kernel.operands = {{dtype::kF32, Walk::kContiguous, false, false},
-                     {dtype::kF32, Walk::kContiguous, true, false},
-                     {dtype::kF32, kept, true, true}};
-  kernel.instructions = {operand(0),
-                         apply(Fn::kAmax, dtype::kF32, 0),
-                         apply(Fn::kSub, dtype::kF32, 0, 1),
-                         apply(Fn::kExp, dtype::kF32, 2),
-                         apply(Fn::kSum, dtype::kF32, 3),
-                         apply(Fn::kDiv, dtype::kF32, 3, 4)};
-  kernel.stores = {{1, 5}, {2, 1}};
-  return kernel;
-}
-
 TEST(Phases, AReductionIsThereFromTheNextPhaseOn) {
-  const Phases phases = codegen::find_phases(softmax(false));
+  const Phases phases = codegen::find_phases(testing::softmax(false));
   ASSERT_EQ(phases.phases.size(), 3U);
   EXPECT_EQ(phases.phases[0].instructions, (Indices{0}));
   EXPECT_EQ(phases.phases[0].reductions, (Indices{1}));
@@ -99,7 +79,7 @@ TEST(Phases, MemoryThatIsReadIsWrittenInTheLastPhase) {
 }
 
 TEST(Phases, WithoutFullResultsTheLastPhaseIsTheLastReduction) {
-  KernelSpec kernel = softmax(false);
+  KernelSpec kernel = testing::softmax(false);
   kernel.stores = {{2, 4}};
   EXPECT_EQ(codegen::find_phases(kernel).phases.size(), 2U);
 }
@@ -120,7 +100,7 @@ void expect_softmax(bool columns, int64_t kept, int64_t reduced, int64_t piece) 
   const std::vector<int64_t> geometry =
       columns ? std::vector<int64_t>{reduced, kept, kept, 1, kept, 1, 0, 1}
               : std::vector<int64_t>{kept, reduced, reduced, 1, reduced, 1, 1, 0};
-  const auto function = compiled(softmax(columns));
+  const auto function = compiled(testing::softmax(columns));
   ASSERT_NE(function, nullptr);
   char* const pointers[] = {reinterpret_cast<char*>(x.data()), reinterpret_cast<char*>(out.data()),
                             reinterpret_cast<char*>(largest.data())};
