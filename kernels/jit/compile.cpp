@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +16,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/base/hash.h"
+#include "csrc/base/signals.h"
 #include "csrc/base/stats.h"
 #include "kernels/jit/compiler.h"
 #include "kernels/jit/disk_cache.h"
@@ -232,11 +232,8 @@ void work() {
 void start_thread() {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (state.threads >= std::min(kMaxThreads, std::max(cores, 1))) return;
-  // Signals are for the program's own threads. The mask is inherited.
-  sigset_t every;
-  sigset_t before;
-  sigfillset(&every);
-  pthread_sigmask(SIG_SETMASK, &every, &before);
+  // Signals are for the program's own threads.
+  const base::SignalsBlocked blocked;
   try {
     std::thread(work).detach();
     ++state.threads;
@@ -249,7 +246,6 @@ void start_thread() {
       state.waiting.clear();
     }
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 // The process does not wait for a compiler, and leaves neither it nor its files behind.

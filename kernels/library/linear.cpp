@@ -9,6 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "csrc/base/signals.h"
+
 // acc::linear, the product that stands in for mm and addmm where it is faster than they are. Where
 // it has no kernel it is not.
 namespace acc::library {
@@ -43,6 +45,21 @@ bool onednn_is_wanted() {
          (precision == at::Float32Precision::NONE || precision == at::Float32Precision::IEEE);
 }
 
+// While this lives, neither this thread nor those that help it take signals; the helpers, which are
+// libgomp's, never do again. oneDNN's float32 gemm keeps the address of its workspace in the stack
+// pointer, so the frame of a signal's handler would overwrite the heap around it: before 3.11.2
+// (uxlfoundation/oneDNN issue 4845), and PyTorch 2.11 has 3.10.2.
+class WithoutSignals {
+ public:
+  WithoutSignals() {
+#pragma omp parallel
+    base::block_signals();
+  }
+
+ private:
+  base::SignalsBlocked blocked_;
+};
+
 // (R, k), (n, k), (n) -> (R, n), all float32.
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   if (!onednn_is_wanted()) {
@@ -52,6 +69,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   torch::jit::Stack stack;
   // no function behind the product, none of its numbers, none of its variants
   torch::jit::push(stack, input, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+  const WithoutSignals none;
   op.callBoxed(&stack);
   return std::move(stack[0]).toTensor();
 }

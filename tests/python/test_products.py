@@ -142,3 +142,28 @@ def test_less_precise_products_are_eagers(device):
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(made.cpu(), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_signals_during_a_product_leave_the_memory_alone(faster, threads):
+    """oneDNN's gemm keeps a heap address in the stack pointer (see kernels/library/linear.cpp)."""
+    done = helpers.run_python(
+        f"""
+import signal, time
+torch.set_num_threads({threads})
+ticks = 0
+def tick(*_):
+    global ticks
+    ticks += 1
+signal.signal(signal.SIGALRM, tick)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+a = torch.rand(700, 700).to(DEVICE)
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    total = (a @ a @ a).sum().item()
+signal.setitimer(signal.ITIMER_REAL, 0)
+a = a.cpu().double()
+print(ticks > 100, abs(total / (a @ a @ a).sum().item() - 1) < 1e-5)
+"""
+    )
+    assert done.stdout.split() == ["True", "True"]
