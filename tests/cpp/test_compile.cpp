@@ -53,12 +53,16 @@ bool is_gone(const std::string& file) {
   return !text.empty() && kill(std::stoi(text), 0) != 0;
 }
 
-// How many threads block all signals but SIGKILL, SIGSTOP and the three or four of the C library.
+// How many threads block all signals but those of faults of their own, SIGKILL, SIGSTOP and the
+// three or four of the C library.
 size_t threads_without_signals() {
   const std::vector<std::string> states = threads();
   return static_cast<size_t>(
       std::count_if(states.begin(), states.end(), [](const std::string& status) {
-        constexpr uint64_t kOthers = ~((uint64_t{15} << 31) | (1 << 8) | (1 << 18));
+        constexpr auto bit = [](int signal) { return uint64_t{1} << (signal - 1); };
+        constexpr uint64_t kOthers =
+            ~((uint64_t{15} << 31) | bit(SIGKILL) | bit(SIGSTOP) | bit(SIGSEGV) | bit(SIGBUS) |
+              bit(SIGFPE) | bit(SIGILL) | bit(SIGABRT) | bit(SIGTRAP));
         const size_t mask = status.find("SigBlk:\t");
         if (mask == std::string::npos) return false;  // it has just ended
         return (std::stoull(status.substr(mask + 8), nullptr, 16) & kOthers) == kOthers;
