@@ -7,10 +7,8 @@ foreach(required ACC_TORCH_DIR ACC_PYTHON_INCLUDE)
 endforeach()
 
 file(GLOB_RECURSE acc_edge_sources CONFIGURE_DEPENDS
-  csrc/runtime/*.cpp csrc/aten/*.cpp lazy/record/*.cpp lazy/exec/*.cpp lazy/capture/*.cpp
+  csrc/runtime/*.cpp csrc/aten/*.cpp lazy/record/*.cpp lazy/exec/*.cpp lazy/session/*.cpp lazy/capture/*.cpp
   kernels/*.cpp distributed/*.cpp torchacc_device/csrc/*.cpp)
-file(GLOB acc_session_sources CONFIGURE_DEPENDS lazy/*.cpp)
-list(APPEND acc_edge_sources ${acc_session_sources})
 list(REMOVE_ITEM acc_edge_sources ${acc_pure_sources})
 set(acc_cuda_file "/(cuda_[^/]*|[^/]*_cuda|nvrtc)\\.cpp$")
 set(acc_stand_in_file "/no_[^/]*\\.cpp$")

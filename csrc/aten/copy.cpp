@@ -1,8 +1,8 @@
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <utility>
@@ -11,7 +11,7 @@
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
 #include "lazy/record/recorder.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 // Copies in every direction, and reading a number back.
 namespace acc::aten {
@@ -51,8 +51,12 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
     session::alias(destination, FlushReason::kRead).copy_(source);
     return;
   }
-  at::Tensor staged = at::empty_strided(source.sizes(), source.strides(),
-                                        source.options().device(destination.device()));
+  // Not at::empty_strided: with deterministic algorithms that fills what it makes.
+  const size_t bytes =
+      at::detail::computeStorageNbytes(source.sizes(), source.strides(), source.dtype().itemsize());
+  const at::Tensor staged =
+      record::make_tensor(record::make_storage(bytes, destination.device().index()),
+                          source.scalar_type(), source.sizes(), source.strides());
   session::alias(staged, FlushReason::kRead).copy_(source);
   record_copy(destination, staged);
 }

@@ -19,7 +19,7 @@
 #include "lazy/graph/op_table.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 namespace acc::aten {
 namespace {

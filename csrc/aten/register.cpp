@@ -14,7 +14,7 @@
 #include "csrc/runtime/fork.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/types.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 // How the dispatcher reaches us: one boxed recorder for nearly every operator, a fallback for the
 // rest.

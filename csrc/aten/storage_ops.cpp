@@ -7,7 +7,7 @@
 
 #include "csrc/base/stats.h"
 #include "lazy/record/recorder.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 // Operators on the storage behind a tensor: set_, resize_, and which tensors may exchange theirs.
 namespace acc::aten {

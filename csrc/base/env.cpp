@@ -57,6 +57,7 @@ constexpr Entry string(const char* name, const char* doc) {
 enum Id : size_t {
   kMode,
   kExecutor,
+  kHostGraphs,
   kHostDevices,
   kLogLevel,
   kPlanCacheMb,
@@ -82,6 +83,9 @@ constexpr Entry kEntries[] = {
     choice("ACC_EXECUTOR", static_cast<Value>(Executor::Auto), {"auto", "cuda", "host"},
            "Where operators run: auto takes CUDA when the build has it and a GPU is usable, else "
            "the host."),
+    flag("ACC_HOST_GRAPHS", false,
+         "1: the host executor captures plans that repeat, as a GPU does with CUDA graphs. There "
+         "they are lists of calls, which saves nothing: for tests."),
     integer("ACC_HOST_DEVICES", 1, 1, kMaxHostDevices,
             "Number of devices of the host executor; at least LOCAL_WORLD_SIZE are present."),
     choice("ACC_LOG_LEVEL", static_cast<Value>(LogLevel::Info),
@@ -236,6 +240,7 @@ std::atomic<int> effective_host_devices{0};
 
 Mode mode() { return static_cast<Mode>(get(kMode)); }
 Executor executor() { return static_cast<Executor>(get(kExecutor)); }
+bool host_graphs() { return get(kHostGraphs) != 0; }
 LogLevel log_level() { return static_cast<LogLevel>(get(kLogLevel)); }
 uint64_t plan_cache_bytes() { return static_cast<uint64_t>(get(kPlanCacheMb)) << 20; }
 int64_t max_pending() { return get(kMaxPending); }

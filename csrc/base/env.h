@@ -24,6 +24,7 @@ inline constexpr int kMaxHostDevices = 64;
 
 Mode mode();
 Executor executor();
+bool host_graphs();
 // The larger of ACC_HOST_DEVICES and LOCAL_WORLD_SIZE (torchrun's): each local rank has a device.
 // Throws base::Error when LOCAL_WORLD_SIZE is no number or above kMaxHostDevices.
 int host_devices();

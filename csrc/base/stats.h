@@ -46,6 +46,9 @@ namespace acc::base {
   X(Materialisations, "materialisations")       \
   X(StepWaits, "step_waits")                    \
   X(Replays, "replays")                         \
+  X(Captures, "captures")                       \
+  X(CapturesSubmitted, "captures_submitted")    \
+  X(ResultsMoved, "results_moved")              \
   X(Errors, "errors")
 
 enum class Counter : uint32_t {

@@ -7,6 +7,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +31,25 @@ struct DeviceProperties {
 class Marker {
  public:
   virtual ~Marker() = default;
+};
+
+// Blocks of memory that captured work writes to each time it is submitted. From Backend::open_pool
+// until `close`, what this thread allocates on the device comes from there. Blocks that are given
+// back are handed out again to whoever has the pool open, and to nobody else, while one of these
+// lives.
+class Pool {
+ public:
+  virtual ~Pool() = default;
+  virtual void close() = 0;
+};
+
+// Work that is submitted again and again, each time with the memory and the numbers it was
+// captured with.
+class CapturedWork {
+ public:
+  virtual ~CapturedWork() = default;
+  // In order with everything that was submitted to its device.
+  virtual void submit() = 0;
 };
 
 class Backend {
@@ -88,6 +108,20 @@ class Backend {
   // `stream` goes on only after the marker was passed.
   virtual void block(const Marker& marker, c10::Stream stream) = 0;
   virtual double elapsed_ms(const Marker& from, const Marker& to) = 0;
+
+  // Whether work can be captured at all.
+  virtual bool can_capture() = 0;
+  virtual std::unique_ptr<Pool> open_pool(c10::DeviceIndex device) = 0;
+  // What this thread submits to the device from here on is captured. On a GPU its streams know what
+  // that is, and the work begins at end_capture. On the host it is done at once, as always, and
+  // what a later submission has to do is told by `note`.
+  virtual void begin_capture(c10::DeviceIndex device) = 0;
+  virtual void note(std::function<void()> work) = 0;
+  // The work has now been submitted once.
+  virtual std::unique_ptr<CapturedWork> end_capture(c10::DeviceIndex device) = 0;
+  // Something could not be captured. Returns whether what was submitted before it is done (host),
+  // rather than forgotten (CUDA).
+  virtual bool abandon_capture(c10::DeviceIndex device) noexcept = 0;
 };
 
 // The backend of this process. The first call chooses by ACC_EXECUTOR and keeps the choice; it

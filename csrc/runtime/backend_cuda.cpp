@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAEvent.h>
@@ -9,7 +10,11 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <map>
 #include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
@@ -44,6 +49,94 @@ c10::cuda::CUDAEvent& event_of(const Marker& marker) {
   // Waiting for an event is not a change of the marker, but CUDAEvent::block is not const.
   return const_cast<CudaMarker&>(static_cast<const CudaMarker&>(marker)).event;
 }
+
+// Memory of torch's allocator that captured work of a device writes to: one private pool for all.
+class CudaPool final : public Pool {
+ public:
+  explicit CudaPool(DeviceIndex device) : device_(device), id_(id_of(device)) { open(); }
+  ~CudaPool() override {
+    close();
+    for (; held_ > 0; --held_) c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
+  }
+
+  void close() override {
+    if (!std::exchange(open_, false)) return;
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id_);
+    opened() = nullptr;
+  }
+  void open() {
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+        device_, id_, [thread = std::this_thread::get_id()](cudaStream_t) {
+          return std::this_thread::get_id() == thread;
+        });
+    ++held_;
+    open_ = true;
+    opened() = this;
+  }
+  c10::MempoolId_t id() const { return id_; }
+
+  // The one that this thread has open.
+  static CudaPool*& opened() {
+    thread_local CudaPool* pool = nullptr;
+    return pool;
+  }
+
+ private:
+  static c10::MempoolId_t id_of(DeviceIndex device) {
+    static std::mutex mutex;
+    static auto& ids = *new std::map<DeviceIndex, c10::MempoolId_t>;
+    const std::lock_guard lock(mutex);
+    const auto known = ids.find(device);
+    if (known != ids.end()) return known->second;
+    return ids.emplace(device, at::cuda::graph_pool_handle()).first->second;
+  }
+
+  const DeviceIndex device_;
+  const c10::MempoolId_t id_;
+  int held_ = 0;  // times that the allocator was told to keep the pool
+  bool open_ = false;
+};
+
+class CudaWork final : public CapturedWork {
+ public:
+  // Captures take place on a stream of their own: the default stream cannot be captured. The graph
+  // is launched on the default stream.
+  explicit CudaWork(DeviceIndex device)
+      : pool_(*CudaPool::opened()),
+        guard_(std::in_place, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {
+    // The allocator serves the pool that was opened first: the graph opens it in its own way.
+    pool_.close();
+    try {
+      graph_.capture_begin(pool_.id(), cudaStreamCaptureModeThreadLocal);
+    } catch (...) {
+      pool_.open();
+      throw;
+    }
+  }
+  void end() {
+    graph_.capture_end();
+    guard_.reset();
+    pool_.open();
+    graph_.replay();
+  }
+  void abandon() noexcept {
+    try {
+      graph_.capture_end();
+    } catch (const std::exception&) {
+      (void)cudaGetLastError();  // whoever abandons a capture knows that it is invalid
+    }
+    guard_.reset();
+    pool_.open();
+  }
+  void submit() override { graph_.replay(); }
+
+ private:
+  CudaPool& pool_;  // only until the end of the capture
+  std::optional<c10::cuda::CUDAStreamGuard> guard_;
+  at::cuda::CUDAGraph graph_;
+};
+
+thread_local std::unique_ptr<CudaWork> capturing;
 
 // Torch's CUDA state (allocator, handles) comes into being at the first use, never at import.
 void start_cuda() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }
@@ -168,6 +261,25 @@ class CudaBackend final : public Backend {
   }
   double elapsed_ms(const Marker& from, const Marker& to) override {
     return event_of(from).elapsed_time(event_of(to));
+  }
+
+  bool can_capture() override { return true; }
+  std::unique_ptr<Pool> open_pool(DeviceIndex device) override {
+    return std::make_unique<CudaPool>(device);
+  }
+  void begin_capture(DeviceIndex device) override {
+    ACC_CHECK(capturing == nullptr && CudaPool::opened() != nullptr);
+    capturing = std::make_unique<CudaWork>(device);
+  }
+  void note(std::function<void()>) override {}  // the stream knows
+  std::unique_ptr<CapturedWork> end_capture(DeviceIndex) override {
+    capturing->end();
+    return std::move(capturing);
+  }
+  bool abandon_capture(DeviceIndex) noexcept override {
+    capturing->abandon();
+    capturing.reset();
+    return false;
   }
 };
 

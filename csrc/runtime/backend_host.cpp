@@ -6,11 +6,14 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -84,6 +87,24 @@ size_t free_memory() {
   const size_t used = container_limit("/sys/fs/cgroup/memory.current");
   return std::min(bytes, used < limit ? limit - used : 0);
 }
+
+class HostPool final : public Pool {
+ public:
+  void close() override { scope_.reset(); }
+
+ private:
+  // The range is one for all pools: its blocks go nowhere else.
+  std::optional<HostPoolScope> scope_{std::in_place};
+};
+
+struct HostWork final : CapturedWork {
+  std::vector<std::function<void()>> calls;
+  void submit() override {
+    for (const std::function<void()>& call : calls) call();
+  }
+};
+
+thread_local std::unique_ptr<HostWork> capturing;
 
 class HostBackend final : public Backend {
  public:
@@ -175,6 +196,22 @@ class HostBackend final : public Backend {
     return std::chrono::duration<double, std::milli>(static_cast<const HostMarker&>(to).time -
                                                      static_cast<const HostMarker&>(from).time)
         .count();
+  }
+
+  bool can_capture() override { return HostPoolScope::possible(); }
+  std::unique_ptr<Pool> open_pool(DeviceIndex) override { return std::make_unique<HostPool>(); }
+  void begin_capture(DeviceIndex) override {
+    ACC_CHECK(capturing == nullptr);
+    capturing = std::make_unique<HostWork>();
+  }
+  void note(std::function<void()> work) override {
+    ACC_CHECK(capturing != nullptr);
+    capturing->calls.push_back(std::move(work));
+  }
+  std::unique_ptr<CapturedWork> end_capture(DeviceIndex) override { return std::move(capturing); }
+  bool abandon_capture(DeviceIndex) noexcept override {
+    capturing.reset();
+    return true;
   }
 };
 

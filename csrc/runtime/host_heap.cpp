@@ -9,8 +9,10 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <new>
 
 #include "csrc/base/blocks.h"
+#include "csrc/base/check.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 
@@ -24,6 +26,7 @@ constexpr size_t kSmallestBlock = 64 << 10;
 constexpr uint64_t kCommitStep = 64 << 20;
 
 thread_local bool in_scope = false;
+thread_local bool in_pool = false;
 
 // Under a limit the range would take from others what they need.
 bool address_space_is_limited() {
@@ -42,11 +45,17 @@ uint64_t range_size() {
 
 class Heap {
  public:
+  // Never destroyed: tensors may outlive static destructors.
   static Heap& get() {
-    // Never destroyed: tensors may outlive static destructors.
     static Heap& instance = *new Heap;
     return instance;
   }
+  static Heap& pool() {
+    static Heap& instance = *new Heap;
+    return instance;
+  }
+
+  bool usable() const { return begin_ != nullptr; }
 
   // Null when the memory has to come from elsewhere.
   void* take(size_t nbytes) {
@@ -119,12 +128,21 @@ c10::Allocator& plain_allocator() {
 void release(void* memory) {
   if (memory == nullptr) return;
   c10::profiledCPUMemoryReporter().Delete(memory);
-  Heap::get().give(memory);
+  (Heap::get().owns(memory) ? Heap::get() : Heap::pool()).give(memory);
+}
+
+void* take(size_t nbytes) {
+  if (in_pool) {
+    void* const memory = Heap::pool().take(nbytes);
+    if (memory == nullptr && nbytes > 0) throw std::bad_alloc();
+    return memory;
+  }
+  return nbytes < kSmallestBlock ? nullptr : Heap::get().take(nbytes);
 }
 
 c10::DataPtr allocate_here(size_t nbytes) {
   about_to_allocate(nbytes);
-  void* const memory = nbytes < kSmallestBlock ? nullptr : Heap::get().take(nbytes);
+  void* const memory = take(nbytes);
   if (memory == nullptr) return plain_allocator().allocate(nbytes);
   c10::profiledCPUMemoryReporter().New(memory, nbytes);
   return {memory, memory, &release, c10::Device(c10::kCPU)};
@@ -162,7 +180,7 @@ class CpuAllocator final : public c10::Allocator {
 
  private:
   static void release_any(void* memory) {
-    if (Heap::get().owns(memory)) return release(memory);
+    if (Heap::get().owns(memory) || Heap::pool().owns(memory)) return release(memory);
     theirs()->raw_deallocate(memory);
   }
   // Torch publishes its pointer to this allocator without an order of its own.
@@ -185,6 +203,18 @@ HostHeapScope::HostHeapScope(bool active) : previous_(in_scope) {
 
 HostHeapScope::~HostHeapScope() { in_scope = previous_; }
 
-void trim_host_heap() { Heap::get().trim(); }
+HostPoolScope::HostPoolScope() {
+  ACC_CHECK(possible() && !in_pool);
+  in_pool = true;
+}
+
+HostPoolScope::~HostPoolScope() { in_pool = false; }
+
+bool HostPoolScope::possible() { return Heap::pool().usable(); }
+
+void trim_host_heap() {
+  Heap::get().trim();
+  Heap::pool().trim();
+}
 
 }  // namespace acc::runtime

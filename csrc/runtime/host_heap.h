@@ -32,6 +32,20 @@ class HostHeapScope {
   const bool previous_;
 };
 
+// Makes what this thread takes from `host_heap`, blocks of any size, come from a range of its own,
+// whose blocks go nowhere else when they are given back: captured work finds its memory there. May
+// not be nested.
+class HostPoolScope {
+ public:
+  HostPoolScope();
+  ~HostPoolScope();
+  HostPoolScope(const HostPoolScope&) = delete;
+  HostPoolScope& operator=(const HostPoolScope&) = delete;
+
+  // False where no such range can be had (a limit on virtual memory).
+  static bool possible();
+};
+
 // Gives the memory of freed blocks back to the system.
 void trim_host_heap();
 

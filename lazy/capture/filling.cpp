@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "csrc/base/check.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 namespace acc::capture {
 

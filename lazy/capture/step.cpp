@@ -6,8 +6,8 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "lazy/capture/filling.h"
-#include "lazy/replay.h"
-#include "lazy/session.h"
+#include "lazy/session/replay.h"
+#include "lazy/session/session.h"
 
 namespace acc::capture {
 

@@ -187,6 +187,11 @@ plan::Schedule& choose_schedule(plan::Plan& plan) {
   return plan.trial->next_is_fused() ? plan.fused : plan.unfused;
 }
 
+bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
+  if (&schedule == &plan.fused) return plan.trial == nullptr;
+  return plan.kernels.empty();
+}
+
 bool choose_alike() { return !alike().exchange(true); }
 
 KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
@@ -208,8 +213,7 @@ KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
                                     std::max(int64_t{1}, operations / 4));
 }
 
-void KernelCall::run(std::span<const int64_t> values) {
-  count(Counter::KernelLaunches, launches_.size());
+void KernelCall::set(std::span<const int64_t> values) {
   for (const Launch& launch : launches_) {
     for (size_t i = 0; i < launch.spec->operands.size(); ++i) {
       const size_t at = launch.pointers + i;
@@ -222,6 +226,10 @@ void KernelCall::run(std::span<const int64_t> values) {
           number.immediate ? number.bits : values[static_cast<size_t>(number.bits)];
     }
   }
+}
+
+void KernelCall::launch() const {
+  count(Counter::KernelLaunches, launches_.size());
   if (blocks_ <= grain_) return run_blocks(0, blocks_);
   at::parallel_for(0, blocks_, grain_,
                    [this](int64_t begin, int64_t end) { run_blocks(begin, end); });

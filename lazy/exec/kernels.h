@@ -25,14 +25,19 @@ plan::Schedule& choose_schedule(plan::Plan& plan);
 // where they did so from the start. Plans of before may have chosen by time.
 bool choose_alike();
 
+// Whether all runs of the plan from now on go by this schedule, as far as can be told.
+bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
+
 // One step's launches, ready to be called again and again.
 class KernelCall {
  public:
   KernelCall(const plan::Plan& plan, const plan::Step& step,
              const std::vector<library::Slot>& slots);
 
-  // Runs them, by as many threads as ATen's kernels do.
-  void run(std::span<const int64_t> values);
+  // The memory that the slots point at now, and the numbers of this step.
+  void set(std::span<const int64_t> values);
+  // Runs them with what was set, by as many threads as ATen's kernels do.
+  void launch() const;
 
  private:
   struct Launch {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +14,9 @@
 
 // Runs a plan, step by step, on the backend's device.
 namespace acc::exec {
+
+// Memory of the backend's current device.
+c10::Storage allocate(uint64_t bytes);
 
 // The memory of a buffer that is given to a plan.
 struct Given {
@@ -37,10 +41,18 @@ class Stopped;
 struct Outcome {
   const plan::Schedule* schedule = nullptr;  // of the plan: the steps that were run
   std::vector<c10::Storage> outputs;         // per buffer; null where the plan keeps none
+  // The number of the captured work that made the outputs and is going to write them again, while
+  // that exists; null: they are the receiver's alone.
+  std::shared_ptr<const uint64_t> capture;
   size_t failed_step = 0;
   std::exception_ptr error;
   std::shared_ptr<Stopped> stopped;
 };
+
+// Called when captured work is about to be submitted: what captures from `number` on have made, and
+// somebody still has, is moved elsewhere, inputs of this run included. Returns whether that could
+// be done.
+using MakeWay = std::function<bool(uint64_t number, std::vector<Given>& given)>;
 
 // `given`: per buffer, empty for those the plan makes; taken apart while the run goes on, so that
 // the last reference to an input dies after its last use. One run at a time per device, one that
@@ -48,7 +60,7 @@ struct Outcome {
 //
 // A step that finds no memory is tried once more after the backend's caches were emptied.
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
-            std::span<const int64_t> values, Places places);
+            std::span<const int64_t> values, Places places, const MakeWay& make_way);
 
 // Goes on with a run; complete steps are not repeated. `values` as before. `needed`: per node of
 // the plan's program, whether anybody still wants what it makes.
@@ -68,6 +80,10 @@ Outcome give_up(Stopped& stopped, std::exception_ptr error);
 // step, and notes the time of its steps in their schedule.
 void time_steps(bool on);
 bool times_steps();
+
+// Switches captures on or off, for runs that begin later. They are on where the device is a GPU, or
+// with ACC_HOST_GRAPHS.
+void capture_plans(bool on);
 
 // Frees the arena of a device. Nothing may be running on it.
 void release_arena(c10::DeviceIndex device);

@@ -51,6 +51,8 @@ struct Schedule {
 
   // What the executor prepared at the first run.
   std::shared_ptr<void> prepared;
+  // And what it has captured, from the second run on.
+  std::shared_ptr<void> captures;
 
   // Per step, in the fastest of the runs that were timed; empty when none was.
   std::vector<double> seconds;
@@ -77,6 +79,7 @@ struct Plan {
   // Whether the plan is sure to run again: it has come before, or the program is in a training
   // loop. Others come by the hundred in notebooks and never again, and would keep compilers busy.
   bool repeats = false;
+  bool has_run = false;  // to its end
 
   // The plan that ran after this one the last time.
   std::weak_ptr<Plan> next;

@@ -38,6 +38,8 @@ class LazyStorage final : public c10::StorageImpl {
   std::shared_ptr<const Poison> poison;
   // Another library shares the memory (DLPack): operators on it run at once, for good.
   bool observed = false;
+  // Somebody was told the address: it stays the same.
+  bool pinned = false;
 
  private:
   void forget_memory();

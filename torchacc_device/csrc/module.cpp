@@ -21,7 +21,7 @@
 #include "lazy/graph/formula.h"
 #include "lazy/record/infer.h"
 #include "lazy/record/recorder.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 #include "torchacc_device/csrc/capture_bindings.h"
 #include "torchacc_device/csrc/locator.h"
 #include "torchacc_device/csrc/plan_bindings.h"
@@ -159,6 +159,13 @@ void bind_session(py::module_& m) {
     py::gil_scoped_release release;
     session::release_memory(static_cast<c10::DeviceIndex>(device));
   });
+  m.def(
+      "capture_plans",
+      [](bool on) {
+        py::gil_scoped_release release;
+        session::capture_plans(on);
+      },
+      py::arg("on"), "Captures plans that repeat from now on, or not, as ACC_HOST_GRAPHS says.");
   m.def(
       "skip_passes",
       [](const std::string& names) {

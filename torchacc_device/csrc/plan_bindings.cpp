@@ -7,7 +7,7 @@
 
 #include "csrc/runtime/backend.h"
 #include "lazy/record/source.h"
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 namespace acc::bindings {
 namespace {

@@ -77,6 +77,9 @@ std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest);
 // Switches timing on or off: while it is on, runs take the time of each of their steps.
 void time_plans(bool on);
 
+// Switches captures of plans on or off (see ACC_HOST_GRAPHS), in plans of all devices.
+void capture_plans(bool on);
+
 // Leaves out the passes in `names` (see ACC_SKIP_PASSES) from now on, in plans of all devices.
 void skip_passes(const std::string& names);
 

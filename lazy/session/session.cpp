@@ -1,4 +1,4 @@
-#include "lazy/session.h"
+#include "lazy/session/session.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -35,7 +35,9 @@
 #include "lazy/record/source.h"
 #include "lazy/record/storage.h"
 #include "lazy/record/watch.h"
-#include "lazy/replay.h"
+#include "lazy/session/captured_results.h"
+#include "lazy/session/failure.h"
+#include "lazy/session/replay.h"
 
 namespace acc::session {
 
@@ -108,6 +110,7 @@ class Session {
     bool trains = false;  // an iteration has ended on it
     Ran last;
     Ran largest;  // of those that ran while steps were timed
+    CapturedResults results;
     plan::LruCache<Cached> plans{base::env::plan_cache_bytes(),
                                  [](Cached&, uint64_t) { count(Counter::PlansEvicted); }};
   };
@@ -219,68 +222,6 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   return wider;
 }
 
-// Throws `message` with the type that the operator threw, so that user code catches what it would
-// catch in eager mode.
-[[noreturn]] void rethrow_as(const std::exception_ptr& error, bool no_memory,
-                             const std::string& message) {
-  const c10::SourceLocation where{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
-  if (no_memory) throw c10::OutOfMemoryError(where, message);
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::IndexError&) {
-    throw c10::IndexError(where, message);
-  } catch (const c10::ValueError&) {
-    throw c10::ValueError(where, message);
-  } catch (const c10::TypeError&) {
-    throw c10::TypeError(where, message);
-  } catch (const c10::NotImplementedError&) {
-    throw c10::NotImplementedError(where, message);
-  } catch (const std::exception&) {
-    throw base::Error(message);
-  }
-}
-
-// Poisons what the steps from `step` on were to write: in place, or as a result.
-void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const Trace& trace,
-                 size_t step, const std::shared_ptr<const record::Poison>& poison) {
-  for (; step < schedule.steps.size(); ++step) {
-    for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
-      if (!use.writes) continue;
-      const uint32_t first = plan.program.buffers[use.buffer].group;
-      if (first >= trace.entries.size()) continue;  // the plan's own
-      if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
-    }
-  }
-}
-
-// What the user has to know when memory ran out: how much the step takes, and what is held.
-std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
-                             c10::DeviceIndex device) {
-  uint64_t results = 0;
-  for (size_t i = 0; i < plan.outputs.size(); ++i) {
-    if (plan.outputs[i]) results += plan.program.buffers[i].nbytes;
-  }
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
-  constexpr uint64_t kMiB = uint64_t{1} << 20;
-  return base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
-                      schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
-                      " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
-                      " MiB on acc:", static_cast<int>(device), ".");
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& known) {
-    return known.what_without_backtrace();
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
 // Gives the storages what was made.
 void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
   for (size_t i = 0; i < trace.entries.size(); ++i) {
@@ -308,6 +249,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
     }
     device.expected = work.plan->next.lock();
     recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
+    device.results.remember(work.trace, outcome);
     hand_out(work.trace, outcome.outputs);
     if (outcome.error == nullptr) {
       recorder.recycle(std::move(work.trace));
@@ -405,15 +347,6 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   return false;
 }
 
-// Without a plan nothing of the trace can be made.
-void poison_all(const Trace& trace, const std::exception_ptr& error) {
-  auto poison = std::make_shared<record::Poison>();
-  poison->message = base::concat("no plan could be made: ", text_of(error));
-  for (const record::Entry& entry : trace.entries) {
-    if (const auto storage = entry.storage.lock()) storage->poison = poison;
-  }
-}
-
 void Session::flush(Recorder& recorder, FlushReason reason) {
   std::unique_ptr<runtime::Marker> oldest;
   {
@@ -474,9 +407,13 @@ void Session::run(Recorder& recorder, Work work) {
     record::Entry& entry = work.trace.entries[i];
     given[i] = {std::move(entry.memory), entry.byte_offset};
   }
+  CapturedResults& results = devices_[static_cast<size_t>(recorder.device())].results;
+  const auto make_way = [&](uint64_t number, std::vector<exec::Given>& inputs) {
+    return results.make_way(number, inputs, recorder.device());
+  };
   exec::Outcome outcome =
       exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
-                {std::move(work.trace.places), &record::short_source_text});
+                {std::move(work.trace.places), &record::short_source_text}, make_way);
   finish(recorder, std::move(work), std::move(outcome));
 }
 
@@ -646,16 +583,11 @@ void stop() {
   stopped.store(true);
 }
 
-static c10::Storage allocate(size_t nbytes) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(nbytes)),
-                      runtime::backend().allocator(), true);
-}
-
 void materialise(LazyStorage& storage) {
   record::check_contents(storage);
   if (storage.has_memory()) return;
   const runtime::OnDevice on_device(storage.device().index());
-  storage.set_memory(allocate(storage.nbytes()));
+  storage.set_memory(exec::allocate(storage.nbytes()));
 }
 
 at::Tensor share(const at::Tensor& tensor) {
@@ -694,6 +626,10 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     const auto lock = recorder.lock();
     materialise(storage);
     memory = storage.memory();
+  }
+  if (reason == FlushReason::kPointer) {
+    const auto lock = recorder.lock();
+    storage.pinned = true;
   }
   const auto key = memory.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
   at::Tensor result = at::detail::make_tensor_base<c10::TensorImpl>(
@@ -752,7 +688,7 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   materialise(storage);
   const runtime::OnDevice on_device(device);
   // First the new memory, which may not be had.
-  c10::Storage memory = allocate(nbytes);
+  c10::Storage memory = exec::allocate(nbytes);
   const c10::Storage old = storage.take_memory(nbytes);
   storage.set_memory(std::move(memory));
   runtime::backend().copy(storage.memory().mutable_data(), old.data(), std::min(old_bytes, nbytes),
@@ -767,11 +703,24 @@ std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest) {
 
 void time_plans(bool on) { Session::get().time_plans(on); }
 
-void skip_passes(const std::string& names) {
-  passes::skip(names);
+namespace {
+
+void release_all() {
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     release_memory(static_cast<c10::DeviceIndex>(i));
   }
+}
+
+}  // namespace
+
+void capture_plans(bool on) {
+  exec::capture_plans(on);
+  release_all();
+}
+
+void skip_passes(const std::string& names) {
+  passes::skip(names);
+  release_all();
 }
 
 void run_alike() {

@@ -1,0 +1,240 @@
+#include "lazy/exec/captured.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/base/stats.h"
+#include "lazy/graph/words.h"
+
+namespace acc::exec {
+namespace {
+
+using base::count;
+using base::Counter;
+
+std::shared_ptr<const uint64_t> next_number() {
+  static std::atomic<uint64_t> last{0};
+  return std::make_shared<const uint64_t>(last.fetch_add(1, std::memory_order_relaxed) + 1);
+}
+
+bool touches_host(const plan::Plan& plan, const plan::Step& step) {
+  return std::ranges::any_of(plan::uses(plan, step), [&](const graph::Use& use) {
+    return plan.program.buffers[use.buffer].kind == graph::BufferKind::kHost;
+  });
+}
+
+const graph::Node& first_node(const plan::Plan& plan, const plan::Step& step) {
+  return plan.program.nodes[step.nodes[0]];
+}
+
+char* address_of(const Given& given) {
+  return static_cast<char*>(const_cast<void*>(given.memory.data())) + given.byte_offset;
+}
+
+size_t rest_of(const Given& given) {
+  const auto offset = static_cast<size_t>(given.byte_offset);
+  return given.memory.nbytes() - std::min(offset, given.memory.nbytes());
+}
+
+}  // namespace
+
+Captured::Captured(const plan::Plan& plan, const plan::Schedule& schedule, c10::DeviceIndex device,
+                   CaptureLimits& limits, std::span<const int64_t> values)
+    : plan_(plan),
+      schedule_(schedule),
+      device_(device),
+      limits_(limits),
+      number_(next_number()),
+      pool_(runtime::backend().open_pool(device)),
+      values_(values.begin(), values.end()),
+      copies_(plan.program.buffers.size()),
+      extents_(plan.program.buffers.size()),
+      written_(plan.program.buffers.size()) {
+  count(Counter::Captures);
+  std::vector<bool> captured = limits_.outside;
+  captured.flip();
+  prepared_ = prepare(plan, schedule, device, captured);
+  find_extents();
+}
+
+void Captured::find_extents() {
+  for (const plan::Step& step : schedule_.steps) {
+    for (const uint32_t index : step.nodes) {
+      for (const graph::Use& use : graph::uses(plan_.program, plan_.program.nodes[index])) {
+        extents_[use.buffer] = std::max(extents_[use.buffer], use.end_byte);
+        if (use.writes) written_[use.buffer] = true;
+      }
+    }
+  }
+}
+
+Run Captured::begin(std::vector<Given>& given) {
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!limits_.copied[i] || !given[i].memory) continue;
+    copies_[i] = allocate(static_cast<uint64_t>(extents_[i]));
+    runtime::backend().copy(copies_[i].mutable_data(), address_of(given[i]),
+                            std::min(copies_[i].nbytes(), rest_of(given[i])), device_);
+    given[i] = {copies_[i], 0};
+  }
+  return Run(plan_, schedule_, *prepared_, device_, given, /*own_arena=*/true);
+}
+
+void Captured::note(size_t index) {
+  PreparedStep& step = prepared_->steps[index];
+  runtime::backend().note([this, index, &step] {
+    *at_ = index;
+    ambient_->set(first_node(plan_, schedule_.steps[index]).ambient);
+    if (step.kernel.has_value()) return step.kernel->launch();
+    repeat(step, values_, prepared_->fixed);
+  });
+}
+
+// Calls an operator once more. What it makes goes where its results went when it was captured.
+void Captured::repeat(const PreparedStep& step, std::span<const int64_t> values,
+                      const std::vector<library::Slot>& slots) {
+  const torch::jit::Stack results = step.call->run(values);
+  for (const Result& result : step.results) {
+    const at::Tensor& tensor = result.of(results);
+    if (!tensor.defined()) continue;
+    const graph::TensorWords promised = graph::read_tensor(result.word);
+    const library::Slot& slot = slots[static_cast<size_t>(promised.buffer)];
+    if (as_promised(tensor, promised) && tensor.storage().nbytes() <= slot->nbytes()) {
+      runtime::backend().copy(slot->mutable_data(), tensor.storage().data(),
+                              tensor.storage().nbytes(), device_);
+    } else {
+      library::alias(result.word, slot).copy_(tensor);
+    }
+  }
+}
+
+void Captured::add_piece(size_t begin, size_t end, std::unique_ptr<runtime::CapturedWork> work) {
+  pieces_.push_back({begin, end, std::move(work)});
+}
+
+void Captured::finish(const Run& run) {
+  pool_->close();
+  capturing_ = false;
+  outputs_ = run.outputs();
+  for (const Piece& piece : pieces_) {
+    if (piece.work == nullptr) continue;
+    for (size_t step = piece.begin; step < piece.end; ++step) fix(step);
+  }
+}
+
+// Remembers what the operator of a captured step was given.
+void Captured::fix(size_t index) {
+  const plan::Step& step = schedule_.steps[index];
+  if (step.kernel != plan::kNoKernel) return;
+  const graph::Node& node = first_node(plan_, step);
+  for (uint32_t i = node.values; i < node.values + node.n_values; ++i) {
+    numbers_.push_back({i, static_cast<uint32_t>(index), values_[i]});
+  }
+  for (const graph::Use& use : graph::uses(plan_.program, node)) {
+    if (schedule_.places[use.buffer] != plan::Place::kGiven || copies_[use.buffer]) continue;
+    if (std::ranges::find(addresses_, use.buffer, &FixedAddress::buffer) != addresses_.end()) {
+      continue;
+    }
+    addresses_.push_back({use.buffer, prepared_->fixed[use.buffer]->data()});
+  }
+}
+
+void Captured::give_up() noexcept {
+  pool_->close();
+  capturing_ = false;
+  pieces_.clear();
+}
+
+bool Captured::fits(const std::vector<Given>& given, std::span<const int64_t> values) const {
+  return std::ranges::all_of(
+             numbers_, [&](const auto& fixed) { return values[fixed.value] == fixed.bits; }) &&
+         std::ranges::all_of(addresses_, [&](const auto& fixed) {
+           return address_of(given[fixed.buffer]) == fixed.address;
+         });
+}
+
+void Captured::learn(const std::vector<Given>& given, std::span<const int64_t> values) {
+  for (const FixedNumber& fixed : numbers_) {
+    if (values[fixed.value] == fixed.bits || limits_.outside[fixed.step]) continue;
+    limits_.outside[fixed.step] = true;
+    base::count_keyed("not_captured/number",
+                      first_node(plan_, schedule_.steps[fixed.step]).op->name);
+  }
+  bool moved = false;
+  for (const FixedAddress& fixed : addresses_) {
+    if (address_of(given[fixed.buffer]) == fixed.address) continue;
+    // What is written has to be written where it is.
+    const bool written = written_[fixed.buffer] || plan_.program.buffers[fixed.buffer].written;
+    moved = moved || written;
+    if (!written) limits_.copied[fixed.buffer] = true;
+  }
+  if (moved) base::count_keyed("captured_again", "address");
+}
+
+void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> values,
+                      runtime::AmbientScope& ambient, size_t* step) {
+  count(Counter::CapturesSubmitted);
+  ambient_ = &ambient;
+  at_ = step;
+  *step = 0;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!given[i].memory) continue;
+    if (copies_[i]) {
+      runtime::backend().copy(copies_[i].mutable_data(), address_of(given[i]),
+                              std::min(copies_[i].nbytes(), rest_of(given[i])), device_);
+    } else {
+      library::point(prepared_->slots[i], address_of(given[i]), rest_of(given[i]));
+    }
+  }
+  for (PreparedStep& prepared : prepared_->steps) {
+    if (prepared.kernel.has_value()) prepared.kernel->set(values);
+  }
+  for (const Piece& piece : pieces_) {
+    *step = piece.begin;
+    if (piece.work != nullptr) {
+      piece.work->submit();
+      continue;
+    }
+    ambient.set(first_node(plan_, schedule_.steps[piece.begin]).ambient);
+    repeat(prepared_->steps[piece.begin], values, prepared_->slots);
+  }
+  *step = schedule_.steps.size();
+  count(Counter::Steps, schedule_.steps.size());
+}
+
+Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule) {
+  limits_.copied.resize(plan.program.buffers.size());
+  for (const plan::Step& step : schedule.steps) {
+    // Snapshots of the CPU's tensors lie elsewhere each time.
+    limits_.outside.push_back(touches_host(plan, step));
+  }
+}
+
+Captured* Captures::find(const std::vector<Given>& given, std::span<const int64_t> values) {
+  for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
+    if (!(*kept)->fits(given, values)) continue;
+    std::rotate(kept_.begin(), kept, kept + 1);
+    return kept_.front().get();
+  }
+  if (!kept_.empty()) kept_.front()->learn(given, values);
+  return nullptr;
+}
+
+std::unique_ptr<Captured> Captures::begin(const plan::Plan& plan, const plan::Schedule& schedule,
+                                          c10::DeviceIndex device,
+                                          std::span<const int64_t> values) {
+  ++made_;
+  return std::make_unique<Captured>(plan, schedule, device, limits_, values);
+}
+
+void Captures::keep(std::unique_ptr<Captured> captured) {
+  kept_.insert(kept_.begin(), std::move(captured));
+  if (kept_.size() > kKept) kept_.pop_back();
+}
+
+void Captures::drop(const Captured* captured) {
+  std::erase_if(kept_, [&](const auto& kept) { return kept.get() == captured; });
+}
+
+}  // namespace acc::exec

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "csrc/runtime/ambient.h"
+#include "csrc/runtime/backend.h"
+#include "lazy/exec/run.h"
+#include "lazy/exec/runner.h"
+#include "lazy/plan/plan.h"
+
+// Schedules as captured work: on a GPU a step of training is then one CUDA graph.
+//
+// A run of a schedule is captured in pieces, as few as can be: steps that cannot be captured run in
+// between. The work of a piece has the memory and the numbers that it was captured with. Generated
+// kernels read theirs anew each time; operators of ATen do not, so each run asks first whether what
+// they were given is the same (`fits`).
+namespace acc::exec {
+
+// What a schedule's captures have to do without, learnt from those that failed or did not fit.
+struct CaptureLimits {
+  std::vector<bool> outside;  // per step: is called between the pieces
+  // Per buffer: an input that lies elsewhere from run to run, and is copied to a place of its own.
+  std::vector<bool> copied;
+};
+
+class Captured {
+ public:
+  // Begins a run that is captured: memory comes from the backend's pool until `finish` or
+  // `give_up`.
+  Captured(const plan::Plan& plan, const plan::Schedule& schedule, c10::DeviceIndex device,
+           CaptureLimits& limits, std::span<const int64_t> values);
+
+  // The memory of that run. Takes the inputs out of `given`.
+  Run begin(std::vector<Given>& given);
+
+  // Whether the step belongs to a piece.
+  bool takes(size_t step) const { return capturing_ && !limits_.outside[step]; }
+  // The step was submitted, as the next one of the piece.
+  void note(size_t step);
+  void add_piece(size_t begin, size_t end, std::unique_ptr<runtime::CapturedWork> work);
+  // A step that cannot be captured was submitted.
+  void add_outside(size_t step) { pieces_.push_back({step, step + 1, nullptr}); }
+  // All of the steps were.
+  void finish(const Run& run);
+  // The rest of the run goes step by step, and nothing is captured.
+  void give_up() noexcept;
+  // Whether the run has been captured to its end.
+  bool captured() const { return !outputs_.empty(); }
+
+  // Whether the work can be submitted again for these inputs and numbers.
+  bool fits(const std::vector<Given>& given, std::span<const int64_t> values) const;
+  // Where it cannot: notes what the next capture has to do without.
+  void learn(const std::vector<Given>& given, std::span<const int64_t> values);
+
+  // Submits it. `step`: the step that is on its way, for errors.
+  void submit(const std::vector<Given>& given, std::span<const int64_t> values,
+              runtime::AmbientScope& ambient, size_t* step);
+
+  // What the work writes anew each time, per buffer; null where the plan keeps nothing.
+  const std::vector<c10::Storage>& outputs() const { return outputs_; }
+
+  // Captured later is larger. What was captured before another work knows nothing of that one's
+  // results, and may write over them: they were not there when its memory was chosen.
+  const std::shared_ptr<const uint64_t>& number() const { return number_; }
+
+ private:
+  struct Piece {
+    size_t begin;
+    size_t end;
+    std::unique_ptr<runtime::CapturedWork> work;  // null: a step that is called
+  };
+  struct FixedNumber {
+    uint32_t value;  // in the step's value block
+    uint32_t step;
+    int64_t bits;
+  };
+  struct FixedAddress {
+    uint32_t buffer;
+    const void* address;
+  };
+
+  void find_extents();
+  void fix(size_t step);
+  void repeat(const PreparedStep& step, std::span<const int64_t> values,
+              const std::vector<library::Slot>& slots);
+
+  const plan::Plan& plan_;
+  const plan::Schedule& schedule_;
+  const c10::DeviceIndex device_;
+  CaptureLimits& limits_;
+  std::shared_ptr<const uint64_t> number_;
+  std::unique_ptr<Prepared> prepared_;
+  const std::unique_ptr<runtime::Pool> pool_;
+  bool capturing_ = true;
+  std::vector<int64_t> values_;  // at the time of the capture
+  std::vector<Piece> pieces_;
+  std::vector<c10::Storage> copies_;  // per buffer, of the inputs that are copied
+  std::vector<int64_t> extents_;      // per buffer: bytes that steps touch
+  std::vector<bool> written_;         // per buffer
+  std::vector<FixedNumber> numbers_;
+  std::vector<FixedAddress> addresses_;
+  std::vector<c10::Storage> outputs_;
+  // While the work is submitted:
+  runtime::AmbientScope* ambient_ = nullptr;
+  size_t* at_ = nullptr;
+};
+
+// The captures of a schedule.
+class Captures {
+ public:
+  Captures(const plan::Plan& plan, const plan::Schedule& schedule);
+
+  // What can be submitted for these inputs and numbers; null when nothing can.
+  Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
+
+  // Whether the next run is worth capturing. A schedule whose captures keep failing or never fit is
+  // not.
+  bool wants_more() const { return made_ < kMost; }
+  std::unique_ptr<Captured> begin(const plan::Plan& plan, const plan::Schedule& schedule,
+                                  c10::DeviceIndex device, std::span<const int64_t> values);
+  void keep(std::unique_ptr<Captured> captured);
+  void drop(const Captured* captured);
+  // The step cannot be captured.
+  void leave_outside(size_t step) { limits_.outside[step] = true; }
+
+ private:
+  // Two, for programs that alternate between two sets of parameters.
+  static constexpr size_t kKept = 2;
+  // Each failure teaches something, so that few are needed; what still changes then always will.
+  static constexpr int kMost = 16;
+
+  CaptureLimits limits_;
+  std::vector<std::unique_ptr<Captured>> kept_;  // the last used first
+  int made_ = 0;
+};
+
+}  // namespace acc::exec

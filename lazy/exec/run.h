@@ -1,0 +1,118 @@
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/library/aten_call.h"
+#include "lazy/exec/kernels.h"
+#include "lazy/exec/runner.h"
+#include "lazy/plan/plan.h"
+
+// The steps of a schedule, ready to be called, and the memory of one run.
+namespace acc::exec {
+
+// A result that the operator makes: which buffer takes it.
+struct Result {
+  uint32_t stack;  // position on the result stack
+  int32_t item;    // position in the list there; -1: no list
+  const int64_t* word;
+
+  const at::Tensor& of(const torch::jit::Stack& results) const;
+};
+
+// A step of a plan: one operator of ATen's, or launches of a kernel.
+struct PreparedStep {
+  std::optional<library::AtenCall> call;
+  std::vector<Result> results;
+  std::optional<KernelCall> kernel;
+};
+
+// What a plan needs at run time beyond pure data.
+struct Prepared {
+  std::vector<library::Slot> slots;
+  // Those that captured operators see. What they are pointed at when the work is captured is theirs
+  // for good, while the others follow the inputs of later runs. Empty where nothing is captured.
+  std::vector<library::Slot> fixed;
+  std::vector<PreparedStep> steps;
+  void* arena = nullptr;  // where the slots of arena buffers point into
+
+  void point(uint32_t buffer, void* data, size_t nbytes);
+};
+
+// The device of the tensors that share an acc device's memory.
+c10::Device alias_device(c10::DeviceIndex index);
+
+// `captured`: per step, whether its operator is going to be captured; empty: none is.
+std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& schedule,
+                                  c10::DeviceIndex device, const std::vector<bool>& captured);
+
+// Whether the memory of `tensor` is what the promised geometry describes.
+bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised);
+
+// What a run holds beside its inputs, for the memory statistics of the host. On CUDA the allocator
+// counts.
+class Held {
+ public:
+  Held(c10::DeviceIndex device, size_t buffers);
+  Held(Held&& other) noexcept : device_(other.device_), bytes_(std::exchange(other.bytes_, {})) {}
+  Held& operator=(Held&&) = delete;
+  ~Held();
+
+  void take(size_t buffer, size_t bytes);
+  void take_arena(size_t bytes) { take(bytes_.size() - 1, bytes); }
+  void give(size_t buffer);
+
+ private:
+  c10::DeviceIndex device_;
+  std::vector<size_t> bytes_;  // per buffer, and the arena
+};
+
+class Run {
+ public:
+  // Takes the inputs out of `given`. `own_arena`: the small intermediates get memory that only this
+  // run and what it captures use; else that of the device.
+  Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepared,
+      c10::DeviceIndex index, std::vector<Given>& given, bool own_arena = false);
+
+  // `called` is set when the operator is about to run.
+  void step(size_t index, std::span<const int64_t> values, bool* called);
+
+  // Of the operator that a step calls; null for a kernel.
+  const torch::jit::Stack* arguments(size_t index) const;
+
+  // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
+  void leave_out(size_t index, const std::vector<bool>& touched);
+
+  std::vector<c10::Storage> outputs() const;
+  std::vector<c10::Storage> take_outputs();
+
+  // The memory of all buffers, and back to what it was: steps that were not submitted after all.
+  std::vector<c10::Storage> memory() const { return memory_; }
+  void go_back(std::vector<c10::Storage> memory);
+
+ private:
+  void call(const PreparedStep& prepared, std::span<const int64_t> values);
+  void place_arena(c10::DeviceIndex index, bool own_arena);
+  void point_arena(void* arena);
+  void own(uint32_t buffer, c10::Storage memory);
+  void take_over(const plan::Reuse& reuse);
+  void release(uint32_t buffer);
+  void adopt(const Result& result, const at::Tensor& tensor);
+
+  const plan::Plan& plan_;
+  const plan::Schedule& schedule_;
+  Prepared& prepared_;
+  std::vector<c10::Storage> memory_;
+  c10::DataPtr arena_;  // of its own
+  Held held_;
+};
+
+}  // namespace acc::exec

@@ -1,0 +1,65 @@
+#include "lazy/session/captured_results.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "csrc/base/stats.h"
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/on_device.h"
+
+namespace acc::session {
+
+void CapturedResults::remember(const record::Trace& trace, const exec::Outcome& outcome) {
+  if (outcome.capture == nullptr) return;
+  std::vector<Result>& results = results_[*outcome.capture];
+  results.clear();
+  for (size_t i = 0; i < trace.entries.size(); ++i) {
+    const c10::Storage& memory = outcome.outputs[i];
+    if (!memory || memory.nbytes() == 0) continue;
+    const auto impl =
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.unsafeGetStorageImpl());
+    results.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(impl), outcome.capture,
+                       trace.entries[i].storage});
+  }
+}
+
+bool CapturedResults::make_way(uint64_t number, std::vector<exec::Given>& given,
+                               c10::DeviceIndex device) {
+  for (auto results = results_.lower_bound(number); results != results_.end();) {
+    while (!results->second.empty()) {
+      if (!move_away(results->second.back(), given, device)) return false;
+      results->second.pop_back();
+    }
+    results = results->first == number ? std::next(results) : results_.erase(results);
+  }
+  return true;
+}
+
+bool CapturedResults::move_away(const Result& result, std::vector<exec::Given>& given,
+                                c10::DeviceIndex device) {
+  const c10::Storage memory(result.memory.lock());
+  if (!memory) return true;
+  const auto storage = result.storage.lock();
+  const bool held = storage && storage->has_memory() &&
+                    storage->memory().unsafeGetStorageImpl() == memory.unsafeGetStorageImpl();
+  const auto is_it = [&](const exec::Given& each) {
+    return each.memory.unsafeGetStorageImpl() == memory.unsafeGetStorageImpl();
+  };
+  const auto inputs = static_cast<size_t>(std::ranges::count_if(given, is_it));
+  const size_t others =
+      memory.use_count() - 1 - (result.capture.expired() ? 0 : 1) - (held ? 1 : 0) - inputs;
+  if (others == 0 && !held && inputs == 0) return true;
+  if (others > 0 || (held && (storage->pinned || storage->observed))) return false;
+  const runtime::OnDevice on_device(device);
+  c10::Storage copy = exec::allocate(memory.nbytes());
+  runtime::backend().copy(copy.mutable_data(), memory.data(), memory.nbytes(), device);
+  for (exec::Given& each : given) {
+    if (is_it(each)) each.memory = copy;
+  }
+  if (held) storage->set_memory(std::move(copy));
+  base::count(base::Counter::ResultsMoved);
+  return true;
+}
+
+}  // namespace acc::session

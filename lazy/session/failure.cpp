@@ -1,0 +1,75 @@
+#include "lazy/session/failure.h"
+
+#include <c10/util/Exception.h>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
+
+namespace acc::session {
+
+void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::string& message) {
+  const c10::SourceLocation where{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (no_memory) throw c10::OutOfMemoryError(where, message);
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::IndexError&) {
+    throw c10::IndexError(where, message);
+  } catch (const c10::ValueError&) {
+    throw c10::ValueError(where, message);
+  } catch (const c10::TypeError&) {
+    throw c10::TypeError(where, message);
+  } catch (const c10::NotImplementedError&) {
+    throw c10::NotImplementedError(where, message);
+  } catch (const std::exception&) {
+    throw base::Error(message);
+  }
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    return known.what_without_backtrace();
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
+                             c10::DeviceIndex device) {
+  uint64_t results = 0;
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    if (plan.outputs[i]) results += plan.program.buffers[i].nbytes;
+  }
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  return base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
+                      schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
+                      " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
+                      " MiB on acc:", static_cast<int>(device), ".");
+}
+
+void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,
+                 size_t step, const std::shared_ptr<const record::Poison>& poison) {
+  for (; step < schedule.steps.size(); ++step) {
+    for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
+      if (!use.writes) continue;
+      const uint32_t first = plan.program.buffers[use.buffer].group;
+      if (first >= trace.entries.size()) continue;  // the plan's own
+      if (const auto storage = trace.entries[first].storage.lock()) storage->poison = poison;
+    }
+  }
+}
+
+void poison_all(const record::Trace& trace, const std::exception_ptr& error) {
+  auto poison = std::make_shared<record::Poison>();
+  poison->message = base::concat("no plan could be made: ", text_of(error));
+  for (const record::Entry& entry : trace.entries) {
+    if (const auto storage = entry.storage.lock()) storage->poison = poison;
+  }
+}
+
+}  // namespace acc::session

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "lazy/plan/plan.h"
+#include "lazy/record/recorder.h"
+#include "lazy/record/storage.h"
+
+// What becomes of a step that failed: what its user is told, and the tensors that have no contents.
+namespace acc::session {
+
+// Throws `message` with the type that the operator threw, so that user code catches what it would
+// catch in eager mode.
+[[noreturn]] void rethrow_as(const std::exception_ptr& error, bool no_memory,
+                             const std::string& message);
+
+std::string text_of(const std::exception_ptr& error);
+
+// What the user has to know when memory ran out: how much the step takes, and what is held.
+std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
+                             c10::DeviceIndex device);
+
+// Poisons what the steps from `step` on were to write: in place, or as a result.
+void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,
+                 size_t step, const std::shared_ptr<const record::Poison>& poison);
+
+// Without a plan nothing of the trace can be made.
+void poison_all(const record::Trace& trace, const std::exception_ptr& error);
+
+}  // namespace acc::session

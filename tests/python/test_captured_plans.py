@@ -1,0 +1,326 @@
+"""Plans that repeat are captured: work with fixed memory, submitted again (a CUDA graph on a GPU).
+
+Nothing of that may show. The host's work is a list of calls that have the memory and the numbers
+of the run that was captured, as the launches in a CUDA graph have, so what is forgotten here would
+be forgotten there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+F = nn.functional
+
+
+@pytest.fixture(autouse=True, params=["operators", "kernels"])
+def captured(request, device) -> Iterator[None]:
+    """Plans are captured, with generated kernels or without."""
+    extension = helpers.extension()
+    extension.capture_plans(True)
+    if request.param == "operators":
+        extension.skip_passes(helpers.BIT_BY_BIT)
+    # Without it kernels would first be tried against what they replace.
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    extension.skip_passes("")
+    extension.capture_plans(False)
+
+
+def network(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 10),
+    ).to(device)
+
+
+class Batches:
+    """The same numbers on every device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __call__(self, size: int = 8) -> tuple[Tensor, Tensor]:
+        x = torch.randn(size, 3, 8, 8, generator=self.generator)
+        y = torch.randint(0, 10, (size,), generator=self.generator)
+        return x.to(self.device), y.to(self.device)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def schedule(device: str) -> list[Tensor]:
+    """Learning rates change."""
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    losses = []
+    for _ in range(12):
+        losses.append(step(model, optimizer, *batch()))
+        rates.step()
+    return losses
+
+
+def everything_kept(device: str) -> list[Tensor]:
+    """Losses, activations and gradients, with evaluation and two sizes of batches in between."""
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    kept = []
+    for i in range(24):
+        x, y = batch(4 if i % 3 == 2 else 8)
+        hidden = model[:3](x)
+        loss = F.cross_entropy(model[3:](hidden), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        kept += [hidden.detach(), loss.detach(), *(p.grad for p in model.parameters())]
+        if i % 4 == 3:
+            model.eval()
+            with torch.no_grad():
+                kept.append(model(x))
+            model.train()
+    return kept
+
+
+def slices_of_resident_data(device: str) -> list[Tensor]:
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    x, y = batch(64)
+    return [
+        step(model, optimizer, x[i : i + 8], y[i : i + 8])
+        for _ in range(3)
+        for i in range(0, 64, 8)
+    ]
+
+
+def two_batches_in_turn(device: str) -> list[Tensor]:
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    batches = [batch(), batch()]
+    return [step(model, optimizer, *batches[i % 2]) for i in range(12)]
+
+
+def averaged_parameters_swapped_in(device: str) -> list[Tensor]:
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    parameters = list(model.parameters())
+    averages = [p.detach().clone() for p in parameters]
+    results = []
+    for i in range(16):
+        x, y = batch()
+        results.append(step(model, optimizer, x, y))
+        with torch.no_grad():
+            for average, p in zip(averages, parameters, strict=True):
+                average.lerp_(p, 0.1)
+            if i % 2:
+                trained = [p.data for p in parameters]
+                for average, p in zip(averages, parameters, strict=True):
+                    p.data = average
+                results.append(model(x))
+                for each, p in zip(trained, parameters, strict=True):
+                    p.data = each
+    return results
+
+
+def state_dict_assigned(device: str) -> list[Tensor]:
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for i in range(16):
+        if i == 5:
+            saved = {name: value.clone() for name, value in model.state_dict().items()}
+        if i in (8, 9, 12):
+            copies = {name: value.clone() for name, value in saved.items()}
+            model.load_state_dict(copies, assign=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses.append(step(model, optimizer, *batch()))
+    return losses
+
+
+def gradients_accumulated(device: str) -> list[Tensor]:
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    results = []
+    for i in range(45):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y) / 3
+        loss.backward()
+        results.append(loss.detach())
+        if i % 3 == 2:
+            optimizer.step()
+            results += [p.grad.clone() for p in model.parameters()]
+            optimizer.zero_grad(set_to_none=i % 2 == 0)
+    return results
+
+
+def state_carried(device: str) -> list[Tensor]:
+    """What a step made is what the next begins with, and the program keeps it too."""
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(16, 16, generator=generator).to(device)
+    hidden = torch.zeros(4, 16, device=device)
+    kept = []
+    for i in range(12):
+        hidden = torch.tanh(hidden @ weight + i * 0.01)
+        kept.append(hidden)
+        flush(device)
+    return kept
+
+
+def state_carried_and_dropped(device: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(16, 16, generator=generator).to(device)
+    hidden = torch.zeros(4, 16, device=device)
+    for i in range(12):
+        hidden = torch.tanh((hidden @ weight).relu() @ weight + i * 0.01)
+        flush(device)
+    return [hidden]
+
+
+def loss_scaled(device: str) -> list[Tensor]:
+    """A number that the program changes by itself."""
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for i in range(14):
+        scale = 2.0 ** (i // 3)
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        (loss * scale).backward()
+        for p in model.parameters():
+            p.grad.div_(scale)
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def flush(device: str) -> None:
+    if device != "cpu":
+        helpers.flush()
+
+
+PROGRAMS: list[Callable[[str], list[Tensor]]] = [
+    schedule,
+    everything_kept,
+    slices_of_resident_data,
+    two_batches_in_turn,
+    averaged_parameters_swapped_in,
+    state_dict_assigned,
+    gradients_accumulated,
+    state_carried,
+    state_carried_and_dropped,
+    loss_scaled,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_values_are_those_of_the_cpu(device, program):
+    with helpers.counting() as counted:
+        mine = [each.cpu() for each in program(device)]
+    theirs = program("cpu")
+    assert len(mine) == len(theirs)
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, i=i: f"{i}: {m}")
+    assert counted["captures_submitted"] >= 3
+
+
+def test_a_loop_is_captured_once(device):
+    """Whatever numbers change: one capture for the first they are learnt from, one without them."""
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step(model, optimizer, *batch())
+            rates.step()
+        helpers.flush()
+
+    steps(8)
+    with helpers.counting() as counted:
+        steps(20)
+    assert (counted["captures"], counted["captures_submitted"]) == (0, 20)
+
+
+def test_an_address_that_was_told_stays(device):
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    told = []
+    for i in range(16):
+        step(model, optimizer, *batch())
+        gradient = model[0].weight.grad
+        if i % 3 == 0:
+            told.append((gradient, gradient.data_ptr(), gradient.cpu()))
+    for gradient, address, value in told:
+        assert gradient.data_ptr() == address
+        assert torch.equal(gradient.cpu(), value)
+
+
+def test_what_is_shared_stays(device):
+    """Memory that another library sees is not written over."""
+    x = torch.arange(8.0).to(device)
+    shared = []
+    for i in range(10):
+        y = (x * 2 + i).cumsum(0)
+        helpers.flush()
+        shared.append((torch.from_dlpack(y), i))
+    for each, i in shared:
+        assert torch.equal(each.cpu(), (torch.arange(8.0) * 2 + i).cumsum(0))
+
+
+def test_an_error_in_a_captured_step_is_that_of_its_operator(device):
+    table = torch.arange(12.0).reshape(4, 3).to(device)
+    index = torch.tensor([0, 3, 1]).to(device)
+    for _ in range(5):
+        picked = table.index_select(0, index)
+        total = picked.sum()
+        helpers.flush()
+    index.fill_(7)
+    helpers.flush()
+    picked = table.index_select(0, index)
+    total = picked.sum()
+    with pytest.raises(Exception, match="aten::index_select"):
+        total.item()
+    index.fill_(2)
+    assert table.index_select(0, index).sum().item() == 3 * (6 + 7 + 8)
+
+
+def test_random_numbers_go_on(device):
+    """A step that draws is none of the captured ones, and draws anew."""
+    x = torch.ones(64, device=device)
+    seen = []
+    for _ in range(8):
+        seen.append(F.dropout(x, 0.5) + torch.rand(64, device=device))
+        helpers.flush()
+    values = [each.cpu() for each in seen]
+    assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])
+
+
+def test_dropping_plans_leaves_results_alone(device):
+    x = torch.arange(6.0).to(device)
+    kept = []
+    for i in range(6):
+        kept.append((x + i).cumsum(0))
+        helpers.flush()
+        if i % 2:
+            helpers.extension().capture_plans(True)  # drops all plans
+    for i, each in enumerate(kept):
+        assert torch.equal(each.cpu(), (torch.arange(6.0) + i).cumsum(0))
