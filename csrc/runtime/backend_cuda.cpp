@@ -102,7 +102,8 @@ class CudaWork final : public CapturedWork {
   // Captures take place on a stream of their own: the default stream cannot be captured. The graph
   // is launched on the default stream.
   explicit CudaWork(DeviceIndex device)
-      : pool_(*CudaPool::opened()),
+      : device_(device),
+        pool_(*CudaPool::opened()),
         guard_(std::in_place, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {
     // The allocator serves the pool that was opened first: the graph opens it in its own way.
     pool_.close();
@@ -119,11 +120,19 @@ class CudaWork final : public CapturedWork {
     pool_.open();
     graph_.replay();
   }
+  // Of a capture that is likely to be invalid by now. Torch 2.11 then leaves its allocators in the
+  // pool; later versions do not, and say so.
   void abandon() noexcept {
     try {
       graph_.capture_end();
     } catch (const std::exception&) {
-      (void)cudaGetLastError();  // whoever abandons a capture knows that it is invalid
+      (void)cudaGetLastError();
+      try {
+        at::getHostAllocator(c10::DeviceType::CUDA)->end_allocate_to_pool(pool_.id());
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_.id());
+      } catch (const std::exception&) {
+        (void)cudaGetLastError();
+      }
     }
     guard_.reset();
     pool_.open();
@@ -131,6 +140,7 @@ class CudaWork final : public CapturedWork {
   void submit() override { graph_.replay(); }
 
  private:
+  const DeviceIndex device_;
   CudaPool& pool_;  // only until the end of the capture
   std::optional<c10::cuda::CUDAStreamGuard> guard_;
   at::cuda::CUDAGraph graph_;
