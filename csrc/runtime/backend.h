@@ -110,7 +110,7 @@ class Backend {
   virtual double elapsed_ms(const Marker& from, const Marker& to) = 0;
 
   // Whether work can be captured at all.
-  virtual bool can_capture() = 0;
+  virtual bool can_capture(c10::DeviceIndex device) = 0;
   virtual std::unique_ptr<Pool> open_pool(c10::DeviceIndex device) = 0;
   // What this thread submits to the device from here on is captured. On a GPU its streams know what
   // that is, and the work begins at end_capture. On the host it is done at once, as always, and
@@ -119,8 +119,8 @@ class Backend {
   virtual void note(std::function<void()> work) = 0;
   // The work has now been submitted once.
   virtual std::unique_ptr<CapturedWork> end_capture(c10::DeviceIndex device) = 0;
-  // Something could not be captured. Returns whether what was submitted before it is done (host),
-  // rather than forgotten (CUDA).
+  // Something could not be captured, if only the begin or the end. Returns whether what was
+  // submitted before it is done (host), rather than forgotten (CUDA).
   virtual bool abandon_capture(c10::DeviceIndex device) noexcept = 0;
 };
 

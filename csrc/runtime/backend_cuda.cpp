@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -50,30 +51,58 @@ c10::cuda::CUDAEvent& event_of(const Marker& marker) {
   return const_cast<CudaMarker&>(static_cast<const CudaMarker&>(marker)).event;
 }
 
-// Memory of torch's allocator that captured work of a device writes to: one private pool for all.
+// The private pool of torch's allocator that captured work of a device has its memory from, while
+// there is any: the allocator forgets a pool that nobody holds.
+std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device) {
+  static std::mutex mutex;
+  static auto& pools = *new std::map<DeviceIndex, std::weak_ptr<const c10::MempoolId_t>>;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const c10::MempoolId_t> pool = pools[device].lock();
+  if (pool == nullptr) {
+    pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
+    pools[device] = pool;
+  }
+  return pool;
+}
+
 class CudaPool final : public Pool {
  public:
-  explicit CudaPool(DeviceIndex device) : device_(device), id_(id_of(device)) { open(); }
+  explicit CudaPool(DeviceIndex device) : device_(device), id_(pool_of(device)) { open(); }
   ~CudaPool() override {
     close();
-    for (; held_ > 0; --held_) c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
+    for (; held_ > 0; --held_) c10::cuda::CUDACachingAllocator::releasePool(device_, *id_);
   }
 
   void close() override {
     if (!std::exchange(open_, false)) return;
-    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id_);
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, *id_);
     opened() = nullptr;
   }
   void open() {
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-        device_, id_, [thread = std::this_thread::get_id()](cudaStream_t) {
+        device_, *id_, [thread = std::this_thread::get_id()](cudaStream_t) {
           return std::this_thread::get_id() == thread;
         });
     ++held_;
     open_ = true;
     opened() = this;
   }
-  c10::MempoolId_t id() const { return id_; }
+  // After a capture that failed: torch 2.11 then leaves both of its allocators in the pool, later
+  // versions do not, and throw.
+  void take_back() noexcept {
+    try {
+      at::getHostAllocator(c10::DeviceType::CUDA)->end_allocate_to_pool(*id_);
+    } catch (const std::exception&) {
+    }
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, *id_);
+      c10::cuda::CUDACachingAllocator::releasePool(device_, *id_);
+    } catch (const std::exception&) {
+    }
+    (void)cudaGetLastError();  // the failure has been told
+    open();
+  }
+  c10::MempoolId_t id() const { return *id_; }
 
   // The one that this thread has open.
   static CudaPool*& opened() {
@@ -82,35 +111,36 @@ class CudaPool final : public Pool {
   }
 
  private:
-  static c10::MempoolId_t id_of(DeviceIndex device) {
-    static std::mutex mutex;
-    static auto& ids = *new std::map<DeviceIndex, c10::MempoolId_t>;
-    const std::lock_guard lock(mutex);
-    const auto known = ids.find(device);
-    if (known != ids.end()) return known->second;
-    return ids.emplace(device, at::cuda::graph_pool_handle()).first->second;
-  }
-
   const DeviceIndex device_;
-  const c10::MempoolId_t id_;
+  const std::shared_ptr<const c10::MempoolId_t> id_;
   int held_ = 0;  // times that the allocator was told to keep the pool
   bool open_ = false;
 };
 
+// What captures take place on: the default stream cannot be captured. One for all, since the pool
+// keeps its free blocks by stream.
+CUDAStream capture_stream(DeviceIndex device) {
+  static std::mutex mutex;
+  static auto& streams = *new std::map<DeviceIndex, CUDAStream>;
+  const std::lock_guard lock(mutex);
+  const auto known = streams.find(device);
+  if (known != streams.end()) return known->second;
+  return streams.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
+      .first->second;
+}
+
+// A graph, launched on the default stream.
 class CudaWork final : public CapturedWork {
  public:
-  // Captures take place on a stream of their own: the default stream cannot be captured. The graph
-  // is launched on the default stream.
   explicit CudaWork(DeviceIndex device)
-      : device_(device),
-        pool_(*CudaPool::opened()),
-        guard_(std::in_place, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device)) {
+      : device_(device), pool_(*CudaPool::opened()), guard_(std::in_place, capture_stream(device)) {
+    wait(c10::cuda::getDefaultCUDAStream(device_), capture_stream(device_));
     // The allocator serves the pool that was opened first: the graph opens it in its own way.
     pool_.close();
     try {
       graph_.capture_begin(pool_.id(), cudaStreamCaptureModeThreadLocal);
     } catch (...) {
-      pool_.open();
+      pool_.take_back();
       throw;
     }
   }
@@ -118,28 +148,30 @@ class CudaWork final : public CapturedWork {
     graph_.capture_end();
     guard_.reset();
     pool_.open();
+    wait(capture_stream(device_), c10::cuda::getDefaultCUDAStream(device_));
     graph_.replay();
   }
-  // Of a capture that is likely to be invalid by now. Torch 2.11 then leaves its allocators in the
-  // pool; later versions do not, and say so.
   void abandon() noexcept {
+    if (!guard_.has_value()) return;  // the capture went well, and its first launch did not
     try {
       graph_.capture_end();
+      pool_.open();
     } catch (const std::exception&) {
-      (void)cudaGetLastError();
-      try {
-        at::getHostAllocator(c10::DeviceType::CUDA)->end_allocate_to_pool(pool_.id());
-        c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, pool_.id());
-      } catch (const std::exception&) {
-        (void)cudaGetLastError();
-      }
+      pool_.take_back();
     }
     guard_.reset();
-    pool_.open();
   }
   void submit() override { graph_.replay(); }
 
  private:
+  // `second` goes on when `first` has come to this point: torch sets what its generators use in a
+  // graph on the stream of the capture.
+  static void wait(CUDAStream first, CUDAStream second) {
+    c10::cuda::CUDAEvent event(cudaEventDisableTiming);
+    event.record(first);
+    event.block(second);
+  }
+
   const DeviceIndex device_;
   CudaPool& pool_;  // only until the end of the capture
   std::optional<c10::cuda::CUDAStreamGuard> guard_;
@@ -273,7 +305,7 @@ class CudaBackend final : public Backend {
     return event_of(from).elapsed_time(event_of(to));
   }
 
-  bool can_capture() override { return true; }
+  bool can_capture(DeviceIndex) override { return true; }
   std::unique_ptr<Pool> open_pool(DeviceIndex device) override {
     return std::make_unique<CudaPool>(device);
   }
@@ -287,7 +319,7 @@ class CudaBackend final : public Backend {
     return std::move(capturing);
   }
   bool abandon_capture(DeviceIndex) noexcept override {
-    capturing->abandon();
+    if (capturing != nullptr) capturing->abandon();
     capturing.reset();
     return false;
   }

@@ -90,11 +90,11 @@ size_t free_memory() {
 
 class HostPool final : public Pool {
  public:
+  explicit HostPool(DeviceIndex device) : scope_(std::in_place, device) {}
   void close() override { scope_.reset(); }
 
  private:
-  // The range is one for all pools: its blocks go nowhere else.
-  std::optional<HostPoolScope> scope_{std::in_place};
+  std::optional<HostPoolScope> scope_;
 };
 
 struct HostWork final : CapturedWork {
@@ -198,8 +198,10 @@ class HostBackend final : public Backend {
         .count();
   }
 
-  bool can_capture() override { return HostPoolScope::possible(); }
-  std::unique_ptr<Pool> open_pool(DeviceIndex) override { return std::make_unique<HostPool>(); }
+  bool can_capture(DeviceIndex device) override { return HostPoolScope::possible(device); }
+  std::unique_ptr<Pool> open_pool(DeviceIndex device) override {
+    return std::make_unique<HostPool>(device);
+  }
   void begin_capture(DeviceIndex) override {
     ACC_CHECK(capturing == nullptr);
     capturing = std::make_unique<HostWork>();

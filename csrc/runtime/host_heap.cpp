@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -13,6 +14,7 @@
 
 #include "csrc/base/blocks.h"
 #include "csrc/base/check.h"
+#include "csrc/base/env.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 
@@ -26,7 +28,7 @@ constexpr size_t kSmallestBlock = 64 << 10;
 constexpr uint64_t kCommitStep = 64 << 20;
 
 thread_local bool in_scope = false;
-thread_local bool in_pool = false;
+thread_local c10::DeviceIndex in_pool_of = -1;
 
 // Under a limit the range would take from others what they need.
 bool address_space_is_limited() {
@@ -50,9 +52,28 @@ class Heap {
     static Heap& instance = *new Heap;
     return instance;
   }
-  static Heap& pool() {
-    static Heap& instance = *new Heap;
-    return instance;
+  // That of a device.
+  static Heap& pool(c10::DeviceIndex device) {
+    static std::array<std::once_flag, base::env::kMaxHostDevices> once;
+    const auto at = static_cast<size_t>(device);
+    std::call_once(once.at(at), [at] { pools()[at].store(new Heap, std::memory_order_release); });
+    return *pools()[at].load(std::memory_order_acquire);
+  }
+  // Null for memory of somebody else.
+  static Heap* owner(const void* memory) {
+    if (get().owns(memory)) return &get();
+    for (const std::atomic<Heap*>& pool : pools()) {
+      Heap* const heap = pool.load(std::memory_order_acquire);
+      if (heap != nullptr && heap->owns(memory)) return heap;
+    }
+    return nullptr;
+  }
+  static void trim_all() {
+    get().trim();
+    for (const std::atomic<Heap*>& pool : pools()) {
+      Heap* const heap = pool.load(std::memory_order_acquire);
+      if (heap != nullptr) heap->trim();
+    }
   }
 
   bool usable() const { return begin_ != nullptr; }
@@ -94,6 +115,11 @@ class Heap {
   }
 
  private:
+  static std::array<std::atomic<Heap*>, base::env::kMaxHostDevices>& pools() {
+    static std::array<std::atomic<Heap*>, base::env::kMaxHostDevices> all{};
+    return all;
+  }
+
   Heap() : capacity_(address_space_is_limited() ? 0 : range_size()), blocks_(capacity_) {
     if (capacity_ == 0) return;
     void* range =
@@ -128,12 +154,12 @@ c10::Allocator& plain_allocator() {
 void release(void* memory) {
   if (memory == nullptr) return;
   c10::profiledCPUMemoryReporter().Delete(memory);
-  (Heap::get().owns(memory) ? Heap::get() : Heap::pool()).give(memory);
+  Heap::owner(memory)->give(memory);
 }
 
 void* take(size_t nbytes) {
-  if (in_pool) {
-    void* const memory = Heap::pool().take(nbytes);
+  if (in_pool_of >= 0) {
+    void* const memory = Heap::pool(in_pool_of).take(nbytes);
     if (memory == nullptr && nbytes > 0) throw std::bad_alloc();
     return memory;
   }
@@ -180,7 +206,7 @@ class CpuAllocator final : public c10::Allocator {
 
  private:
   static void release_any(void* memory) {
-    if (Heap::get().owns(memory) || Heap::pool().owns(memory)) return release(memory);
+    if (Heap::owner(memory) != nullptr) return release(memory);
     theirs()->raw_deallocate(memory);
   }
   // Torch publishes its pointer to this allocator without an order of its own.
@@ -203,18 +229,15 @@ HostHeapScope::HostHeapScope(bool active) : previous_(in_scope) {
 
 HostHeapScope::~HostHeapScope() { in_scope = previous_; }
 
-HostPoolScope::HostPoolScope() {
-  ACC_CHECK(possible() && !in_pool);
-  in_pool = true;
+HostPoolScope::HostPoolScope(c10::DeviceIndex device) {
+  ACC_CHECK(possible(device) && in_pool_of < 0);
+  in_pool_of = device;
 }
 
-HostPoolScope::~HostPoolScope() { in_pool = false; }
+HostPoolScope::~HostPoolScope() { in_pool_of = -1; }
 
-bool HostPoolScope::possible() { return Heap::pool().usable(); }
+bool HostPoolScope::possible(c10::DeviceIndex device) { return Heap::pool(device).usable(); }
 
-void trim_host_heap() {
-  Heap::get().trim();
-  Heap::pool().trim();
-}
+void trim_host_heap() { Heap::trim_all(); }
 
 }  // namespace acc::runtime

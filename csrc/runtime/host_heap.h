@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 
 #include <cstddef>
 
@@ -32,18 +33,18 @@ class HostHeapScope {
   const bool previous_;
 };
 
-// Makes what this thread takes from `host_heap`, blocks of any size, come from a range of its own,
-// whose blocks go nowhere else when they are given back: captured work finds its memory there. May
-// not be nested.
+// Makes what this thread takes from `host_heap`, blocks of any size, come from a range of the
+// device's own, whose blocks go nowhere else when they are given back: captured work finds its
+// memory there. May not be nested.
 class HostPoolScope {
  public:
-  HostPoolScope();
+  explicit HostPoolScope(c10::DeviceIndex device);
   ~HostPoolScope();
   HostPoolScope(const HostPoolScope&) = delete;
   HostPoolScope& operator=(const HostPoolScope&) = delete;
 
   // False where no such range can be had (a limit on virtual memory).
-  static bool possible();
+  static bool possible(c10::DeviceIndex device);
 };
 
 // Gives the memory of freed blocks back to the system.

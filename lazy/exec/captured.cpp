@@ -114,8 +114,10 @@ void Captured::add_piece(size_t begin, size_t end, std::unique_ptr<runtime::Capt
 }
 
 void Captured::finish(const Run& run) {
+  if (!capturing_) return;
   pool_->close();
   capturing_ = false;
+  captured_ = true;
   outputs_ = run.outputs();
   for (const Piece& piece : pieces_) {
     if (piece.work == nullptr) continue;
@@ -161,15 +163,17 @@ void Captured::learn(const std::vector<Given>& given, std::span<const int64_t> v
     base::count_keyed("not_captured/number",
                       first_node(plan_, schedule_.steps[fixed.step]).op->name);
   }
-  bool moved = false;
   for (const FixedAddress& fixed : addresses_) {
-    if (address_of(given[fixed.buffer]) == fixed.address) continue;
-    // What is written has to be written where it is.
-    const bool written = written_[fixed.buffer] || plan_.program.buffers[fixed.buffer].written;
-    moved = moved || written;
-    if (!written) limits_.copied[fixed.buffer] = true;
+    const uint32_t buffer = fixed.buffer;
+    if (address_of(given[buffer]) == fixed.address) continue;
+    base::count_keyed("captured_again", "address");
+    // What is written has to be written where it is. Other parameters move once, if at all.
+    const bool written = written_[buffer] || plan_.program.buffers[buffer].written;
+    if (written || limits_.copied[buffer]) continue;
+    if (limits_.moved[buffer]) base::count_keyed("captured_again", "copied");
+    limits_.copied[buffer] = limits_.moved[buffer];
+    limits_.moved[buffer] = true;
   }
-  if (moved) base::count_keyed("captured_again", "address");
 }
 
 void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> values,
@@ -204,6 +208,7 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
 }
 
 Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule) {
+  limits_.moved.resize(plan.program.buffers.size());
   limits_.copied.resize(plan.program.buffers.size());
   for (const plan::Step& step : schedule.steps) {
     // Snapshots of the CPU's tensors lie elsewhere each time.
@@ -221,14 +226,8 @@ Captured* Captures::find(const std::vector<Given>& given, std::span<const int64_
   return nullptr;
 }
 
-std::unique_ptr<Captured> Captures::begin(const plan::Plan& plan, const plan::Schedule& schedule,
-                                          c10::DeviceIndex device,
-                                          std::span<const int64_t> values) {
-  ++made_;
-  return std::make_unique<Captured>(plan, schedule, device, limits_, values);
-}
-
 void Captures::keep(std::unique_ptr<Captured> captured) {
+  ++made_;
   kept_.insert(kept_.begin(), std::move(captured));
   if (kept_.size() > kKept) kept_.pop_back();
 }

@@ -26,7 +26,9 @@ namespace acc::exec {
 // What a schedule's captures have to do without, learnt from those that failed or did not fit.
 struct CaptureLimits {
   std::vector<bool> outside;  // per step: is called between the pieces
-  // Per buffer: an input that lies elsewhere from run to run, and is copied to a place of its own.
+  // Per buffer, of inputs: has lain elsewhere once; lies elsewhere from run to run, and is copied
+  // to a place of its own.
+  std::vector<bool> moved;
   std::vector<bool> copied;
 };
 
@@ -46,13 +48,15 @@ class Captured {
   void note(size_t step);
   void add_piece(size_t begin, size_t end, std::unique_ptr<runtime::CapturedWork> work);
   // A step that cannot be captured was submitted.
-  void add_outside(size_t step) { pieces_.push_back({step, step + 1, nullptr}); }
-  // All of the steps were.
+  void add_outside(size_t step) {
+    if (capturing_) pieces_.push_back({step, step + 1, nullptr});
+  }
+  // All of the steps were. Nothing happens after `give_up`.
   void finish(const Run& run);
   // The rest of the run goes step by step, and nothing is captured.
   void give_up() noexcept;
   // Whether the run has been captured to its end.
-  bool captured() const { return !outputs_.empty(); }
+  bool captured() const { return captured_; }
 
   // Whether the work can be submitted again for these inputs and numbers.
   bool fits(const std::vector<Given>& given, std::span<const int64_t> values) const;
@@ -99,6 +103,7 @@ class Captured {
   std::unique_ptr<Prepared> prepared_;
   const std::unique_ptr<runtime::Pool> pool_;
   bool capturing_ = true;
+  bool captured_ = false;
   std::vector<int64_t> values_;  // at the time of the capture
   std::vector<Piece> pieces_;
   std::vector<c10::Storage> copies_;  // per buffer, of the inputs that are copied
@@ -120,15 +125,18 @@ class Captures {
   // What can be submitted for these inputs and numbers; null when nothing can.
   Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
 
-  // Whether the next run is worth capturing. A schedule whose captures keep failing or never fit is
-  // not.
+  // Whether the next run is worth capturing. Where captures never fit it is not.
   bool wants_more() const { return made_ < kMost; }
   std::unique_ptr<Captured> begin(const plan::Plan& plan, const plan::Schedule& schedule,
-                                  c10::DeviceIndex device, std::span<const int64_t> values);
+                                  c10::DeviceIndex device, std::span<const int64_t> values) {
+    return std::make_unique<Captured>(plan, schedule, device, limits_, values);
+  }
   void keep(std::unique_ptr<Captured> captured);
   void drop(const Captured* captured);
-  // The step cannot be captured.
+  void drop_all() { kept_.clear(); }
+  // The step cannot be captured; none can.
   void leave_outside(size_t step) { limits_.outside[step] = true; }
+  void leave_all_outside() { made_ = kMost; }
 
  private:
   // Two, for programs that alternate between two sets of parameters.

@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <limits>
@@ -104,20 +105,31 @@ std::atomic<bool>& capturing() {
   return value;
 }
 
+// All captures of a device, guarded by its mutex.
+std::vector<std::weak_ptr<Captures>>& all_captures(c10::DeviceIndex device) {
+  static auto& all =
+      *new std::array<std::vector<std::weak_ptr<Captures>>, base::env::kMaxHostDevices>;
+  return all.at(static_cast<size_t>(device));
+}
+
 // The captures of a schedule, where its runs are to be captured; else null.
-Captures* captures_of(const plan::Plan& plan, plan::Schedule& schedule) {
+std::shared_ptr<Captures> captures_of(const plan::Plan& plan, plan::Schedule& schedule,
+                                      c10::DeviceIndex device) {
   using base::env::Mode;
   const Mode mode = base::env::mode();
   if (!capturing().load(std::memory_order_relaxed)) return nullptr;
   if (mode != Mode::Full && mode != Mode::NoFuse) return nullptr;
   if (!plan.has_run || times_steps() || !is_settled(plan, schedule) ||
-      !runtime::backend().can_capture()) {
+      !runtime::backend().can_capture(device)) {
     return nullptr;
   }
   if (schedule.captures == nullptr) {
-    schedule.captures = std::make_shared<Captures>(plan, schedule);
+    auto made = std::make_shared<Captures>(plan, schedule);
+    std::erase_if(all_captures(device), [](const auto& each) { return each.expired(); });
+    all_captures(device).push_back(made);
+    schedule.captures = std::move(made);
   }
-  return static_cast<Captures*>(schedule.captures.get());
+  return std::static_pointer_cast<Captures>(schedule.captures);
 }
 
 }  // namespace
@@ -149,8 +161,14 @@ class Stopped {
         if (may_repeat() && runtime::is_out_of_memory(outcome.error)) {
           once_more = tried_again != step_;
           tried_again = step_;
-          if (once_more) runtime::backend().empty_cache();
-          if (!once_more) outcome.stopped = std::make_shared<Stopped>(std::move(*this));
+          if (once_more) {
+            release_captures(device_);
+            runtime::backend().empty_cache();
+          }
+          if (!once_more) {
+            if (capture_ != nullptr) outcome.capture = *capture_->number();
+            outcome.stopped = std::make_shared<Stopped>(std::move(*this));
+          }
         }
       }
     }
@@ -158,9 +176,11 @@ class Stopped {
     outcome.failed_step = outcome.stopped == nullptr ? step_ : outcome.stopped->step_;
     count(Counter::Steps, outcome.failed_step - begin);
     if (outcome.stopped == nullptr) outcome.outputs = take_outputs();
-    if (outcome.error == nullptr && capture_ != nullptr && capture_->captured()) {
-      outcome.capture = capture_->number();
-      captures_of(plan_, schedule_)->keep(std::move(capture_));
+    if (capture_ == nullptr) return outcome;
+    outcome.capture = *capture_->number();
+    if (outcome.error == nullptr && capture_->captured()) {
+      outcome.keeper = capture_->number();
+      captures_->keep(std::move(capture_));
     }
     return outcome;
   }
@@ -228,9 +248,9 @@ class Stopped {
   }
 
   void begin(std::span<const int64_t> values) {
-    Captures* const captures = captures_of(plan_, schedule_);
-    if (captures != nullptr && captures->wants_more()) {
-      capture_ = captures->begin(plan_, schedule_, device_, values);
+    captures_ = captures_of(plan_, schedule_, device_);
+    if (captures_ != nullptr && captures_->wants_more() && needed_.empty()) {
+      capture_ = captures_->begin(plan_, schedule_, device_, values);
       run_.emplace(capture_->begin(given_));
       return;
     }
@@ -242,13 +262,14 @@ class Stopped {
   }
 
   // Captures the steps from here on, up to the first that is none for it. Where one fails to be
-  // captured, nothing has happened, and it is none from now on.
+  // captured nothing has happened, and it is none from the next capture on; this run goes on
+  // without.
   void capture(std::span<const int64_t> values, runtime::AmbientScope& ambient) {
     runtime::Backend& backend = runtime::backend();
     const size_t begin = step_;
     std::vector<c10::Storage> memory = run_->memory();
-    backend.begin_capture(device_);
     try {
+      backend.begin_capture(device_);
       for (; step_ < schedule_.steps.size() && capture_->takes(step_); ++step_) {
         called_ = false;
         ambient.set(ambient_of(step_));
@@ -257,18 +278,20 @@ class Stopped {
       }
       capture_->add_piece(begin, step_, backend.end_capture(device_));
     } catch (...) {
-      const size_t failed = step_;
       if (backend.abandon_capture(device_)) throw;
+      const bool step_failed = called_ && step_ < schedule_.steps.size() && capture_->takes(step_);
+      if (runtime::is_out_of_memory(std::current_exception())) {
+        count_keyed("not_captured/failed", "no memory");
+      } else if (step_failed) {
+        count_keyed("not_captured/failed", first_node(step_).op->name);
+        captures_->leave_outside(step_);
+      } else {
+        count_keyed("not_captured/failed", "all");
+        captures_->leave_all_outside();
+      }
+      capture_->give_up();
       run_->go_back(std::move(memory));
       step_ = begin;
-      const bool whole = failed == schedule_.steps.size() || !capture_->takes(failed);
-      if (whole || runtime::is_out_of_memory(std::current_exception())) {
-        count_keyed("not_captured/failed", "");
-        capture_->give_up();
-        return;
-      }
-      count_keyed("not_captured/failed", first_node(failed).op->name);
-      captures_of(plan_, schedule_)->leave_outside(failed);
     }
   }
 
@@ -304,7 +327,8 @@ class Stopped {
   c10::DeviceIndex device_;
   std::vector<Given> given_;
   Places places_;
-  std::unique_ptr<Captured> capture_;  // of this run, while it is captured
+  std::shared_ptr<Captures> captures_;  // of the schedule; null: nothing is captured
+  std::unique_ptr<Captured> capture_;   // of this run, while it is captured
   std::optional<Run> run_;
   size_t step_ = 0;
   std::vector<bool> needed_;   // per node; empty: all are
@@ -320,7 +344,8 @@ Outcome submit(const plan::Plan& plan, const plan::Schedule& schedule, Captured&
   Outcome outcome;
   outcome.schedule = &schedule;
   outcome.outputs = captured.outputs();
-  outcome.capture = captured.number();
+  outcome.capture = *captured.number();
+  outcome.keeper = captured.number();
   const Profile profile(plan, schedule, places);
   Surroundings surroundings(device);
   try {
@@ -336,14 +361,18 @@ Outcome submit(const plan::Plan& plan, const plan::Schedule& schedule, Captured&
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values, Places places, const MakeWay& make_way) {
   plan::Schedule& schedule = choose_schedule(plan);
-  if (Captures* captures = captures_of(plan, schedule)) {
+  if (const auto captures = captures_of(plan, schedule, device)) {
     if (Captured* captured = captures->find(given, values)) {
-      if (!make_way(*captured->number(), given)) {
-        // Somebody has the address of a result: it stays, and the plan makes the next elsewhere.
-        count_keyed("captured_again", "result");
-        captures->drop(captured);
-      } else if (captured->fits(given, values)) {  // still: inputs may have been moved
-        return submit(plan, schedule, *captured, device, given, values, places);
+      switch (make_way(*captured->number(), given)) {
+        case Way::kFree:
+          if (!captured->fits(given, values)) break;  // inputs have been moved
+          return submit(plan, schedule, *captured, device, given, values, places);
+        case Way::kTaken:
+          count_keyed("captured_again", "result");
+          captures->drop(captured);
+          break;
+        case Way::kNoMemory:
+          break;  // step by step it waits for memory
       }
     }
   }
@@ -368,6 +397,12 @@ Outcome give_up(Stopped& stopped, std::exception_ptr error) {
 }
 
 void time_steps(bool on) { timing.store(on, std::memory_order_relaxed); }
+
+void release_captures(c10::DeviceIndex device) {
+  for (const std::weak_ptr<Captures>& each : all_captures(device)) {
+    if (const auto captures = each.lock()) captures->drop_all();
+  }
+}
 
 void capture_plans(bool on) { capturing().store(on, std::memory_order_relaxed); }
 

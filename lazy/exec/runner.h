@@ -41,18 +41,23 @@ class Stopped;
 struct Outcome {
   const plan::Schedule* schedule = nullptr;  // of the plan: the steps that were run
   std::vector<c10::Storage> outputs;         // per buffer; null where the plan keeps none
-  // The number of the captured work that made the outputs and is going to write them again, while
-  // that exists; null: they are the receiver's alone.
-  std::shared_ptr<const uint64_t> capture;
+  // The number of the capture that the run was or became: `outputs` are in memory that work which
+  // was captured before may write over. 0: they are the receiver's alone.
+  uint64_t capture = 0;
+  std::weak_ptr<const uint64_t> keeper;  // while it lives the capture has the outputs too
   size_t failed_step = 0;
   std::exception_ptr error;
   std::shared_ptr<Stopped> stopped;
 };
 
 // Called when captured work is about to be submitted: what captures from `number` on have made, and
-// somebody still has, is moved elsewhere, inputs of this run included. Returns whether that could
-// be done.
-using MakeWay = std::function<bool(uint64_t number, std::vector<Given>& given)>;
+// somebody still has, is moved elsewhere, inputs of this run included.
+enum class Way : uint8_t {
+  kFree,
+  kTaken,     // by a result that cannot be moved: its address is known to somebody
+  kNoMemory,  // for a copy of a result
+};
+using MakeWay = std::function<Way(uint64_t number, std::vector<Given>& given)>;
 
 // `given`: per buffer, empty for those the plan makes; taken apart while the run goes on, so that
 // the last reference to an input dies after its last use. One run at a time per device, one that
@@ -84,6 +89,9 @@ bool times_steps();
 // Switches captures on or off, for runs that begin later. They are on where the device is a GPU, or
 // with ACC_HOST_GRAPHS.
 void capture_plans(bool on);
+
+// Drops what has been captured on a device, and so the memory that it has.
+void release_captures(c10::DeviceIndex device);
 
 // Frees the arena of a device. Nothing may be running on it.
 void release_arena(c10::DeviceIndex device);

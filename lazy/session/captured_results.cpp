@@ -1,45 +1,58 @@
 #include "lazy/session/captured_results.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <utility>
 
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/on_device.h"
 
 namespace acc::session {
 
-void CapturedResults::remember(const record::Trace& trace, const exec::Outcome& outcome) {
-  if (outcome.capture == nullptr) return;
-  std::vector<Result>& results = results_[*outcome.capture];
+using exec::Way;
+
+void CapturedResults::remember(const record::Trace& trace, const exec::Outcome& outcome,
+                               const std::vector<c10::Storage>& outputs) {
+  if (outcome.capture == 0) return;
+  const auto [entry, is_new] = results_.try_emplace(outcome.capture);
+  std::vector<Result>& results = entry->second;
   results.clear();
   for (size_t i = 0; i < trace.entries.size(); ++i) {
-    const c10::Storage& memory = outcome.outputs[i];
+    const c10::Storage& memory = outputs[i];
     if (!memory || memory.nbytes() == 0) continue;
     const auto impl =
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.unsafeGetStorageImpl());
-    results.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(impl), outcome.capture,
+    results.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(impl), outcome.keeper,
                        trace.entries[i].storage});
   }
+  if (!is_new) return;
+  // Of captures that are gone nobody asks any more.
+  std::erase_if(results_, [](const auto& each) {
+    return std::ranges::all_of(each.second,
+                               [](const Result& result) { return result.memory.expired(); });
+  });
 }
 
-bool CapturedResults::make_way(uint64_t number, std::vector<exec::Given>& given,
-                               c10::DeviceIndex device) {
+Way CapturedResults::make_way(uint64_t number, std::vector<exec::Given>& given,
+                              c10::DeviceIndex device) {
   for (auto results = results_.lower_bound(number); results != results_.end();) {
     while (!results->second.empty()) {
-      if (!move_away(results->second.back(), given, device)) return false;
+      const Way way = move_away(results->second.back(), given, device);
+      if (way != Way::kFree) return way;
       results->second.pop_back();
     }
     results = results->first == number ? std::next(results) : results_.erase(results);
   }
-  return true;
+  return Way::kFree;
 }
 
-bool CapturedResults::move_away(const Result& result, std::vector<exec::Given>& given,
-                                c10::DeviceIndex device) {
+Way CapturedResults::move_away(const Result& result, std::vector<exec::Given>& given,
+                               c10::DeviceIndex device) {
   const c10::Storage memory(result.memory.lock());
-  if (!memory) return true;
+  if (!memory) return Way::kFree;
   const auto storage = result.storage.lock();
   const bool held = storage && storage->has_memory() &&
                     storage->memory().unsafeGetStorageImpl() == memory.unsafeGetStorageImpl();
@@ -48,18 +61,24 @@ bool CapturedResults::move_away(const Result& result, std::vector<exec::Given>& 
   };
   const auto inputs = static_cast<size_t>(std::ranges::count_if(given, is_it));
   const size_t others =
-      memory.use_count() - 1 - (result.capture.expired() ? 0 : 1) - (held ? 1 : 0) - inputs;
-  if (others == 0 && !held && inputs == 0) return true;
-  if (others > 0 || (held && (storage->pinned || storage->observed))) return false;
+      memory.use_count() - 1 - (result.keeper.expired() ? 0 : 1) - (held ? 1 : 0) - inputs;
+  if (others == 0 && !held && inputs == 0) return Way::kFree;
+  if (others > 0 || (held && (storage->pinned || storage->observed))) return Way::kTaken;
   const runtime::OnDevice on_device(device);
-  c10::Storage copy = exec::allocate(memory.nbytes());
+  c10::Storage copy;
+  try {
+    copy = exec::allocate(memory.nbytes());
+  } catch (...) {
+    if (runtime::is_out_of_memory(std::current_exception())) return Way::kNoMemory;
+    throw;
+  }
   runtime::backend().copy(copy.mutable_data(), memory.data(), memory.nbytes(), device);
   for (exec::Given& each : given) {
     if (is_it(each)) each.memory = copy;
   }
   if (held) storage->set_memory(std::move(copy));
   base::count(base::Counter::ResultsMoved);
-  return true;
+  return Way::kFree;
 }
 
 }  // namespace acc::session

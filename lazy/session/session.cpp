@@ -249,7 +249,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
     }
     device.expected = work.plan->next.lock();
     recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
-    device.results.remember(work.trace, outcome);
+    device.results.remember(work.trace, outcome, outcome.outputs);
     hand_out(work.trace, outcome.outputs);
     if (outcome.error == nullptr) {
       recorder.recycle(std::move(work.trace));
@@ -267,6 +267,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   if (no_memory) message += memory_situation(plan, schedule, recorder.device());
   if (outcome.stopped != nullptr) {
     std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
+    device.results.remember(work.trace, outcome, complete);
     hand_out(work.trace, complete);
     recorder.suspend(work.trace);
     device.suspended = std::make_unique<Suspended>(
@@ -567,7 +568,9 @@ void start() {
     Recorder& recorder = record::recorder(device);
     const auto lock = recorder.lock();
     // Work that waits for memory has its intermediates there.
-    if (!recorder.suspended()) exec::release_arena(device);
+    if (recorder.suspended()) return;
+    exec::release_captures(device);
+    exec::release_arena(device);
   };
   runtime::install_flush_hooks(hooks);
 }

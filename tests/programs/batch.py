@@ -46,6 +46,7 @@ class Finished:
     error: str = ""
     earlier: list[Any] = field(default_factory=list)  # the results of the rounds before it
     launches: int = 0  # of generated kernels in the last round
+    captured: int = 0  # plans that were submitted as captured work in the last round
 
 
 def freeze(leaf: Any) -> Any:
@@ -73,17 +74,18 @@ def run_program(name: str, device: str, rounds: int = 1) -> Finished:
         for _ in range(rounds):
             torch.manual_seed(0)
             random.seed(0)
-            before = _launches(device)
+            before = _counted(device)
             results.append(helpers.tree_map(freeze, module.run(device)))
-        launches = _launches(device) - before
-        return Finished(name, results.pop(), earlier=results, launches=launches)
+        launches, captured = (b - a for a, b in zip(before, _counted(device), strict=True))
+        return Finished(name, results.pop(), "", results, launches, captured)
     except Exception:  # a finding, told by the parent
         where = f"in round {len(results) + 1}:\n" if results else ""
         return Finished(name, error=where + traceback.format_exc(limit=-4))
 
 
-def _launches(device: str) -> int:
-    return helpers.stats().get("kernel_launches", 0) if device != "cpu" else 0
+def _counted(device: str) -> tuple[int, int]:
+    counters = helpers.stats() if device != "cpu" else {}
+    return counters.get("kernel_launches", 0), counters.get("captures_submitted", 0)
 
 
 def main() -> None:

@@ -214,6 +214,11 @@ def test_programs_were_fused(fused, acc_only, way):
     assert len(launched) >= len(NAMES) // 2, f"only {len(launched)} programs: {launched}"
 
 
+def test_programs_were_captured(fused, acc_only):
+    captured = [name for name in NAMES if fused["captured"][name].captured > 0]
+    assert len(captured) >= len(NAMES) // 2, f"only {len(captured)} programs: {captured}"
+
+
 def test_there_are_enough_programs():
     assert len(NAMES) >= 60
 

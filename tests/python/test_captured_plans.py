@@ -264,11 +264,14 @@ def test_an_address_that_was_told_stays(device):
     model, batch = network(device), Batches(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     told = []
-    for i in range(16):
-        step(model, optimizer, *batch())
-        gradient = model[0].weight.grad
-        if i % 3 == 0:
-            told.append((gradient, gradient.data_ptr(), gradient.cpu()))
+    with helpers.counting() as counted:
+        for i in range(16):
+            step(model, optimizer, *batch())
+            gradient = model[0].weight.grad
+            if i % 3 == 0:
+                told.append((gradient, gradient.data_ptr(), gradient.cpu()))
+    assert counted["captures_submitted"] >= 3
+    assert counted["captured_again/result"] >= 1
     for gradient, address, value in told:
         assert gradient.data_ptr() == address
         assert torch.equal(gradient.cpu(), value)
@@ -278,10 +281,14 @@ def test_what_is_shared_stays(device):
     """Memory that another library sees is not written over."""
     x = torch.arange(8.0).to(device)
     shared = []
-    for i in range(10):
-        y = (x * 2 + i).cumsum(0)
-        helpers.flush()
-        shared.append((torch.from_dlpack(y), i))
+    with helpers.counting() as counted:
+        for i in range(12):
+            y = (x * 2 + i).cumsum(0)
+            helpers.flush()
+            if i % 3 == 0:
+                shared.append((torch.from_dlpack(y), i))
+    assert counted["captures_submitted"] >= 3
+    assert counted["captured_again/result"] >= 2
     for each, i in shared:
         assert torch.equal(each.cpu(), (torch.arange(8.0) * 2 + i).cumsum(0))
 
@@ -289,10 +296,12 @@ def test_what_is_shared_stays(device):
 def test_an_error_in_a_captured_step_is_that_of_its_operator(device):
     table = torch.arange(12.0).reshape(4, 3).to(device)
     index = torch.tensor([0, 3, 1]).to(device)
-    for _ in range(5):
-        picked = table.index_select(0, index)
-        total = picked.sum()
-        helpers.flush()
+    with helpers.counting() as counted:
+        for _ in range(8):
+            picked = table.index_select(0, index)
+            total = picked.sum()
+            helpers.flush()
+    assert counted["captures_submitted"] >= 3
     index.fill_(7)
     helpers.flush()
     picked = table.index_select(0, index)
@@ -307,20 +316,136 @@ def test_random_numbers_go_on(device):
     """A step that draws is none of the captured ones, and draws anew."""
     x = torch.ones(64, device=device)
     seen = []
-    for _ in range(8):
-        seen.append(F.dropout(x, 0.5) + torch.rand(64, device=device))
-        helpers.flush()
+    with helpers.counting() as counted:
+        for _ in range(8):
+            seen.append(F.dropout(x, 0.5) + torch.rand(64, device=device))
+            helpers.flush()
+    assert counted["captures_submitted"] >= 3
     values = [each.cpu() for each in seen]
     assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])
 
 
-def test_dropping_plans_leaves_results_alone(device):
-    x = torch.arange(6.0).to(device)
-    kept = []
-    for i in range(6):
-        kept.append((x + i).cumsum(0))
+def test_dropping_captures_leaves_results_alone(device):
+    """Work of another plan, which was captured before, goes on beside them."""
+    x = torch.ones(64, 64).to(device)
+
+    def other() -> Tensor:
+        made = ((x + 1) @ x).relu().cumsum(0)
         helpers.flush()
-        if i % 2:
-            helpers.extension().capture_plans(True)  # drops all plans
+        return made
+
+    def mine(i: int) -> Tensor:
+        made = (x + i).cumsum(0)
+        helpers.flush()
+        return made
+
+    for _ in range(4):
+        other()
+    kept = []
+    with helpers.counting() as counted:
+        for i in range(9):
+            kept.append(mine(i))
+            assert other()[0, 0].item() == 128
+            if i % 4 == 3:
+                torch.acc.empty_cache()  # drops what was captured
+    assert counted["captures_submitted"] >= 6
     for i, each in enumerate(kept):
-        assert torch.equal(each.cpu(), (torch.arange(6.0) + i).cumsum(0))
+        assert torch.equal(each.cpu(), (torch.ones(64, 64) + i).cumsum(0))
+
+
+def test_without_memory_the_work_waits(device):
+    """Nothing is done twice: not when results cannot be moved, nor in the run that is captured."""
+    extension = helpers.extension()
+    total = torch.zeros(2, device=device)
+    x = torch.ones(256, 256).to(device)
+    kept = []
+    for i in range(8):
+        helpers.synchronize()
+        torch.acc.empty_cache()
+        if i in (1, 4):  # the run that is captured, and one that submits the work
+            extension.fail_allocations(0, 1 << 40, 1 << 16)
+        total.add_(1)
+        kept.append((x * i) @ x)
+        try:
+            if i in (1, 4):
+                with pytest.raises(torch.OutOfMemoryError, match="Out of memory"):
+                    helpers.synchronize()
+        finally:
+            extension.fail_allocations(0, 0, 0)
+        helpers.synchronize()
+    assert total.tolist() == [8, 8]
+    for i, each in enumerate(kept):
+        assert each.cpu().eq(256 * i).all()
+
+
+@pytest.mark.parametrize("failing", [1, 4])
+def test_one_failure_in_the_middle(device, failing):
+    """The second attempt succeeds; the run that was to be captured is none then."""
+    extension = helpers.extension()
+    total = torch.zeros(8, device=device)
+    x = torch.ones(256, 256).to(device)
+    for i in range(8):
+        helpers.synchronize()
+        if i == failing:
+            extension.fail_allocations(1, 1, 1 << 16)
+        total.add_(1)
+        y = ((x * 2) @ x).cumsum(0).cumsum(1)
+        helpers.synchronize()
+        extension.fail_allocations(0, 0, 0)
+        assert y[0, 0].item() == 512
+    assert total.tolist() == [8] * 8
+
+
+def test_results_of_a_capture_that_failed(device):
+    """They lie in the pool like others, where work that was captured before may write."""
+    x = torch.ones(256, 256).to(device)
+    index = torch.tensor([0, 3, 1]).to(device)
+
+    def earlier() -> Tensor:
+        made = ((x + 1) @ x).cumsum(0).cumsum(1)
+        helpers.flush()
+        return made
+
+    for _ in range(4):
+        earlier()
+
+    def fails() -> tuple[Tensor, Tensor]:
+        y = (x * 2).cumsum(0)
+        return y, y.index_select(0, index)
+
+    fails()
+    helpers.flush()
+    index.fill_(999)
+    helpers.flush()
+    y, z = fails()
+    with pytest.raises(Exception, match="index_select"):
+        helpers.synchronize()
+    del z
+    earlier()
+    assert torch.equal(y.cpu(), torch.full((256, 256), 2.0).cumsum(0))
+
+
+def test_two_devices_have_pools_of_their_own(device):
+    helpers.run_python(
+        """
+from torchacc_device import _C
+x = [torch.ones(256, 256).to(f"{DEVICE}:{i}") for i in range(2)]
+def work():
+    made = ((x[0] + 1) @ x[0]).cumsum(0).cumsum(1)
+    _C.flush()
+for _ in range(6):
+    work()
+kept = []
+for i in range(6):
+    kept.append((x[1] * i).cumsum(0))
+    _C.flush()
+work()
+work()
+for i, each in enumerate(kept):
+    assert torch.equal(each.cpu(), torch.full((256, 256), float(i)).cumsum(0)), i
+assert _C.stats()["captures_submitted"] >= 8
+""",
+        ACC_HOST_GRAPHS="1",
+        ACC_HOST_DEVICES="2",
+        ACC_DETERMINISTIC="1",
+    )
