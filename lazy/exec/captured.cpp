@@ -227,7 +227,6 @@ Captured* Captures::find(const std::vector<Given>& given, std::span<const int64_
 }
 
 void Captures::keep(std::unique_ptr<Captured> captured) {
-  ++made_;
   kept_.insert(kept_.begin(), std::move(captured));
   if (kept_.size() > kKept) kept_.pop_back();
 }

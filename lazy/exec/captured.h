@@ -126,17 +126,22 @@ class Captures {
   Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
 
   // Whether the next run is worth capturing. Where captures never fit it is not.
-  bool wants_more() const { return made_ < kMost; }
+  bool wants_more() const { return begun_ < kMost; }
   std::unique_ptr<Captured> begin(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::DeviceIndex device, std::span<const int64_t> values) {
+    ++begun_;
     return std::make_unique<Captured>(plan, schedule, device, limits_, values);
   }
   void keep(std::unique_ptr<Captured> captured);
   void drop(const Captured* captured);
-  void drop_all() { kept_.clear(); }
+  // For their memory; they fitted.
+  void drop_all() {
+    kept_.clear();
+    begun_ = 0;
+  }
   // The step cannot be captured; none can.
   void leave_outside(size_t step) { limits_.outside[step] = true; }
-  void leave_all_outside() { made_ = kMost; }
+  void leave_all_outside() { begun_ = kMost; }
 
  private:
   // Two, for programs that alternate between two sets of parameters.
@@ -146,7 +151,7 @@ class Captures {
 
   CaptureLimits limits_;
   std::vector<std::unique_ptr<Captured>> kept_;  // the last used first
-  int made_ = 0;
+  int begun_ = 0;
 };
 
 }  // namespace acc::exec

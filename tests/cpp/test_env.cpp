@@ -113,7 +113,7 @@ TEST_F(Env, TheCaseOfLettersDoesNotMatter) {
 
 TEST_F(Env, AnEmptyVariableIsAnUnsetOne) {
   set("ACC_MODE", "");
-  set("ACC_HOST_DEVICES", "");
+  set("ACC_HOST_DEVICES", "ACC_HOST_GRAPHS", "");
   set("LOCAL_WORLD_SIZE", "");
   EXPECT_EQ(env::mode(), env::Mode::Full);
   EXPECT_EQ(env::host_devices(), 1);

@@ -449,3 +449,15 @@ assert _C.stats()["captures_submitted"] >= 8
         ACC_HOST_DEVICES="2",
         ACC_DETERMINISTIC="1",
     )
+
+
+def test_captures_come_back_after_their_memory_was_taken(device):
+    x = torch.ones(64, 64).to(device)
+    for _ in range(20):
+        with helpers.counting() as counted:
+            for _ in range(4):
+                made = (x @ x).cumsum(0)
+                helpers.flush()
+        torch.acc.empty_cache()
+    assert counted["captures_submitted"] == 3
+    assert made[0, 0].item() == 64
