@@ -4,7 +4,6 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>

@@ -372,7 +372,7 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
           captures->drop(captured);
           break;
         case Way::kNoMemory:
-          break;  // step by step it waits for memory
+          break;  // only a run from its first step on can wait for memory
       }
     }
   }
