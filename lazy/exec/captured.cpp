@@ -158,27 +158,42 @@ bool Captured::fits(const std::vector<Given>& given, std::span<const int64_t> va
 
 void Captured::learn(const std::vector<Given>& given, std::span<const int64_t> values) {
   for (const FixedNumber& fixed : numbers_) {
-    if (values[fixed.value] == fixed.bits || limits_.outside[fixed.step]) continue;
-    limits_.outside[fixed.step] = true;
-    base::count_keyed("not_captured/number",
-                      first_node(plan_, schedule_.steps[fixed.step]).op->name);
+    if (values[fixed.value] != fixed.bits) leave_outside(fixed.step, "not_captured/number");
   }
   for (const FixedAddress& fixed : addresses_) {
-    const uint32_t buffer = fixed.buffer;
-    if (address_of(given[buffer]) == fixed.address) continue;
+    if (address_of(given[fixed.buffer]) == fixed.address) continue;
     base::count_keyed("captured_again", "address");
-    // What is written has to be written where it is. Other parameters move once, if at all.
-    const bool written = written_[buffer] || plan_.program.buffers[buffer].written;
-    if (written || limits_.copied[buffer]) continue;
-    if (limits_.moved[buffer]) base::count_keyed("captured_again", "copied");
-    limits_.copied[buffer] = limits_.moved[buffer];
-    limits_.moved[buffer] = true;
+    if (!was_worth_it()) has_moved(fixed.buffer);
   }
+}
+
+void Captured::has_moved(uint32_t buffer) {
+  const int times = ++limits_.moved[buffer];
+  if (!written_[buffer] && !plan_.program.buffers[buffer].written) {
+    if (times == 1 || limits_.copied[buffer]) return;
+    limits_.copied[buffer] = true;
+    return base::count_keyed("captured_again", "copied");
+  }
+  // It has to be written where it is.
+  if (times <= kMostMoves) return;
+  for (uint32_t step = 0; step < schedule_.steps.size(); ++step) {
+    if (schedule_.steps[step].kernel != plan::kNoKernel) continue;
+    const auto uses = plan::uses(plan_, schedule_.steps[step]);
+    if (std::ranges::find(uses, buffer, &graph::Use::buffer) == uses.end()) continue;
+    leave_outside(step, "not_captured/address");
+  }
+}
+
+void Captured::leave_outside(uint32_t step, const char* why) {
+  if (limits_.outside[step]) return;
+  limits_.outside[step] = true;
+  base::count_keyed(why, first_node(plan_, schedule_.steps[step]).op->name);
 }
 
 void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> values,
                       runtime::AmbientScope& ambient, size_t* step) {
   count(Counter::CapturesSubmitted);
+  if (++submitted_ == kWorthIt) --limits_.begun;
   ambient_ = &ambient;
   at_ = step;
   *step = 0;

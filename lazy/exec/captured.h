@@ -4,6 +4,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -25,10 +26,11 @@ namespace acc::exec {
 // What a schedule's captures have to do without, learnt from those that failed or did not fit.
 struct CaptureLimits {
   std::vector<bool> outside;  // per step: is called between the pieces
-  // Per buffer, of inputs: has lain elsewhere once; lies elsewhere from run to run, and is copied
-  // to a place of its own.
-  std::vector<bool> moved;
+  // Per buffer, of inputs: how often it lay elsewhere soon after a capture; lies elsewhere from run
+  // to run, and is copied to a place of its own.
+  std::vector<int> moved;
   std::vector<bool> copied;
+  int begun = 0;  // captures, but for those that were worth it
 };
 
 class Captured {
@@ -59,8 +61,11 @@ class Captured {
 
   // Whether the work can be submitted again for these inputs and numbers.
   bool fits(const std::vector<Given>& given, std::span<const int64_t> values) const;
-  // Where it cannot: notes what the next capture has to do without.
+  // Where it cannot: notes what the next capture has to do without. What moves again and again is
+  // copied; where steps write it, they are called between the pieces.
   void learn(const std::vector<Given>& given, std::span<const int64_t> values);
+  // Whether it was submitted so often that it may just as well be captured anew.
+  bool was_worth_it() const { return submitted_ >= kWorthIt; }
 
   // Submits it. `step`: the step that is on its way, for errors.
   void submit(const std::vector<Given>& given, std::span<const int64_t> values,
@@ -89,7 +94,15 @@ class Captured {
     const void* address;
   };
 
+  // What a capture costs, in submissions: a guess, it is a run and a bit.
+  static constexpr int kWorthIt = 8;
+  // A written input may move so often and be captured where it is: it may be in two places by
+  // turns.
+  static constexpr int kMostMoves = 2;
+
   void find_extents();
+  void has_moved(uint32_t buffer);
+  void leave_outside(uint32_t step, const char* why);
   void fix(size_t step);
   void repeat(const PreparedStep& step, std::span<const int64_t> values,
               const std::vector<library::Slot>& slots);
@@ -103,6 +116,7 @@ class Captured {
   const std::unique_ptr<runtime::Pool> pool_;
   bool capturing_ = true;
   bool captured_ = false;
+  int submitted_ = 0;
   std::vector<int64_t> values_;  // at the time of the capture
   std::vector<Piece> pieces_;
   std::vector<c10::Storage> copies_;  // per buffer, of the inputs that are copied
@@ -125,10 +139,10 @@ class Captures {
   Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
 
   // Whether the next run is worth capturing. Where captures never fit it is not.
-  bool wants_more() const { return begun_ < kMost; }
+  bool wants_more() const { return limits_.begun < kMost; }
   std::unique_ptr<Captured> begin(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::DeviceIndex device, std::span<const int64_t> values) {
-    ++begun_;
+    ++limits_.begun;
     return std::make_unique<Captured>(plan, schedule, device, limits_, values);
   }
   void keep(std::unique_ptr<Captured> captured);
@@ -136,11 +150,11 @@ class Captures {
   // For their memory; they fitted.
   void drop_all() {
     kept_.clear();
-    begun_ = 0;
+    limits_.begun = 0;
   }
   // The step cannot be captured; none can.
   void leave_outside(size_t step) { limits_.outside[step] = true; }
-  void leave_all_outside() { begun_ = kMost; }
+  void leave_all_outside() { limits_.begun = std::numeric_limits<int>::max(); }
 
  private:
   // Two, for programs that alternate between two sets of parameters.
@@ -150,7 +164,6 @@ class Captures {
 
   CaptureLimits limits_;
   std::vector<std::unique_ptr<Captured>> kept_;  // the last used first
-  int begun_ = 0;
 };
 
 }  // namespace acc::exec
