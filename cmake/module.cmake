@@ -10,7 +10,8 @@ file(GLOB_RECURSE acc_edge_sources CONFIGURE_DEPENDS
   csrc/runtime/*.cpp csrc/aten/*.cpp lazy/record/*.cpp lazy/exec/*.cpp lazy/session/*.cpp lazy/capture/*.cpp
   kernels/*.cpp distributed/*.cpp torchacc_device/csrc/*.cpp)
 list(REMOVE_ITEM acc_edge_sources ${acc_pure_sources})
-set(acc_cuda_file "/(cuda_[^/]*|[^/]*_cuda|nvrtc)\\.cpp$")
+list(FILTER acc_edge_sources EXCLUDE REGEX "_main\\.cpp$")
+set(acc_cuda_file "/(cuda_[^/]*|[^/]*_cuda)\\.cpp$")
 set(acc_stand_in_file "/no_[^/]*\\.cpp$")
 if(ACC_CUDA)
   list(FILTER acc_edge_sources EXCLUDE REGEX "${acc_stand_in_file}")
@@ -59,6 +60,14 @@ endif()
 if(ACC_RPATH)
   target_link_options(_C PRIVATE "-Wl,--enable-new-dtags,-rpath,${ACC_RPATH}")
 endif()
+
+# The emulator of GPUs, for tests of the executor.
+add_library(acc_emulator MODULE tests/cuda_emulator/library.cpp)
+target_link_libraries(acc_emulator PRIVATE acc_pure acc_options)
+target_include_directories(acc_emulator SYSTEM PRIVATE "${ACC_TORCH_DIR}/include")
+target_compile_definitions(acc_emulator PRIVATE
+  ACC_EMULATED_DEVICE="${CMAKE_SOURCE_DIR}/tests/cuda_emulator/device.h")
+set_target_properties(acc_emulator PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${ACC_OUTPUT_DIR}")
 
 if(ACC_PCH AND EXISTS "${CMAKE_SOURCE_DIR}/csrc/aten/pch.h")
   target_precompile_headers(_C PRIVATE "${CMAKE_SOURCE_DIR}/csrc/aten/pch.h")

@@ -27,8 +27,8 @@ def text() -> str:
     lines += [
         "",
         "The build reads `ACC_CUDA` (auto, 0, 1), tests `ACC_SEEDS_DIR`, `ACC_TEST_DEVICE`,",
-        "`ACC_TEST_FULL` and `ACC_TEST_RESULTS`. `USE_TORCHACC` (0, 1) and torch's",
-        "`TORCH_DEVICE_BACKEND_AUTOLOAD` decide whether `import torch` loads the device.",
+        "`ACC_TEST_EMULATOR`, `ACC_TEST_FULL` and `ACC_TEST_RESULTS`. `USE_TORCHACC` (0, 1) and",
+        "torch's `TORCH_DEVICE_BACKEND_AUTOLOAD` decide whether `import torch` loads the device.",
         "",
     ]
     return "\n".join(lines)

@@ -499,16 +499,20 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
 
 
 def install_module(made: Path, output: Path, info: str) -> Path:
-    """Puts the module and _build_info.py into `output`; returns the module's path there."""
-    target = output / made.name
+    """Puts the module, the program beside it and _build_info.py into `output`.
+
+    Returns the module's path there.
+    """
     output.mkdir(parents=True, exist_ok=True)
-    if not target.is_file() or target.read_bytes() != made.read_bytes():
-        # a process may have the old module mapped: replace the file, do not write into it
-        fresh = target.with_name(target.name + ".new")
-        shutil.copyfile(made, fresh)
-        os.replace(fresh, target)
+    for source in (made, made.with_name("acc_nvrtc")):
+        target = output / source.name
+        if not target.is_file() or target.read_bytes() != source.read_bytes():
+            # a process may have the old file mapped: replace the file, do not write into it
+            fresh = target.with_name(target.name + ".new")
+            shutil.copy(source, fresh)
+            os.replace(fresh, target)
     write_if_changed(output / "_build_info.py", info)
-    return target
+    return output / made.name
 
 
 def run_ctest(sanitizer: str, environ: dict[str, str] | None = None) -> None:

@@ -95,6 +95,17 @@ def flush() -> None:
         extension().flush()
 
 
+def emulate_gpu(on: bool = True) -> None:
+    """Kernels of plans are those of a GPU from now on, run by the emulator; or not."""
+    if not on:
+        return extension().emulate_gpu("")
+    built = ROOT.glob(f"build/cp*-torch{torch.__version__.replace('+', '-')}-*/module")
+    found = [folder / "libacc_emulator.so" for folder in built]
+    found = [path for path in found if path.exists() and not path.parts[-3].endswith("-thread")]
+    assert found, "the emulator is not built: make develop"
+    return extension().emulate_gpu(str(max(found, key=lambda path: path.stat().st_mtime)))
+
+
 def synchronize() -> None:
     """Waits for all work of the device under test; raises the device's sticky error if any."""
     if ON_ACC:

@@ -75,6 +75,10 @@ class Backend {
   virtual c10::Allocator* allocator() = 0;
   // Copies within a device, in order with everything that was submitted to it.
   virtual void copy(void* to, const void* from, size_t nbytes, c10::DeviceIndex device) = 0;
+  // Copies from this process's memory, which may change as soon as this returns, in order with
+  // everything that was submitted to the device. It is no part of work that is being captured, but
+  // comes before its first submission.
+  virtual void upload(void* to, const void* from, size_t nbytes, c10::DeviceIndex device) = 0;
   virtual c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex device) = 0;
   virtual void reset_peak_memory(c10::DeviceIndex device) = 0;
   virtual void reset_accumulated_memory(c10::DeviceIndex device) = 0;

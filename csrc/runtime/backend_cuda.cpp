@@ -10,12 +10,16 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
@@ -129,6 +133,17 @@ CUDAStream capture_stream(DeviceIndex device) {
       .first->second;
 }
 
+// Through memory that the GPU reads by itself; who gives it back to its allocator need not wait.
+void upload(void* to, const void* from, size_t nbytes, CUDAStream stream) {
+  at::HostAllocator& pinned = *at::getHostAllocator(c10::DeviceType::CUDA);
+  const c10::DataPtr staged = pinned.allocate(nbytes);
+  std::memcpy(staged.get(), from, nbytes);
+  const CUDAGuard guard(stream.device_index());
+  C10_CUDA_CHECK(
+      cudaMemcpyAsync(to, staged.get(), nbytes, cudaMemcpyHostToDevice, stream.stream()));
+  pinned.record_event(staged.get(), staged.get_context(), stream.unwrap());
+}
+
 // A graph, launched on the default stream.
 class CudaWork final : public CapturedWork {
  public:
@@ -148,8 +163,22 @@ class CudaWork final : public CapturedWork {
     graph_.capture_end();
     guard_.reset();
     pool_.open();
-    wait(capture_stream(device_), c10::cuda::getDefaultCUDAStream(device_));
+    const CUDAStream stream = c10::cuda::getDefaultCUDAStream(device_);
+    wait(capture_stream(device_), stream);
+    for (const Upload& each : uploads_) {
+      upload(each.to, each.bytes.data(), each.bytes.size(), stream);
+    }
+    uploads_.clear();
     graph_.replay();
+  }
+  // Done before the work begins.
+  void defer_upload(void* to, const void* from, size_t nbytes) {
+    const std::string_view bytes(static_cast<const char*>(from), nbytes);
+    if (!uploads_.empty() && uploads_.back().to + uploads_.back().bytes.size() == to) {
+      uploads_.back().bytes += bytes;
+    } else {
+      uploads_.push_back({static_cast<char*>(to), std::string(bytes)});
+    }
   }
   void abandon() noexcept {
     if (!guard_.has_value()) return;  // the capture went well, and its first launch did not
@@ -172,7 +201,13 @@ class CudaWork final : public CapturedWork {
     event.block(second);
   }
 
+  struct Upload {
+    char* to;
+    std::string bytes;
+  };
+
   const DeviceIndex device_;
+  std::vector<Upload> uploads_;
   CudaPool& pool_;  // only until the end of the capture
   std::optional<c10::cuda::CUDAStreamGuard> guard_;
   at::cuda::CUDAGraph graph_;
@@ -231,6 +266,11 @@ class CudaBackend final : public Backend {
     const CUDAGuard guard(device);
     C10_CUDA_CHECK(cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice,
                                    to_cuda(default_stream(device)).stream()));
+  }
+  void upload(void* to, const void* from, size_t nbytes, DeviceIndex device) override {
+    if (nbytes == 0) return;
+    if (capturing != nullptr) return capturing->defer_upload(to, from, nbytes);
+    runtime::upload(to, from, nbytes, c10::cuda::getDefaultCUDAStream(device));
   }
   c10::CachingDeviceAllocator::DeviceStats memory_stats(DeviceIndex device) override {
     start_cuda();

@@ -146,6 +146,9 @@ class HostBackend final : public Backend {
   void copy(void* to, const void* from, size_t nbytes, DeviceIndex) override {
     if (nbytes > 0) std::memcpy(to, from, nbytes);
   }
+  void upload(void* to, const void* from, size_t nbytes, DeviceIndex device) override {
+    copy(to, from, nbytes, device);
+  }
   c10::CachingDeviceAllocator::DeviceStats memory_stats(DeviceIndex device) override {
     return counted_memory(device);
   }

@@ -52,4 +52,23 @@ CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
   return made;
 }
 
+std::vector<CudaCalls> cuda_launches(const KernelSpec& kernel,
+                                     const std::vector<std::span<const int64_t>>& sizes,
+                                     int64_t multiprocessors) {
+  std::vector<CudaCalls> made;
+  for (size_t call = 0; call < sizes.size(); ++call) {
+    const CudaLaunch launch = cuda_launch(kernel, sizes[call], multiprocessors);
+    auto group = std::ranges::find_if(made, [&](const CudaCalls& each) {
+      return each.launch.x == launch.x && each.launch.y == launch.y;
+    });
+    if (group == made.end()) {
+      group = made.insert(made.end(), CudaCalls{{0, launch.x, launch.y}, {}, {0}});
+    }
+    group->calls.push_back(call);
+    group->launch.blocks += launch.blocks;
+    group->first_blocks.push_back(group->launch.blocks);
+  }
+  return made;
+}
+
 }  // namespace acc::codegen

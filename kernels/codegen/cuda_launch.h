@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/codegen/kernel_spec.h"
 
@@ -22,5 +24,17 @@ struct CudaLaunch {
 // `sizes`: of the loops, outermost first. `multiprocessors`: of the GPU.
 CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
                        int64_t multiprocessors);
+
+// One launch for all calls of a kernel whose blocks have the same threads.
+struct CudaCalls {
+  CudaLaunch launch;                  // `blocks`: of all of them
+  std::vector<size_t> calls;          // positions in what was given
+  std::vector<int64_t> first_blocks;  // of each, and how many there are: the begin of the table
+};
+
+// `sizes`: of the loops, per call.
+std::vector<CudaCalls> cuda_launches(const KernelSpec& kernel,
+                                     const std::vector<std::span<const int64_t>>& sizes,
+                                     int64_t multiprocessors);
 
 }  // namespace acc::codegen

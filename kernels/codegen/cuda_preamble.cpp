@@ -46,6 +46,20 @@ template <bool WHOLE, int V, class T> DEVICE void put(T* p, const Words<T, V>& w
   }
 }
 
+// The call that this block works for: the last that begins with it or before.
+DEVICE int call_of(const long* first_blocks, int calls) {
+  int call = 0;
+  for (int last = calls; last - call > 1;) {
+    const int middle = (call + last) / 2;
+    if (first_blocks[middle] <= (long)blockIdx.x) {
+      call = middle;
+    } else {
+      last = middle;
+    }
+  }
+  return call;
+}
+
 DEVICE double as_double(long bits) { return __longlong_as_double(bits); }
 template <class T> DEVICE F32 splat_F32(T x) { return (F32)x; }
 template <class T> DEVICE F64 splat_F64(T x) { return (F64)x; }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -71,7 +72,8 @@ struct KernelSpec {
   bool operator==(const KernelSpec&) const = default;
 };
 
-// What the launch of a kernel passes, on the host as arguments, to CUDA in one array:
+// What a call of a kernel passes, on the host as arguments, to CUDA in `argument_words` words of 64
+// bits in a row:
 //   pointers  per operand, its first element
 //   geometry  the sizes of the loops, outermost first; then the strides of each operand and of each
 //             position, in elements
@@ -79,5 +81,10 @@ struct KernelSpec {
 //   begin,end on the host: which elements, counted through all kept loops
 using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,
                               const int64_t* numbers, int64_t begin, int64_t end);
+
+constexpr size_t argument_words(const KernelSpec& kernel) {
+  const size_t strided = 1 + kernel.operands.size() + kernel.positions.size();
+  return kernel.operands.size() + kernel.loops * strided + kernel.scalars.size();
+}
 
 }  // namespace acc::codegen

@@ -17,9 +17,10 @@ struct KernelText {
 // A function of type HostFunction in C++ with the compiler's vector types.
 KernelText render_host(const KernelSpec& kernel);
 
-// A function of one argument in CUDA C++: what the launch passes (kernel_spec.h), in one array of
-// 64-bit words in the GPU's memory: pointers, geometry, numbers. `cuda_launch` says with which
-// blocks.
+// A function in CUDA C++ of a table in the GPU's memory and a count of calls: one launch for all of
+// them, as the kernels of an optimizer have. The table is words of 64 bits: the first block of each
+// call, and how many blocks there are; then what each call passes (kernel_spec.h). `cuda_launch`
+// says how many blocks a call gets, and their threads, which are the same for all.
 KernelText render_cuda(const KernelSpec& kernel);
 
 // What has to stand before the functions, in one file: types, conversions, mathematics. It is the

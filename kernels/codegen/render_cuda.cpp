@@ -45,7 +45,7 @@ class CudaWriter : Writer {
     line("}");
     KernelText made = finish("template <bool WHOLE> DEVICE void body_",
                              "(char* const* pointers, const long* geometry, const long* numbers, "
-                             "long* scratch)");
+                             "long block, long blocks, long* scratch)");
     made.text += entry(made.name);
     return made;
   }
@@ -72,15 +72,20 @@ class CudaWriter : Writer {
   // The function that is launched. Words are whole where all rows begin and end with one.
   std::string entry(const std::string& name) const {
     const size_t n = neighbours();
-    const size_t geometry = loops() * (1 + kernel_.operands.size() + kernel_.positions.size());
-    std::string text =
-        concat("extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ") ", name,
-               "(const long* arguments) {\n", "char* const* pointers = (char* const*)arguments;\n",
-               "const long* geometry = arguments + ", kernel_.operands.size(), ";\n",
-               "const long* numbers = geometry + ", geometry, ";\n");
+    std::string text = concat(
+        "extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ") ", name,
+        "(const long* table, int calls) {\n",
+        "const int call = calls == 1 ? 0 : call_of(table, calls);\n",
+        "const long* arguments = table + calls + 1 + call * ", argument_words(kernel_), "L;\n",
+        "char* const* pointers = (char* const*)arguments;\n", "const long* geometry = arguments + ",
+        kernel_.operands.size(), ";\n", "const long* numbers = arguments + ",
+        argument_words(kernel_) - kernel_.scalars.size(), ";\n",
+        "const long block = blockIdx.x - table[call];\n",
+        "const long blocks = table[call + 1] - table[call];\n");
     if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
     const char* scratch = kernel_.reduced > 0 ? "scratch" : "nullptr";
-    const std::string call = concat("(pointers, geometry, numbers, ", scratch, ");\n");
+    const std::string call =
+        concat("(pointers, geometry, numbers, block, blocks, ", scratch, ");\n");
     if (n == 1) return concat(text, "body_", name, "<true>", call, "}\n");
     text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
@@ -239,8 +244,8 @@ class CudaWriter : Writer {
     line("const long turns = (geometry[", last, "] + V - 1) / V;");
     line("const long all = turns * ", turns_before(last), ";");
     line(
-        "for (long turn = blockIdx.x * (long)blockDim.x + threadIdx.x; turn < all; "
-        "turn += (long)gridDim.x * blockDim.x) {");
+        "for (long turn = block * blockDim.x + threadIdx.x; turn < all; "
+        "turn += blocks * blockDim.x) {");
     line("const long at = turn % turns * V;");
     open_row("turn / turns", last);
     open_pointers("p", operands(), "", 0, last);
@@ -326,8 +331,8 @@ class CudaWriter : Writer {
     const size_t last = loops() - 1;
     line("const long all = ", turns_before(kept_loops()), ";");
     line(
-        "for (long first = (long)blockIdx.x * blockDim.y; first < all; "
-        "first += (long)gridDim.x * blockDim.y) {");
+        "for (long first = block * blockDim.y; first < all; "
+        "first += blocks * blockDim.y) {");
     // Threads without an element take part in barriers, on the last one.
     line("const bool here = first + threadIdx.y < all;");
     open_row("here ? first + threadIdx.y : all - 1", kept_loops());
@@ -371,11 +376,11 @@ class CudaWriter : Writer {
     line("const long columns = geometry[", last, "];");
     line("const long strips = (columns + blockDim.x - 1) / blockDim.x;");
     line("const long all = strips * ", turns_before(outer), ";");
-    line("for (long block = blockIdx.x; block < all; block += gridDim.x) {");
-    line("long column = block % strips * blockDim.x + threadIdx.x;");
+    line("for (long strip = block; strip < all; strip += blocks) {");
+    line("long column = strip % strips * blockDim.x + threadIdx.x;");
     line("const bool here = column < columns;");
     line("if (!here) column = columns - 1;");
-    open_row("block / strips", outer);
+    open_row("strip / strips", outer);
     open_pointers("b", operands(), "", 0, outer);
     open_positions("r", positions(), "", 0, outer);
     define_all(phases_.before);

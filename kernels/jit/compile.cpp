@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -20,10 +22,9 @@
 #include "csrc/base/stats.h"
 #include "kernels/jit/compiler.h"
 #include "kernels/jit/disk_cache.h"
-#include "kernels/jit/library.h"
-#include "kernels/jit/machine.h"
 #include "kernels/jit/process.h"
 #include "kernels/jit/settings.h"
+#include "kernels/jit/toolchain.h"
 
 namespace acc::jit {
 namespace {
@@ -59,24 +60,26 @@ using Kernels = std::vector<std::shared_ptr<Kernel>>;
 
 // What one call of compile() found neither made nor being made.
 struct Batch {
+  const Toolchain* toolchain = nullptr;
   std::string preamble;
   Kernels kernels;
   Settings settings;
 };
 
 struct State {
-  std::unordered_map<std::string, std::shared_ptr<Kernel>> kernels;  // by name, for ever
+  // By the names of toolchain and kernel, for ever.
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<Kernel>> kernels;
   std::deque<Batch> waiting;
   int threads = 0;
   std::string cache_problem;
-  // The version of the compiler that was asked last; asking costs as much as loading ten kernels.
-  Compiler known_compiler;
-  std::string known_version;
+  // By the toolchain's name, the version of the compiler that was asked last; asking costs as much
+  // as loading ten kernels.
+  std::map<std::string, std::pair<Compiler, std::string>> versions;
 };
 
 std::mutex mutex;                  // guards the state
 State& state = *new State;         // never destroyed: threads may run when the process ends
-constexpr int kMaxThreads = 2;     // as many compilers; the rest of the machine is the program's
+constexpr int kMaxThreads = 8;     // as many compilers
 constexpr int kExitWaitMs = 2000;  // for threads to tidy up after killed compilers
 
 // --- one batch ----------------------------------------------------------------------------------
@@ -88,15 +91,18 @@ void note_problem(const std::string& problem) {
   state.cache_problem = problem;
 }
 
-std::string version_of(const Compiler& compiler, const Settings& settings) {
+std::string version_of(const Batch& batch, const Compiler& compiler) {
+  const std::string name = batch.toolchain->name();
   {
     const std::lock_guard lock(mutex);
-    if (state.known_compiler == compiler) return state.known_version;
+    const auto known = state.versions.find(name);
+    if (known != state.versions.end() && known->second.first == compiler) {
+      return known->second.second;
+    }
   }
-  const std::string version = compiler_version(compiler, settings);
+  std::string version = batch.toolchain->version(compiler, batch.settings);
   const std::lock_guard lock(mutex);
-  state.known_compiler = compiler;
-  state.known_version = version;
+  state.versions[name] = {compiler, version};
   return version;
 }
 
@@ -105,13 +111,12 @@ base::Hash128 key_of_batch(const Batch& batch, const Compiler& compiler) {
   base::Hasher hasher;
   hasher.add(DiskCache::kFormat);
   hasher.add(std::string_view(batch.preamble));
-  hasher.add(std::string_view(compiler_options()));
+  hasher.add(std::string_view(batch.toolchain->name()));
+  hasher.add(std::string_view(batch.toolchain->options()));
   hasher.add(std::string_view(compiler.path));
   hasher.add(compiler.identity.bytes);
   hasher.add(compiler.identity.modified_ns);
-  hasher.add(std::string_view(version_of(compiler, batch.settings)));
-  hasher.add(std::string_view(processor_text()));
-  hasher.add(std::string_view(c_library_text()));
+  hasher.add(std::string_view(version_of(batch, compiler)));
   return hasher.finish();
 }
 
@@ -130,62 +135,63 @@ std::vector<base::Hash128> keys_of(const base::Hash128& batch, const Kernels& ke
 }
 
 // Takes what the cache has, and returns the others.
-Kernels look_up(DiskCache& cache, const base::Hash128& batch, const Kernels& kernels) {
+Kernels look_up(DiskCache& cache, const base::Hash128& batch, const Kernels& kernels,
+                const Toolchain& toolchain) {
   Kernels missing;
   for (const auto& kernel : kernels) {
-    kernel->function = cache.find(key_of(batch, *kernel), kernel->name);
+    kernel->function = cache.find(key_of(batch, *kernel), kernel->name, toolchain);
     if (kernel->function == nullptr) missing.push_back(kernel);
   }
   return missing;
 }
 
 // Loads what was just compiled. Whether every kernel was in it.
-bool load(const Built& built, const Kernels& kernels) {
+bool load(const Built& built, const Kernels& kernels, const Toolchain& toolchain) {
   std::string problem;
   void* library = nullptr;
   if (const Descriptor file(open(built.path.c_str(), O_RDONLY | O_CLOEXEC)); file) {
-    library = load_library(file.get(), problem);
+    library = toolchain.load(file.get(), problem);
   }
   // a directory for temporary files may hold no code
-  if (library == nullptr) library = load_library(built.bytes, problem);
-  ACC_CHECK(library != nullptr, "[jit] compiled kernels could not be loaded: ", problem,
-            ". They run unfused. Set TMPDIR to a directory that may hold programs.");
+  if (library == nullptr) library = toolchain.load(built.bytes, problem);
+  ACC_CHECK(library != nullptr,
+            "[jit] compiled kernels could not be loaded and run unfused: ", problem, ".");
   bool complete = true;
   for (const auto& kernel : kernels) {
-    kernel->function = find_function(library, kernel->name);
+    kernel->function = toolchain.find_function(library, kernel->name);
     if (kernel->function != nullptr) continue;
     complete = false;
     kernel->error = base::concat("[jit] the compiler left out the kernel ", kernel->name,
-                                 ". It runs unfused. Set ACC_CXX to another compiler, or report "
-                                 "this.");
+                                 ". It runs unfused. Report this.");
   }
   return complete;
 }
 
 void make(const Batch& batch) {
   const Settings& settings = batch.settings;
-  const Compiler compiler = find_compiler(settings);
+  const Toolchain& toolchain = *batch.toolchain;
+  const Compiler compiler = toolchain.find(settings);
   const base::Hash128 key = key_of_batch(batch, compiler);
   DiskCache cache(settings.cache_directory);
   note_problem(cache.problem());
-  Kernels missing = look_up(cache, key, batch.kernels);
+  Kernels missing = look_up(cache, key, batch.kernels, toolchain);
   if (missing.empty()) return;
 
   // Other processes of the same program want the same kernels at the same time.
   base::Hasher all;
   for (const base::Hash128& one : keys_of(key, missing)) all.add(one);
   const DiskCache::Lock lock = cache.lock(all.finish(), settings.time_limit);
-  if (lock.waited()) missing = look_up(cache, key, missing);
+  if (lock.waited()) missing = look_up(cache, key, missing, toolchain);
   if (missing.empty()) return;
 
   std::string text = batch.preamble;
   for (const auto& kernel : missing) text += base::concat("\n", kernel->text);
   text += "\n";
   const Workspace workspace(settings.temporary);
-  const Built built = build(compiler, settings, workspace, text);
+  const Built built = toolchain.build(compiler, settings, workspace, text);
   base::count_keyed("jit", "compiled", missing.size());
   // What cannot be used is not kept either.
-  if (load(built, missing) && built.same_compiler) {
+  if (load(built, missing, toolchain) && built.same_compiler) {
     cache.publish(built.bytes, keys_of(key, missing));
     cache.trim(settings.cache_bytes);
   }
@@ -230,8 +236,9 @@ void work() {
 
 // The caller holds the mutex.
 void start_thread() {
+  // Half of a large machine is the program's.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  if (state.threads >= std::min(kMaxThreads, std::max(cores, 1))) return;
+  if (state.threads >= std::clamp(cores / 2, std::min(2, std::max(cores, 1)), kMaxThreads)) return;
   // Signals are for the program's own threads.
   const base::SignalsBlocked blocked;
   try {
@@ -317,31 +324,38 @@ std::string Job::error() const {
   return text;
 }
 
-std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources) {
+std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources,
+                             const Toolchain& toolchain) {
   prepare_process();
   auto job = std::make_shared<Job>();
-  Batch batch;
+  Kernels made;
   const std::lock_guard lock(mutex);
   for (Source& source : sources) {
-    std::shared_ptr<Kernel>& kernel = state.kernels[source.name];
+    std::shared_ptr<Kernel>& kernel = state.kernels[{toolchain.name(), source.name}];
     if (kernel == nullptr || kernel->lost()) {
       kernel = std::make_shared<Kernel>();
       kernel->name = source.name;
       kernel->text = std::move(source.text);
-      batch.kernels.push_back(kernel);
+      made.push_back(kernel);
     }
     job->kernels_.emplace(std::move(source.name), kernel);
   }
-  if (batch.kernels.empty()) return job;
+  if (made.empty()) return job;
+  Settings settings;
   try {
-    batch.preamble = preamble;
-    batch.settings = Settings::read();
+    settings = Settings::read();
   } catch (const base::Error& error) {
-    finish(batch.kernels, error.what());
+    finish(made, error.what());
     return job;
   }
-  state.waiting.push_back(std::move(batch));
-  start_thread();
+  const size_t together = std::min(toolchain.most_together(), made.size());
+  for (size_t first = 0; first < made.size(); first += together) {
+    const auto begin = made.begin() + static_cast<std::ptrdiff_t>(first);
+    const size_t count = std::min(together, made.size() - first);
+    state.waiting.push_back({&toolchain, std::string(preamble),
+                             Kernels(begin, begin + static_cast<std::ptrdiff_t>(count)), settings});
+    start_thread();
+  }
   return job;
 }
 

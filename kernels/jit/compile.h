@@ -8,7 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
-// Generated C++ becomes functions of this process: from memory, from the disk, or by the compiler.
+#include "kernels/jit/toolchain.h"
+
+// Generated text becomes functions: from memory, from the disk, or by the compiler.
 namespace acc::jit {
 
 // One kernel. `name` is the extern "C" symbol that `text` defines with default visibility, and
@@ -35,16 +37,18 @@ class Job {
   std::string error() const;
 
  private:
-  friend std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources);
+  friend std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources,
+                                      const Toolchain& toolchain);
   std::unordered_map<std::string, std::shared_ptr<Kernel>> kernels_;
 };
 
 // Starts to make kernels, on a thread that ends when there is nothing more to do. What is neither
-// in this process nor on the disk becomes one file, `preamble` followed by the texts, for one run
-// of the compiler; its kernels are counted as `jit/compiled`, those that could not be made as
-// `jit/failed`. A kernel is made once in a process, even if that fails, and stays until it ends.
-// What goes wrong is the job's error.
-std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources);
+// in this process nor on the disk becomes files, `preamble` followed by the texts, as few as the
+// toolchain likes, which has to live for ever; its kernels are counted as `jit/compiled`, those
+// that could not be made as `jit/failed`. A kernel is made once in a process, even if that fails,
+// and stays until it ends. What goes wrong is the job's error.
+std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources,
+                             const Toolchain& toolchain = host_toolchain());
 
 // What went wrong with the disk cache last; "" when nothing did. Kernels are made all the same.
 std::string cache_problem();

@@ -3,12 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <optional>
-#include <vector>
-
 #include "csrc/base/check.h"
 #include "kernels/jit/library.h"
-#include "kernels/jit/process.h"
 
 namespace acc::jit {
 namespace {
@@ -33,15 +29,6 @@ constexpr const char* kProcessor[] = {"-march=native", "-mcpu=native", ""};
 // Saves a sixth of g++'s time and a third of clang's. What the kernels call is named instead: libm,
 // which brings libmvec where there is one, and the compiler's own helpers.
 constexpr const char* kFewLibraries[] = {"-nostdlib", "-lm", "-lgcc"};
-
-std::optional<FileIdentity> identity_of(const std::string& path) {
-  struct stat status;
-  if (stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
-  if (access(path.c_str(), X_OK) != 0) return std::nullopt;
-  constexpr int64_t kNanoseconds = 1'000'000'000;
-  return FileIdentity{status.st_ino, static_cast<uint64_t>(status.st_size),
-                      status.st_mtim.tv_sec * kNanoseconds + status.st_mtim.tv_nsec};
-}
 
 // Directories of PATH that are no absolute path would mean another compiler in each directory.
 std::optional<Compiler> find_in_path(const std::string& name, std::string_view search_path) {
@@ -79,14 +66,62 @@ std::string printable(std::string text) {
   return text;
 }
 
-[[noreturn]] void fail(const Compiler& compiler, const std::string& what,
-                       const std::string& output) {
-  const std::string text = printable(output);
-  ACC_FAIL("[jit] the compiler ", compiler.path, " ", what, text.empty() ? "" : ": ", text,
-           ". Its kernels run unfused. Set ACC_CXX to another compiler, or report this.");
+}  // namespace
+
+std::optional<FileIdentity> identity_of(const std::string& path) {
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
+  if (access(path.c_str(), X_OK) != 0) return std::nullopt;
+  constexpr int64_t kNanoseconds = 1'000'000'000;
+  return FileIdentity{status.st_ino, static_cast<uint64_t>(status.st_size),
+                      status.st_mtim.tv_sec * kNanoseconds + status.st_mtim.tv_nsec};
 }
 
-}  // namespace
+void compiler_failed(const Compiler& compiler, const std::string& what, const std::string& output) {
+  const std::string text = printable(output);
+  ACC_FAIL("[jit] the compiler ", compiler.path, " ", what, text.empty() ? "" : ": ", text,
+           ". Its kernels run unfused. ",
+           compiler.ours ? "Report this." : "Set ACC_CXX to another compiler, or report this.");
+}
+
+Outcome run_compiler(const Compiler& compiler, const std::vector<std::string>& arguments,
+                     const Settings& settings, const Workspace* workspace) {
+  Command command{{compiler.path},
+                  environment_for(settings, workspace == nullptr ? "" : workspace->path()),
+                  settings.time_limit};
+  command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
+  return run(command);
+}
+
+std::string compiler_version(const Compiler& compiler, const std::vector<std::string>& arguments,
+                             const Settings& settings) {
+  std::vector<std::string> all = arguments;
+  all.emplace_back("--version");
+  const Outcome outcome = run_compiler(compiler, all, settings, nullptr);
+  const std::string line = outcome.output.substr(0, outcome.output.find('\n'));
+  if (!outcome.success) {
+    compiler_failed(compiler, outcome.problem + " when asked for its version", line);
+  }
+  if (line.empty()) compiler_failed(compiler, "says nothing when asked for its version", "");
+  return line;
+}
+
+Built files_for(const Workspace& workspace, const char* source, const char* result,
+                std::string_view text) {
+  Built built;
+  built.source = base::concat(workspace.path(), "/", source);
+  built.path = base::concat(workspace.path(), "/", result);
+  ACC_CHECK(write_file(built.source, text), "[jit] could not write ", built.source,
+            ". Kernels run unfused. Make room there, or set TMPDIR to a directory with room.");
+  return built;
+}
+
+void take_result(const Compiler& compiler, const Outcome& outcome, Built& built) {
+  built.same_compiler = identity_of(compiler.path) == compiler.identity;
+  if (!read_file(built.path, built.bytes)) {
+    compiler_failed(compiler, "succeeded without a result", outcome.output);
+  }
+}
 
 Compiler find_compiler(const Settings& settings) {
   const std::string& wish = settings.compiler;
@@ -110,15 +145,6 @@ Compiler find_compiler(const Settings& settings) {
       "one, or set ACC_CXX to one.");
 }
 
-std::string compiler_version(const Compiler& compiler, const Settings& settings) {
-  const Outcome outcome =
-      run({{compiler.path, "--version"}, environment_for(settings, ""), settings.time_limit});
-  const std::string line = outcome.output.substr(0, outcome.output.find('\n'));
-  if (!outcome.success) fail(compiler, outcome.problem + " when asked for its version", line);
-  if (line.empty()) fail(compiler, "says nothing when asked for its version", "");
-  return line;
-}
-
 std::string compiler_options() {
   std::string text;
   for (const char* option : kOptions) text += base::concat(option, " ");
@@ -129,26 +155,18 @@ std::string compiler_options() {
 
 Built build(const Compiler& compiler, const Settings& settings, const Workspace& workspace,
             std::string_view text) {
-  const std::string source = workspace.path() + "/kernels.cpp";
-  Built built;
-  built.path = workspace.path() + "/kernels.so";
-  ACC_CHECK(write_file(source, text), "[jit] could not write ", source, ". Kernels run unfused. ",
-            "Make room there, or set TMPDIR to a directory with room.");
-
+  Built built = files_for(workspace, "kernels.cpp", "kernels.so", text);
   size_t processor = 0;
   bool few_libraries = true;
   Outcome outcome;
   for (;;) {
-    Command command{
-        {compiler.path}, environment_for(settings, workspace.path()), settings.time_limit};
-    command.arguments.insert(command.arguments.end(), std::begin(kOptions), std::end(kOptions));
-    if (*kProcessor[processor] != '\0') command.arguments.emplace_back(kProcessor[processor]);
-    command.arguments.insert(command.arguments.end(), {source, "-o", built.path});
+    std::vector<std::string> arguments(std::begin(kOptions), std::end(kOptions));
+    if (*kProcessor[processor] != '\0') arguments.emplace_back(kProcessor[processor]);
+    arguments.insert(arguments.end(), {built.source, "-o", built.path});
     if (few_libraries) {
-      command.arguments.insert(command.arguments.end(), std::begin(kFewLibraries),
-                               std::end(kFewLibraries));
+      arguments.insert(arguments.end(), std::begin(kFewLibraries), std::end(kFewLibraries));
     }
-    outcome = run(command);
+    outcome = run_compiler(compiler, arguments, settings, &workspace);
     if (outcome.success) break;
     const auto blames = [&](const char* option) {
       return outcome.output.find(option) != std::string::npos;
@@ -158,16 +176,12 @@ Built build(const Compiler& compiler, const Settings& settings, const Workspace&
     } else if (few_libraries && blames("-lgcc")) {
       few_libraries = false;
     } else {
-      fail(compiler, outcome.problem, outcome.output);
+      compiler_failed(compiler, outcome.problem, outcome.output);
     }
   }
-
-  built.same_compiler = identity_of(compiler.path) == compiler.identity;
-  if (!read_file(built.path, built.bytes)) {
-    fail(compiler, "succeeded without a result", outcome.output);
-  }
+  take_result(compiler, outcome, built);
   if (!is_whole_library(built.bytes)) {
-    fail(compiler, "wrote something that is no whole library", outcome.output);
+    compiler_failed(compiler, "wrote something that is no whole library", outcome.output);
   }
   return built;
 }

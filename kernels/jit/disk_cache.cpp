@@ -18,7 +18,6 @@
 #include <tuple>
 
 #include "csrc/base/check.h"
-#include "kernels/jit/library.h"
 #include "kernels/jit/process.h"
 
 namespace acc::jit {
@@ -155,17 +154,18 @@ std::string DiskCache::open_directory(Missing missing) {
   return is_private(status) ? "" : "its group or everybody may write to it";
 }
 
-void* DiskCache::find(const base::Hash128& key, const std::string& name) {
+void* DiskCache::find(const base::Hash128& key, const std::string& name,
+                      const Toolchain& toolchain) {
   if (!directory_) return nullptr;
   const std::string file = library_name(key);
-  void* library = load(file);
+  void* library = load(file, toolchain);
   if (library == nullptr) return nullptr;
-  void* function = find_function(library, name);
+  void* function = toolchain.find_function(library, name);
   if (function == nullptr) remove(file);
   return function;
 }
 
-void* DiskCache::load(const std::string& file) {
+void* DiskCache::load(const std::string& file, const Toolchain& toolchain) {
   // not blocking: it might be a pipe
   const Descriptor opened(
       openat(directory_.get(), file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -182,7 +182,7 @@ void* DiskCache::load(const std::string& file) {
     std::string content;
     if (!read_all(opened.get(), content) || !is_sound(content)) return wrong();
     std::string problem;
-    library = load_library(opened.get(), problem);
+    library = toolchain.load(opened.get(), problem);
     if (library == nullptr) {
       problem_ =
           base::concat("[jit] a compiled kernel in the cache directory ", path_,

@@ -10,14 +10,15 @@
 
 #include "csrc/base/hash.h"
 #include "kernels/jit/files.h"
+#include "kernels/jit/toolchain.h"
 
 // Compiled kernels of all of a user's processes, in one directory.
 //
-// A library is one file with a name (a hard link) for each kernel in it: `<key>.so`, where the key
-// stands for everything that decides what the kernel is. Behind the library comes a footer with its
-// length and checksum. Files are complete before they get such a name and never change; what is
-// wrong with one is found when it is read, and the file is removed. So there is nothing to repair,
-// and processes need no agreement: locks only spare double work.
+// A library (a cubin, for a GPU) is one file with a name (a hard link) for each kernel in it:
+// `<key>.so`, where the key stands for everything that decides what the kernel is. Behind the
+// library comes a footer with its length and checksum. Files are complete before they get such a
+// name and never change; what is wrong with one is found when it is read, and the file is removed.
+// So there is nothing to repair, and processes need no agreement: locks only spare double work.
 namespace acc::jit {
 
 class DiskCache {
@@ -37,7 +38,7 @@ class DiskCache {
   const std::string& problem() const { return problem_; }
 
   // The function `name` of the library kept under `key`, loaded; null when there is none.
-  void* find(const base::Hash128& key, const std::string& name);
+  void* find(const base::Hash128& key, const std::string& name, const Toolchain& toolchain);
 
   // Keeps a library under each of the keys. False, with a problem, when the disk did not take it.
   bool publish(std::string_view library, const std::vector<base::Hash128>& keys);
@@ -85,7 +86,7 @@ class DiskCache {
   };
   std::string open_directory(Missing missing);  // why it is refused, or ""
   std::vector<File> files() const;
-  void* load(const std::string& file);
+  void* load(const std::string& file, const Toolchain& toolchain);
   bool make_temporary(std::string_view library, std::string& name) const;
   void remove(const std::string& file) const;
 

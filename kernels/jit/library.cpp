@@ -54,14 +54,12 @@ bool inside(std::string_view bytes, uint64_t offset, uint64_t count, uint64_t si
   return offset <= bytes.size() && count * size <= bytes.size() - offset;
 }
 
-}  // namespace
-
-bool is_whole_library(std::string_view bytes) {
+bool is_whole(std::string_view bytes, bool (*is_kind)(const Elf64_Ehdr& header)) {
   Elf64_Ehdr header;
   if (bytes.size() < sizeof header) return false;
   std::memcpy(&header, bytes.data(), sizeof header);
   if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return false;
-  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_type != ET_DYN) return false;
+  if (header.e_ident[EI_CLASS] != ELFCLASS64 || !is_kind(header)) return false;
   if (header.e_phnum == 0 || header.e_phentsize != sizeof(Elf64_Phdr)) return false;
   // linkers write the sections' table last
   if (!inside(bytes, header.e_phoff, header.e_phnum, header.e_phentsize)) return false;
@@ -72,6 +70,16 @@ bool is_whole_library(std::string_view bytes) {
     if (!inside(bytes, segment.p_offset, 1, segment.p_filesz)) return false;
   }
   return true;
+}
+
+}  // namespace
+
+bool is_whole_library(std::string_view bytes) {
+  return is_whole(bytes, [](const Elf64_Ehdr& header) { return header.e_type == ET_DYN; });
+}
+
+bool is_whole_cubin(std::string_view bytes) {
+  return is_whole(bytes, [](const Elf64_Ehdr& header) { return header.e_machine == EM_CUDA; });
 }
 
 void* load_library(int fd, std::string& problem) {

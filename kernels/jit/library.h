@@ -10,6 +10,8 @@ namespace acc::jit {
 // Whether these are all the bytes of an ELF file. A library that was cut off would be mapped, and
 // the process killed where it touches what is missing.
 bool is_whole_library(std::string_view bytes);
+// The same of what NVRTC makes for a GPU.
+bool is_whole_cubin(std::string_view bytes);
 
 // Loads the library behind a descriptor, which may be closed then. Null when it cannot be loaded,
 // and `problem` says why. The same file gives the same handle.

@@ -86,7 +86,7 @@ void Captured::note(size_t index) {
   runtime::backend().note([this, index, &step] {
     *at_ = index;
     ambient_->set(first_node(plan_, schedule_.steps[index]).ambient);
-    if (step.kernel.has_value()) return step.kernel->launch();
+    if (step.kernel != nullptr) return step.kernel->launch();
     repeat(step, values_, prepared_->fixed);
   });
 }
@@ -207,8 +207,9 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
     }
   }
   for (PreparedStep& prepared : prepared_->steps) {
-    if (prepared.kernel.has_value()) prepared.kernel->set(values);
+    if (prepared.kernel != nullptr) prepared.kernel->set(values);
   }
+  prepared_->table.upload_all();
   for (const Piece& piece : pieces_) {
     *step = piece.begin;
     if (piece.work != nullptr) {

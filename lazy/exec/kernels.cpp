@@ -1,6 +1,5 @@
 #include "lazy/exec/kernels.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
@@ -17,25 +16,12 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
 #include "kernels/codegen/render.h"
+#include "kernels/device/device_kernels.h"
 #include "kernels/jit/compile.h"
 #include "lazy/plan/trial.h"
 
 namespace acc::exec {
 namespace {
-
-using base::count;
-using base::Counter;
-
-// Threads get whole blocks, so that their vectors begin where cache lines do. Where vectors go
-// along a reduced loop, a kept element is a block.
-constexpr int64_t kBlock = 64;
-bool goes_by_rows(const codegen::KernelSpec& kernel) {
-  return kernel.reduced > 0 && !kernel.columns;
-}
-
-// Elements below which a second thread costs more than it brings, as in ATen
-// (at::internal::GRAIN_SIZE), for kernels of one operation; they get fewer as operations get more.
-constexpr int64_t kGrain = 32768;
 
 // How long the runs of a plan together wait for its kernels, after the first. Most are there
 // sooner; a second is what a user may notice, and what a slow compiler would cost goes on in the
@@ -49,22 +35,27 @@ struct Compilation {
   std::shared_ptr<jit::Job> job;
   bool late = false;               // was waited for in vain
   std::vector<std::string> names;  // per kernel of the plan
-  std::vector<codegen::HostFunction> functions;
+  std::vector<void*> functions;
 };
 
 Compilation& compilation_of(const plan::Plan& plan) {
   return *static_cast<Compilation*>(plan.compilation.get());
 }
 
-void request(plan::Plan& plan) {
+void request(plan::Plan& plan, c10::DeviceIndex device) {
+  const device::DeviceKernels* on_device = device::device_kernels(device);
   auto compilation = std::make_shared<Compilation>();
   std::vector<jit::Source> sources;
   for (const codegen::KernelSpec& kernel : plan.kernels) {
-    codegen::KernelText text = codegen::render_host(kernel);
+    codegen::KernelText text =
+        on_device == nullptr ? codegen::render_host(kernel) : codegen::render_cuda(kernel);
     compilation->names.push_back(text.name);
     sources.push_back({std::move(text.name), std::move(text.text)});
   }
-  compilation->job = jit::compile(codegen::host_preamble(), std::move(sources));
+  compilation->job =
+      on_device == nullptr
+          ? jit::compile(codegen::host_preamble(), std::move(sources))
+          : jit::compile(codegen::cuda_preamble(), std::move(sources), on_device->toolchain());
   plan.compilation = std::move(compilation);
 }
 
@@ -114,8 +105,7 @@ void use_what_is_there(plan::Plan& plan) {
   Compilation& compilation = compilation_of(plan);
   std::vector<bool> usable;
   for (const std::string& name : compilation.names) {
-    compilation.functions.push_back(
-        reinterpret_cast<codegen::HostFunction>(compilation.job->function(name)));
+    compilation.functions.push_back(compilation.job->function(name));
     usable.push_back(compilation.functions.back() != nullptr);
   }
   warn_once(compilation.job->error());
@@ -162,10 +152,10 @@ void settle(plan::Plan& plan) {
 
 }  // namespace
 
-plan::Schedule& choose_schedule(plan::Plan& plan) {
+plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.kernels.empty()) return plan.unfused;
   if (plan.compilation == nullptr) {
-    if (plan.repeats) request(plan);
+    if (plan.repeats) request(plan, device);
     plan.repeats = true;
     return plan.unfused;
   }
@@ -194,56 +184,8 @@ bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
 
 bool choose_alike() { return !alike().exchange(true); }
 
-KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
-                       const std::vector<library::Slot>& slots)
-    : function_(compilation_of(plan).functions[step.kernel]),
-      block_(goes_by_rows(plan.kernels[step.kernel]) ? 1 : kBlock) {
-  for (const passes::Launch& launch : step.launches) {
-    launches_.push_back({&launch, memory_.size(), numbers_.size(), blocks_});
-    for (const passes::Launch::Operand& operand : launch.operands) {
-      memory_.push_back(slots[operand.buffer].get());
-    }
-    numbers_.resize(numbers_.size() + launch.numbers.size());
-    blocks_ += (launch.elements + block_ - 1) / block_;
-  }
-  pointers_.resize(memory_.size());
-  const codegen::KernelSpec& kernel = plan.kernels[step.kernel];
-  const auto operations = static_cast<int64_t>(kernel.instructions.size());
-  grain_ = std::max(int64_t{1}, kGrain / block_ / step.launches.front().turns /
-                                    std::max(int64_t{1}, operations / 4));
-}
-
-void KernelCall::set(std::span<const int64_t> values) {
-  for (const Launch& launch : launches_) {
-    for (size_t i = 0; i < launch.spec->operands.size(); ++i) {
-      const size_t at = launch.pointers + i;
-      pointers_[at] = static_cast<char*>(const_cast<void*>(memory_[at]->data())) +
-                      launch.spec->operands[i].byte_offset;
-    }
-    for (size_t i = 0; i < launch.spec->numbers.size(); ++i) {
-      const passes::Number& number = launch.spec->numbers[i];
-      numbers_[launch.numbers + i] =
-          number.immediate ? number.bits : values[static_cast<size_t>(number.bits)];
-    }
-  }
-}
-
-void KernelCall::launch() const {
-  count(Counter::KernelLaunches, launches_.size());
-  if (blocks_ <= grain_) return run_blocks(0, blocks_);
-  at::parallel_for(0, blocks_, grain_,
-                   [this](int64_t begin, int64_t end) { run_blocks(begin, end); });
-}
-
-void KernelCall::run_blocks(int64_t begin, int64_t end) const {
-  auto launch = std::ranges::upper_bound(launches_, begin, {}, &Launch::first_block) - 1;
-  for (; launch != launches_.end() && launch->first_block < end; ++launch) {
-    const int64_t elements = launch->spec->elements;
-    const int64_t first = std::max(int64_t{0}, (begin - launch->first_block) * block_);
-    const int64_t last = std::min(elements, (end - launch->first_block) * block_);
-    function_(pointers_.data() + launch->pointers, launch->spec->geometry.data(),
-              numbers_.data() + launch->numbers, first, last);
-  }
+void* function_of(const plan::Plan& plan, uint32_t kernel) {
+  return compilation_of(plan).functions[kernel];
 }
 
 }  // namespace acc::exec

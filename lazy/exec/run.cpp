@@ -10,6 +10,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/memory.h"
+#include "lazy/exec/kernels.h"
 #include "lazy/graph/words.h"
 
 namespace acc::exec {
@@ -81,7 +82,7 @@ c10::Storage allocate(uint64_t bytes) {
 std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::DeviceIndex index, const std::vector<bool>& captured) {
   const c10::Device device = alias_device(index);
-  auto prepared = std::make_unique<Prepared>();
+  auto prepared = std::make_unique<Prepared>(index);
   for (const graph::Buffer& buffer : plan.program.buffers) {
     const auto make = [&] {
       const bool host = buffer.kind == graph::BufferKind::kHost;
@@ -95,7 +96,8 @@ std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& 
     const plan::Step& step = schedule.steps[i];
     PreparedStep& made = prepared->steps.emplace_back();
     if (step.kernel != plan::kNoKernel) {
-      made.kernel.emplace(plan, step, prepared->slots);
+      made.kernel = make_kernel_call(plan, step, function_of(plan, step.kernel), prepared->slots,
+                                     prepared->table, index);
       continue;
     }
     const graph::Node& node = plan.program.nodes[step.nodes[0]];
@@ -163,8 +165,9 @@ void Run::step(size_t index, std::span<const int64_t> values, bool* called) {
   }
   for (const plan::Reuse& reuse : step.reuse) take_over(reuse);
   *called = true;
-  if (prepared.kernel.has_value()) {
+  if (prepared.kernel != nullptr) {
     prepared.kernel->set(values);
+    prepared.kernel->upload();
     prepared.kernel->launch();
   } else {
     call(prepared, values);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/library/aten_call.h"
-#include "lazy/exec/kernels.h"
+#include "lazy/exec/kernel_call.h"
 #include "lazy/exec/runner.h"
 #include "lazy/plan/plan.h"
 
@@ -32,15 +32,18 @@ struct Result {
 struct PreparedStep {
   std::optional<library::AtenCall> call;
   std::vector<Result> results;
-  std::optional<KernelCall> kernel;
+  std::unique_ptr<KernelCall> kernel;
 };
 
 // What a plan needs at run time beyond pure data.
 struct Prepared {
+  explicit Prepared(c10::DeviceIndex device) : table(device) {}
+
   std::vector<library::Slot> slots;
   // Those that captured operators see. What they are pointed at when the work is captured is theirs
   // for good, while the others follow the inputs of later runs. Empty where nothing is captured.
   std::vector<library::Slot> fixed;
+  ArgumentTable table;  // of all kernels
   std::vector<PreparedStep> steps;
   void* arena = nullptr;  // where the slots of arena buffers point into
 

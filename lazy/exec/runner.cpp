@@ -360,7 +360,7 @@ Outcome submit(const plan::Plan& plan, const plan::Schedule& schedule, Captured&
 
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values, Places places, const MakeWay& make_way) {
-  plan::Schedule& schedule = choose_schedule(plan);
+  plan::Schedule& schedule = choose_schedule(plan, device);
   if (const auto captures = captures_of(plan, schedule, device)) {
     if (Captured* captured = captures->find(given, values)) {
       switch (make_way(*captured->number(), given)) {

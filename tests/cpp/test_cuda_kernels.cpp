@@ -147,17 +147,30 @@ void run_host(const Call& call, const jit::Job& job, Memory* memory) {
        call.kept_elements());
 }
 
+// Of calls of one kernel whose blocks have the same threads, and the launch for them.
+std::vector<long> table_of(const std::vector<Call>& calls,
+                           const std::vector<std::vector<char*>>& pointers,
+                           codegen::CudaLaunch* launch = nullptr) {
+  std::vector<std::span<const int64_t>> sizes;
+  for (const Call& call : calls) sizes.emplace_back(call.sizes);
+  const std::vector<codegen::CudaCalls> made = cuda_launches(calls.front().kernel, sizes, 2);
+  EXPECT_EQ(made.size(), 1U);
+  if (launch != nullptr) *launch = made.front().launch;
+  std::vector<long> table(made.front().first_blocks.begin(), made.front().first_blocks.end());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    for (char* pointer : pointers[i]) table.push_back(reinterpret_cast<long>(pointer));
+    const std::vector<int64_t> geometry = calls[i].geometry();
+    table.insert(table.end(), geometry.begin(), geometry.end());
+    table.insert(table.end(), calls[i].numbers.begin(), calls[i].numbers.end());
+  }
+  return table;
+}
+
 void run_emulated(const Call& call, const testing::EmulatedKernels& kernels, bool backwards,
                   Memory* memory) {
-  std::vector<long> arguments;
-  for (char* pointer : pointers_of(call, *memory)) {
-    arguments.push_back(reinterpret_cast<long>(pointer));
-  }
-  const std::vector<int64_t> geometry = call.geometry();
-  arguments.insert(arguments.end(), geometry.begin(), geometry.end());
-  arguments.insert(arguments.end(), call.numbers.begin(), call.numbers.end());
+  const std::vector<long> table = table_of({call}, {pointers_of(call, *memory)});
   kernels.run(codegen::render_cuda(call.kernel).name,
-              codegen::cuda_launch(call.kernel, call.sizes, 2), arguments, backwards);
+              codegen::cuda_launch(call.kernel, call.sizes, 2), table.data(), 1, backwards);
 }
 
 // Both dialects of all calls, compiled together; the threads of a block in either order.
@@ -383,23 +396,26 @@ TEST(CudaKernels, SumsDependOnNothingButTheSizes) {
   GTEST_SKIP() << "sanitizers do not know fibers";
 #endif
   for (const bool columns : {false, true}) {
-    const Call call{testing::reduction(Fn::kSum, columns),
-                    columns ? std::vector<int64_t>{100000, 4} : std::vector<int64_t>{4, 100000},
-                    {},
-                    {},
-                    {}};
+    const std::vector<int64_t> sizes =
+        columns ? std::vector<int64_t>{100000, 4} : std::vector<int64_t>{4, 100000};
+    const Call call{
+        testing::reduction(Fn::kSum, columns),
+        sizes,
+        {{sizes[1], 1}, columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
+        {},
+        {}};
     const codegen::KernelText text = codegen::render_cuda(call.kernel);
     const testing::EmulatedKernels emulated({text});
     std::vector<std::vector<float>> sums;
     for (const size_t first : {0, 1, 4}) {
       std::vector<float> x(400000 + first, 0.1F);
       std::vector<float> made(4);
-      std::vector<long> arguments{reinterpret_cast<long>(x.data() + first),
-                                  reinterpret_cast<long>(made.data())};
-      arguments.insert(arguments.end(), call.sizes.begin(), call.sizes.end());
-      const std::array<long, 4> strides{call.sizes[1], 1, columns ? 0 : 1, columns ? 1 : 0};
-      arguments.insert(arguments.end(), strides.begin(), strides.end());
-      emulated.run(text.name, codegen::cuda_launch(call.kernel, call.sizes, 2), arguments);
+      codegen::CudaLaunch launch;
+      const std::vector<long> table = table_of(
+          {call},
+          {{reinterpret_cast<char*>(x.data() + first), reinterpret_cast<char*>(made.data())}},
+          &launch);
+      emulated.run(text.name, launch, table.data(), 1);
       sums.push_back(made);
     }
     EXPECT_EQ(sums[1], sums[0]);
@@ -507,7 +523,7 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kColumns, "__syncthreads();", "", 2},                               // across_y
       {Kind::kColumns, "__syncthreads();", "", 3},
       {Kind::kColumns, "i < blockDim.y", "i < blockDim.y - 1", 0},
-      {Kind::kColumns, "block < all", "block <= all", 0},
+      {Kind::kColumns, "strip < all", "block <= all", 0},
       {Kind::kElements, "turn % turns * V", "(turn % turns + 1) * V", 0},
       {Kind::kElements, "turn < all", "turn + 1 < all", 0},
       {Kind::kElements, "\nfor (int e = 0; e < V", "\nfor (int e = 0; e < V - 1", 0},
@@ -534,6 +550,56 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
         }
       }
       EXPECT_TRUE(seen) << mutant.from << " -> " << mutant.to << ", number " << mutant.number;
+    }
+  }
+}
+
+TEST(CudaKernels, OneLaunchForManyCalls) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  std::vector<Call> calls;
+  for (const int64_t n : {5, 4096, 1, 3000, 64, 9001, 2}) {
+    calls.push_back({scale(), {n}, {{1}, {1}}, {std::bit_cast<int64_t>(1.0 + double(n))}, {}});
+  }
+  const codegen::KernelText text = codegen::render_cuda(scale());
+  const codegen::KernelText host = codegen::render_host(scale());
+  const testing::EmulatedKernels emulated({text});
+  const auto job = jit::compile(codegen::host_preamble(), {{host.name, host.text}});
+  job->wait();
+  // all of them, and as few as have another number of first blocks to look through
+  for (size_t count = 1; count <= calls.size(); ++count) {
+    const std::vector<Call> some(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(count));
+    std::vector<Memory> made;
+    std::vector<std::vector<char*>> pointers;
+    for (const Call& call : some) made.push_back(make_memory(call));
+    for (size_t i = 0; i < count; ++i) pointers.push_back(pointers_of(some[i], made[i]));
+    codegen::CudaLaunch launch;
+    const std::vector<long> table = table_of(some, pointers, &launch);
+    emulated.run(text.name, launch, table.data(), static_cast<int>(count));
+    for (size_t i = 0; i < count; ++i) {
+      Memory expected = make_memory(some[i]);
+      run_host(some[i], *job, &expected);
+      expect_same(some[i], made[i], expected, "of many");
+    }
+  }
+}
+
+TEST(CudaLaunch, CallsWithTheSameThreadsAreOneLaunch) {
+  const KernelSpec kernel = testing::reduction(Fn::kSum, /*columns=*/false);
+  const std::vector<std::vector<int64_t>> sizes{{3, 8}, {70, 9000}, {500, 16}, {1, 9000}};
+  const std::vector<std::span<const int64_t>> spans(sizes.begin(), sizes.end());
+  const std::vector<codegen::CudaCalls> made = codegen::cuda_launches(kernel, spans, 4);
+  ASSERT_EQ(made.size(), 2U);
+  EXPECT_EQ(made[0].calls, (std::vector<size_t>{0, 2}));
+  EXPECT_EQ(made[1].calls, (std::vector<size_t>{1, 3}));
+  for (const codegen::CudaCalls& group : made) {
+    ASSERT_EQ(group.first_blocks.size(), group.calls.size() + 1);
+    EXPECT_EQ(group.first_blocks.back(), group.launch.blocks);
+    for (size_t i = 0; i < group.calls.size(); ++i) {
+      const codegen::CudaLaunch one = codegen::cuda_launch(kernel, sizes[group.calls[i]], 4);
+      EXPECT_EQ(group.first_blocks[i + 1] - group.first_blocks[i], one.blocks);
+      EXPECT_EQ(one.x, group.launch.x);
     }
   }
 }

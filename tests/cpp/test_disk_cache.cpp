@@ -41,7 +41,7 @@ class DiskCacheTest : public JitTest {
 
   // Opens the cache anew, as another process would.
   void* find(const Hash128& key, const std::string& name) {
-    return DiskCache(in("cache")).find(key, name);
+    return DiskCache(in("cache")).find(key, name, host_toolchain());
   }
 
   static int call(void* function) {
@@ -82,7 +82,7 @@ void set_age(const std::string& path, int seconds) {
 
 TEST_F(DiskCacheTest, OneFileIsFoundUnderEachOfItsKeys) {
   DiskCache cache(in("cache"));
-  EXPECT_EQ(cache.find({1, 1}, "f"), nullptr);
+  EXPECT_EQ(cache.find({1, 1}, "f", host_toolchain()), nullptr);
   ASSERT_TRUE(cache.publish(library("f", 5), {{1, 1}, {1, 2}, {1, 3}}));
   for (uint64_t i = 1; i <= 3; ++i) EXPECT_EQ(call(find({1, i}, "f")), 5);
   EXPECT_EQ(find({1, 4}, "f"), nullptr);
@@ -184,14 +184,14 @@ TEST_F(DiskCacheTest, ALibraryWithoutFooterIsRemoved) {
 TEST_F(DiskCacheTest, ALibraryWithoutTheFunctionIsRemoved) {
   DiskCache cache(in("cache"));
   ASSERT_TRUE(cache.publish(library("g", 1), {kKey}));
-  EXPECT_EQ(cache.find(kKey, "f"), nullptr);
+  EXPECT_EQ(cache.find(kKey, "f", host_toolchain()), nullptr);
   EXPECT_FALSE(std::filesystem::exists(path_of(kKey)));
 }
 
 TEST_F(DiskCacheTest, AFileThatHoldsNoLibraryIsRemovedThoughItsChecksumIsRight) {
   DiskCache cache(in("cache"));
   ASSERT_TRUE(cache.publish("sound, and no library", {kKey}));
-  EXPECT_EQ(cache.find(kKey, "f"), nullptr);
+  EXPECT_EQ(cache.find(kKey, "f", host_toolchain()), nullptr);
   EXPECT_NE(cache.problem(), "");
   EXPECT_FALSE(std::filesystem::exists(path_of(kKey)));
 }
@@ -225,10 +225,10 @@ TEST_F(DiskCacheTest, AFileOfSomebodyElseIsRemoved) {
 TEST_F(DiskCacheTest, ADirectoryInTheWayIsAMiss) {
   DiskCache cache(in("cache"));
   std::filesystem::create_directory(path_of(kKey));
-  EXPECT_EQ(cache.find(kKey, "f"), nullptr);
+  EXPECT_EQ(cache.find(kKey, "f", host_toolchain()), nullptr);
   cache.publish(library("f", 3), {kKey, {5, 5}});
-  EXPECT_EQ(cache.find(kKey, "f"), nullptr);
-  EXPECT_EQ(call(cache.find({5, 5}, "f")), 3);
+  EXPECT_EQ(cache.find(kKey, "f", host_toolchain()), nullptr);
+  EXPECT_EQ(call(cache.find({5, 5}, "f", host_toolchain())), 3);
 }
 
 // --- the directory ------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ TEST_F(DiskCacheTest, ARefusedDirectoryFindsAndKeepsNothing) {
   write_text(in("file"), "x");
   DiskCache cache(in("file"));
   EXPECT_FALSE(cache.publish(library("f", 1), {kKey}));
-  EXPECT_EQ(cache.find(kKey, "f"), nullptr);
+  EXPECT_EQ(cache.find(kKey, "f", host_toolchain()), nullptr);
   cache.trim(0);
   cache.clear();
   EXPECT_EQ(cache.usage().files, 0u);
@@ -381,7 +381,7 @@ TEST_F(DiskCacheTest, WhatInterruptedProcessesLeftGoesAfterAnHour) {
 TEST_F(DiskCacheTest, ClearRemovesWhatIsOursAndNothingElse) {
   DiskCache cache(in("cache"));
   ASSERT_TRUE(cache.publish(library("f", 1), {{1, 1}, {1, 2}}));
-  void* const loaded = cache.find({1, 1}, "f");
+  void* const loaded = cache.find({1, 1}, "f", host_toolchain());
   const std::vector<std::string> foreign{"notes.txt", "library.so", to_hex(kKey) + ".so.bak"};
   for (const std::string& name : foreign) write_text(in("cache/" + name), "x");
   set_age(in("cache/library.so"), 100'000);

@@ -32,6 +32,8 @@ struct Emulated {
   void (*exchange)(void*, unsigned long, unsigned, int) = nullptr;
 };
 
+using Kernel = void (*)(const long* table, int calls);
+
 constexpr size_t kStack = size_t{64} << 10;
 constexpr unsigned kWarp = 32;
 
@@ -52,8 +54,8 @@ struct Fiber {
 // The blocks of a launch, one after the other; there is one emulation at a time.
 class Blocks {
  public:
-  Blocks(void (*kernel)(const long*), const long* arguments, Emulated* device, bool backwards)
-      : kernel_(kernel), arguments_(arguments), device_(device), backwards_(backwards) {}
+  Blocks(Kernel kernel, const long* table, int calls, Emulated* device, bool backwards)
+      : kernel_(kernel), table_(table), calls_(calls), device_(device), backwards_(backwards) {}
 
   void run(unsigned threads_x, unsigned threads_y) {
     running = this;
@@ -88,7 +90,7 @@ class Blocks {
  private:
   static void begin() {
     Blocks& blocks = *running;
-    blocks.kernel_(blocks.arguments_);
+    blocks.kernel_(blocks.table_, blocks.calls_);
     blocks.fibers_[blocks.current_]->state = State::kDone;
   }
 
@@ -160,14 +162,30 @@ class Blocks {
 
   static inline Blocks* running = nullptr;
 
-  void (*kernel_)(const long*);
-  const long* arguments_;
-  Emulated* device_;
+  const Kernel kernel_;
+  const long* const table_;
+  const int calls_;
+  Emulated* const device_;
   const bool backwards_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   ucontext_t scheduler_;
   size_t current_ = 0;
 };
+
+// One launch. `poison` fills the memory of a block before each.
+inline void run(Kernel kernel, Emulated* device, void (*poison)(),
+                const codegen::CudaLaunch& launch, const long* table, int calls, bool backwards) {
+  device->block_size = {launch.x, launch.y, 1};
+  device->grid_size = {launch.blocks, 1, 1};
+  device->barrier = &Blocks::barrier;
+  device->exchange = &Blocks::exchange;
+  Blocks blocks(kernel, table, calls, device, backwards);
+  for (unsigned block = 0; block < launch.blocks; ++block) {
+    poison();
+    device->block = {block, 0, 0};
+    blocks.run(launch.x, launch.y);
+  }
+}
 
 }  // namespace emulator
 
@@ -194,25 +212,14 @@ class EmulatedKernels {
   EmulatedKernels(const EmulatedKernels&) = delete;
   EmulatedKernels& operator=(const EmulatedKernels&) = delete;
 
-  // `arguments`: pointers, geometry, numbers. `backwards`: threads run in the other order.
-  void run(const std::string& name, const codegen::CudaLaunch& launch,
-           const std::vector<long>& arguments, bool backwards = false) const {
-    using Kernel = void (*)(const long*);
-    const auto kernel = reinterpret_cast<Kernel>(dlsym(library_, name.c_str()));
+  // `table`: see kernels/codegen/render.h. `backwards`: threads run in the other order.
+  void run(const std::string& name, const codegen::CudaLaunch& launch, const long* table, int calls,
+           bool backwards = false) const {
+    const auto kernel = reinterpret_cast<emulator::Kernel>(dlsym(library_, name.c_str()));
     const auto of = reinterpret_cast<emulator::Emulated* (*)()>(dlsym(library_, "acc_emulated"));
     if (kernel == nullptr) throw std::runtime_error("no kernel " + name);
-    emulator::Emulated& device = *of();
-    device.block_size = {launch.x, launch.y, 1};
-    device.grid_size = {launch.blocks, 1, 1};
-    device.barrier = &emulator::Blocks::barrier;
-    device.exchange = &emulator::Blocks::exchange;
-    emulator::Blocks blocks(kernel, arguments.data(), &device, backwards);
     const auto poison = reinterpret_cast<void (*)()>(dlsym(library_, "acc_poison"));
-    for (unsigned block = 0; block < launch.blocks; ++block) {
-      poison();
-      device.block = {block, 0, 0};
-      blocks.run(launch.x, launch.y);
-    }
+    emulator::run(kernel, of(), poison, launch, table, calls, backwards);
   }
 
  private:

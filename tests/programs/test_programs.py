@@ -31,12 +31,15 @@ CLOSE: dict[str, str] = {}
 
 # The ways in which plans that come again are run, and how often a program runs there: kernels are
 # made for what comes twice, and the first round may differ from the others in what it finds (lazily
-# made states, caches). Captured plans run as they do on a GPU, as work with fixed memory.
+# made states, caches). Captured plans run as they do on a GPU, as work with fixed memory; emulated
+# ones with the kernels of a GPU, too.
+CAPTURED = {"ACC_MODE": "full", "ACC_HOST_GRAPHS": "1", "ACC_DETERMINISTIC": "1"}
 FUSED = {
     "full": {"ACC_MODE": "full"},
-    "captured": {"ACC_MODE": "full", "ACC_HOST_GRAPHS": "1", "ACC_DETERMINISTIC": "1"},
+    "captured": CAPTURED,
+    "emulated": {**CAPTURED, "ACC_TEST_EMULATOR": "1"},
 }
-ROUNDS = {"full": 4, "captured": 6}
+ROUNDS = {"full": 4, "captured": 6, "emulated": 6}
 
 # Seconds for all programs of a mode: compilers of some hundred kernels on a busy machine.
 TIMEOUT = 900
@@ -58,7 +61,7 @@ BOUNDS: dict[torch.dtype, tuple[float, float]] = {
 # Programs whose float32 results may be further away, absolutely: they are small differences of sums
 # that both sides round, in different orders.
 AMPLIFIED = {
-    "batch_norm_2d_backward": 1e-5,  # gradients behind a normalisation are zero but for rounding
+    "batch_norm_2d_backward": 3e-5,  # gradients behind a normalisation are zero but for rounding
     "transformer_layer": 1e-5,
     "train_lbfgs": 2e-4,  # divides by differences of gradients
 }
@@ -214,8 +217,9 @@ def test_programs_were_fused(fused, acc_only, way):
     assert len(launched) >= len(NAMES) // 2, f"only {len(launched)} programs: {launched}"
 
 
-def test_programs_were_captured(fused, acc_only):
-    captured = [name for name in NAMES if fused["captured"][name].captured > 0]
+@pytest.mark.parametrize("way", [way for way in FUSED if way != "full"])
+def test_programs_were_captured(fused, acc_only, way):
+    captured = [name for name in NAMES if fused[way][name].captured > 0]
     assert len(captured) >= len(NAMES) // 2, f"only {len(captured)} programs: {captured}"
 
 

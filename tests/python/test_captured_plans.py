@@ -20,17 +20,20 @@ pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 F = nn.functional
 
 
-@pytest.fixture(autouse=True, params=["operators", "kernels"])
+@pytest.fixture(autouse=True, params=["operators", "kernels", "kernels of a GPU"])
 def captured(request, device) -> Iterator[None]:
     """Plans are captured, with generated kernels or without."""
     extension = helpers.extension()
     extension.capture_plans(True)
+    if request.param == "kernels of a GPU":
+        helpers.emulate_gpu()
     if request.param == "operators":
         extension.skip_passes(helpers.BIT_BY_BIT)
     # Without it kernels would first be tried against what they replace.
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+    helpers.emulate_gpu(on=False)
     extension.skip_passes("")
     extension.capture_plans(False)
 

@@ -1,11 +1,11 @@
 """The kernels of training steps compile for every GPU generation: NVRTC needs no GPU.
 
-What they compute is compared with the host's kernels in tests/cpp/test_cuda_kernels.cpp.
+What they compute is compared with the host's kernels in tests/cpp/test_cuda_kernels.cpp, and with
+the CPU where programs run with them (tests/programs, tests/python/test_captured_plans.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
 import subprocess
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import torchacc_device
 from tests import helpers
 
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
@@ -33,35 +34,29 @@ class Program(NamedTuple):
 
 
 @functools.cache
-def nvrtc() -> ctypes.CDLL:
+def nvrtc() -> Path:
     """NVIDIA's compiler, which comes with PyTorch's wheels for CUDA."""
     site = Path(torch.__file__).parents[1]
     found = sorted(site.glob("nvidia/*/lib/libnvrtc.so.*")) or pytest.skip(
         "this PyTorch has no CUDA: NVRTC is not installed"
     )
-    return ctypes.CDLL(str(found[-1]))
+    return found[-1]
 
 
-def compiled(source: Program, architecture: str) -> bytes:
+def run_compiler(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The program that the package compiles kernels with."""
+    program = Path(torchacc_device.__file__).with_name("acc_nvrtc")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def compiled(source: Program, architecture: str, folder: Path) -> Path:
     """The cubin of a program; fails with the compiler's words."""
-    library = nvrtc()
-    program = ctypes.c_void_p()
-    text = source.text.encode()
-    library.nvrtcCreateProgram(ctypes.byref(program), text, b"k.cu", 0, None, None)
+    text, cubin = folder / "kernels.cu", folder / f"{architecture}.cubin"
+    text.write_text(source.text)
     options = [f"--gpu-architecture={architecture}", *source.options]
-    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    status = library.nvrtcCompileProgram(program, len(options), words)
-    size = ctypes.c_size_t()
-    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    library.nvrtcGetProgramLog(program, log)
-    assert status == 0, log.value.decode()
-    assert not log.value, log.value.decode()  # no warning either
-    library.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    cubin = ctypes.create_string_buffer(size.value)
-    library.nvrtcGetCUBIN(program, cubin)
-    library.nvrtcDestroyProgram(ctypes.byref(program))
-    return cubin.raw
+    done = run_compiler(nvrtc(), text, cubin, *options)
+    assert (done.returncode, done.stderr) == (0, "")  # no warning either
+    return cubin
 
 
 def program_of(step: Callable[[], object]) -> Program:
@@ -137,10 +132,31 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_kernels_compile_for_every_generation(name):
+def test_kernels_compile_for_every_generation(name, tmp_path):
     source = program_of(STEPS[name]())
     for architecture in ARCHITECTURES if helpers.FULL else ("sm_75", "sm_90", "sm_120"):
-        assert len(compiled(source, architecture)) > 1000
+        assert compiled(source, architecture, tmp_path).stat().st_size > 1000
+
+
+def test_the_compiler_says_what_is_wrong(tmp_path):
+    assert re.fullmatch(r"NVRTC \d+\.\d+\n", run_compiler(nvrtc(), "--version").stdout)
+    text = tmp_path / "wrong.cu"
+    text.write_text("__global__ void f() { undeclared = 1; }")
+    wrong = [
+        ((nvrtc(), text, tmp_path / "cubin"), '"undeclared" is undefined'),
+        ((nvrtc(), text, tmp_path / "cubin", "--gpu-architecture=sm_1"), "invalid value"),
+        ((nvrtc(), tmp_path / "none", tmp_path / "cubin"), "cannot be read"),
+        (("libnvrtc.so.1", text, tmp_path / "cubin"), "libnvrtc.so.1: cannot open"),
+        (("libc.so.6", text, tmp_path / "cubin"), "nvrtcCreateProgram"),
+        ((nvrtc(),), "LIBRARY SOURCE RESULT"),
+    ]
+    for arguments, words in wrong:
+        done = run_compiler(*arguments)
+        assert done.returncode == 1
+        assert words in done.stderr
+    text.write_text("__global__ void f() {}")
+    done = run_compiler(nvrtc(), text, tmp_path / "no folder" / "cubin")
+    assert (done.returncode, "cannot be written" in done.stderr) == (1, True)
 
 
 def test_neighbours_are_read_at_once(tmp_path):
@@ -151,8 +167,7 @@ def test_neighbours_are_read_at_once(tmp_path):
     for dtype in (torch.float32, torch.float16):
         a, b = (torch.randn(5000).to(helpers.DEVICE, dtype) for _ in range(2))
         source = program_of(lambda a=a, b=b: (a * b + a).tanh())
-        file = tmp_path / "kernels.cubin"
-        file.write_bytes(compiled(source, "sm_90"))
+        file = compiled(source, "sm_90", tmp_path)
         listing = subprocess.run([tool, file], capture_output=True, text=True, check=True).stdout
         assert len(re.findall(r"LDG\.E\.128", listing)) >= 2
         assert re.search(r"STG\.E\.128", listing)

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
+#include <dlfcn.h>
 
 #include <chrono>
 #include <string>
@@ -15,8 +16,10 @@
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/backend.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/register.h"
+#include "kernels/device/device_kernels.h"
 #include "kernels/jit/compile.h"
 #include "lazy/graph/formula.h"
 #include "lazy/record/infer.h"
@@ -166,6 +169,27 @@ void bind_session(py::module_& m) {
         session::capture_plans(on);
       },
       py::arg("on"), "Captures plans that repeat from now on, or not, as ACC_HOST_GRAPHS says.");
+  m.def(
+      "emulate_gpu",
+      [](const std::string& path) {
+        using Kernels = const device::DeviceKernels* (*)();
+        Kernels kernels = [] { return static_cast<const device::DeviceKernels*>(nullptr); };
+        if (!path.empty()) {
+          void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+          ACC_CHECK(library != nullptr, "[torch.acc] ", dlerror());
+          kernels = reinterpret_cast<Kernels>(dlsym(library, "acc_emulated_kernels"));
+          ACC_CHECK(kernels != nullptr, "[torch.acc] ", path, " is no emulator");
+        }
+        py::gil_scoped_release release;
+        device::use_device_kernels(kernels());
+        for (int i = 0; i < runtime::backend().device_count(); ++i) {
+          session::release_memory(static_cast<c10::DeviceIndex>(i));
+        }
+      },
+      py::arg("path"),
+      "Kernels of plans are those of a GPU from now on, run by the emulator of "
+      "tests/cuda_emulator; "
+      "an empty path: those of the host again.");
   m.def(
       "skip_passes",
       [](const std::string& names) {

@@ -1,0 +1,123 @@
+#include "kernels/device/cuda_kernels.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
+#include "kernels/codegen/render.h"
+#include "kernels/jit/files.h"
+#include "kernels/jit/gpu_toolchain.h"
+
+namespace acc::device {
+namespace {
+
+// The directory of the file that a function was loaded from, with a slash; "" when unknown.
+std::string directory_of(const void* function) {
+  Dl_info info{};
+  if (dladdr(function, &info) == 0 || info.dli_fname == nullptr) return "";
+  const std::string path = info.dli_fname;
+  return path.substr(0, path.rfind('/') + 1);
+}
+
+// NVRTC of the CUDA that this process uses lies beside its runtime, in NVIDIA's packages as in a
+// toolkit. Elsewhere the loader may know where.
+std::string nvrtc_library() {
+  const std::string name = base::concat("libnvrtc.so.", CUDART_VERSION / 1000);
+  const std::string beside =
+      directory_of(reinterpret_cast<const void*>(&cudaGetDeviceCount)) + name;
+  return access(beside.c_str(), R_OK) == 0 ? beside : name;
+}
+
+std::string nvrtc_program() {
+  return directory_of(reinterpret_cast<const void*>(&cuda_kernels)) + "acc_nvrtc";
+}
+
+class CudaToolchain final : public jit::GpuToolchain {
+ public:
+  CudaToolchain(c10::DeviceIndex device, const runtime::DeviceProperties& properties)
+      : GpuToolchain(nvrtc_program(), nvrtc_library(),
+                     base::concat("sm_", properties.major, properties.minor),
+                     {std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions)}),
+        device_(device) {}
+
+  void* load(int fd, std::string& problem) const override {
+    std::string bytes;
+    if (jit::read_all(fd, bytes)) return load(bytes, problem);
+    problem = jit::error_text(errno);
+    return nullptr;
+  }
+  void* load(std::string_view bytes, std::string& problem) const override {
+    const c10::cuda::CUDAGuard guard(device_);
+    cudaLibrary_t library = nullptr;
+    const cudaError_t error =
+        cudaLibraryLoadData(&library, bytes.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+    if (error == cudaSuccess) return library;
+    problem = told(error);
+    return nullptr;
+  }
+  void* find_function(void* library, const std::string& name) const override {
+    const c10::cuda::CUDAGuard guard(device_);
+    cudaKernel_t kernel = nullptr;
+    cudaError_t error =
+        cudaLibraryGetKernel(&kernel, static_cast<cudaLibrary_t>(library), name.c_str());
+    // CUDA would load it at its first launch, which may be in the middle of a capture.
+    cudaFuncAttributes attributes;
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error == cudaSuccess) return kernel;
+    told(error);
+    return nullptr;
+  }
+
+ private:
+  // The error is not to fail a later call.
+  static std::string told(cudaError_t error) {
+    (void)cudaGetLastError();
+    return cudaGetErrorString(error);
+  }
+
+  const c10::DeviceIndex device_;
+};
+
+class CudaKernels final : public DeviceKernels {
+ public:
+  CudaKernels(c10::DeviceIndex device, const runtime::DeviceProperties& properties)
+      : toolchain_(device, properties), multiprocessors_(properties.multiprocessors) {}
+
+  const jit::Toolchain& toolchain() const override { return toolchain_; }
+  int64_t multiprocessors() const override { return multiprocessors_; }
+  void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table,
+              int calls) const override {
+    void* arguments[] = {&table, &calls};
+    C10_CUDA_CHECK(cudaLaunchKernel(function, dim3(launch.blocks), dim3(launch.x, launch.y),
+                                    arguments, 0, c10::cuda::getCurrentCUDAStream().stream()));
+  }
+
+ private:
+  const CudaToolchain toolchain_;
+  const int64_t multiprocessors_;
+};
+
+}  // namespace
+
+const DeviceKernels* cuda_kernels(c10::DeviceIndex device) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<c10::DeviceIndex, std::unique_ptr<const CudaKernels>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<const CudaKernels>& kernels = all[device];
+  if (kernels == nullptr) {
+    kernels = std::make_unique<CudaKernels>(device, runtime::backend().properties(device));
+  }
+  return kernels.get();
+}
+
+}  // namespace acc::device
