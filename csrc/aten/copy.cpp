@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include <utility>
@@ -51,12 +52,16 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
     session::alias(destination, FlushReason::kRead).copy_(source);
     return;
   }
-  // Not at::empty_strided: with deterministic algorithms that fills what it makes.
+  // As the source lies, unless its elements share memory or leave gaps. Not at::empty_strided: with
+  // deterministic algorithms that fills what it makes.
+  const bool dense = source.is_non_overlapping_and_dense();
+  const c10::DimVector contiguous = c10::contiguous_strides(source.sizes());
+  const c10::IntArrayRef strides = dense ? source.strides() : c10::IntArrayRef(contiguous);
   const size_t bytes =
-      at::detail::computeStorageNbytes(source.sizes(), source.strides(), source.dtype().itemsize());
+      at::detail::computeStorageNbytes(source.sizes(), strides, source.dtype().itemsize());
   const at::Tensor staged =
       record::make_tensor(record::make_storage(bytes, destination.device().index()),
-                          source.scalar_type(), source.sizes(), source.strides());
+                          source.scalar_type(), source.sizes(), strides);
   session::alias(staged, FlushReason::kRead).copy_(source);
   record_copy(destination, staged);
 }

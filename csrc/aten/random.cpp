@@ -206,15 +206,18 @@ Tensor normal_both(const Tensor& mean, const Tensor& std, MaybeGenerator generat
 
 std::tuple<Tensor, Tensor> dropout_in_training(const Tensor& input, double p,
                                                const MaybeGenerator& generator) {
-  static const OwnOp<std::tuple<Tensor, Tensor>, const Tensor&, double> op("acc::native_dropout");
+  static const OwnOp<std::tuple<Tensor, Tensor>, const Tensor&, int64_t, double> op(
+      "acc::native_dropout");
   check_dropout(input.scalar_type(), p);
+  const double scale = p == 1.0 ? 0.0 : 1.0 / (1.0 - p);
   if (input.is_complex()) {
     Tensor mask = at::empty_like(input, input.options().dtype(c10::kBool));
     bernoulli(mask, 1.0 - p, generator);
-    Tensor output = input.mul(mask).mul_(p == 1.0 ? 0.0 : 1.0 / (1.0 - p));
+    Tensor output = input.mul(mask).mul_(scale);
     return {std::move(output), std::move(mask)};
   }
-  return op(input, p, reserve(input, generator, input.numel()));
+  return op(input, static_cast<int64_t>(base::words_below(1.0 - p)), scale,
+            reserve(input, generator, input.numel()));
 }
 
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,

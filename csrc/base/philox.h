@@ -41,6 +41,9 @@ constexpr std::array<uint32_t, 4> philox(Stream stream, uint64_t block) {
   return x;
 }
 
+// How many of the 2^32 words mean "yes" with probability `p` in [0, 1]: those below.
+constexpr uint64_t words_below(double p) { return static_cast<uint64_t>(p * 0x1p32 + 0.5); }
+
 // How many offsets one call of a random operator takes, however many numbers it draws: the block
 // number alone tells its elements apart. Offsets advance in fours, as those of CUDA's generators
 // do.

@@ -60,6 +60,29 @@ DEVICE int call_of(const long* first_blocks, int calls) {
   return call;
 }
 
+// The words of a Philox block (csrc/base/philox.h): neighbours share one.
+struct Words4 {
+  long block = -1;
+  u32 x0, x1, x2, x3;
+};
+DEVICE bool drawn_(Words4& words, long index, unsigned long seed, unsigned long offset, long number) {
+  if (words.block != index / 4) {
+    words.block = index / 4;
+    u32 x0 = (u32)words.block, x1 = (u32)(words.block >> 32);
+    u32 x2 = (u32)offset, x3 = (u32)(offset >> 32);
+    u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const unsigned long a = x0 * 0xD2511F53ul, b = x2 * 0xCD9E8D57ul;
+      x0 = (u32)(b >> 32) ^ x1 ^ key0; x1 = (u32)b;
+      x2 = (u32)(a >> 32) ^ x3 ^ key1; x3 = (u32)a;
+      key0 += 0x9E3779B9u; key1 += 0xBB67AE85u;
+    }
+    words.x0 = x0; words.x1 = x1; words.x2 = x2; words.x3 = x3;
+  }
+  const u32 low = index & 1 ? words.x1 : words.x0, high = index & 1 ? words.x3 : words.x2;
+  return (long)(index & 2 ? high : low) < number;
+}
+
 DEVICE double as_double(long bits) { return __longlong_as_double(bits); }
 template <class T> DEVICE F32 splat_F32(T x) { return (F32)x; }
 template <class T> DEVICE F64 splat_F64(T x) { return (F64)x; }

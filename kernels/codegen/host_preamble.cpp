@@ -18,7 +18,8 @@ constexpr std::string_view kVectors = R"(
 #define VECTOR(type) __attribute__((vector_size(W * sizeof(type))))
 typedef unsigned char u8; typedef unsigned char bool8; typedef signed char i8; typedef short i16;
 typedef unsigned short u16; typedef unsigned short f16; typedef unsigned short bf16;
-typedef int i32; typedef long i64; typedef float f32; typedef double f64;
+typedef int i32; typedef unsigned u32; typedef long i64; typedef unsigned long u64;
+typedef float f32; typedef double f64;
 typedef u8 U8 VECTOR(u8); typedef i8 I8 VECTOR(i8); typedef i16 I16 VECTOR(i16);
 typedef u16 U16 VECTOR(u16); typedef i32 I32 VECTOR(i32); typedef unsigned U32 VECTOR(unsigned);
 typedef i64 I64 VECTOR(i64); typedef f32 F32 VECTOR(f32); typedef f64 F64 VECTOR(f64);
@@ -75,6 +76,78 @@ static inline F32 count_F32(long first, long step) {
   F32 lane;
   for (int k = 0; k < W; ++k) lane[k] = k;
   return splat_F32(first) + lane * (f32)step;
+}
+
+// Philox 4x32-10 (csrc/base/philox.h), a block in each lane, in the lower halves. What is above them
+// is of no meaning: products leave it out.
+typedef u64 Blocks __attribute__((vector_size(W * sizeof(u32))));
+#define LANES (W / 2)
+static inline Blocks product(Blocks a, Blocks b) {
+#if __AVX512F__
+  Blocks c;
+  asm("vpmuludq %2, %1, %0" : "=v"(c) : "v"(a), "v"(b));
+  return c;
+#elif __AVX2__
+  Blocks c;
+  asm("vpmuludq %2, %1, %0" : "=x"(c) : "x"(a), "x"(b));
+  return c;
+#else
+  return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
+#endif
+}
+// The 2 W words of the blocks from `block` on.
+static inline void draw_blocks(u32* words, u64 block, u64 seed, u64 offset) {
+  Blocks x0;
+  for (int k = 0; k < LANES; ++k) x0[k] = block + k;
+  Blocks x1 = x0 >> 32, x2 = offset - Blocks{}, x3 = (offset >> 32) - Blocks{};
+  const Blocks m0 = 0xD2511F53u - Blocks{}, m1 = 0xCD9E8D57u - Blocks{};
+  u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const Blocks a = product(x0, m0), b = product(x2, m1);
+    x0 = (b >> 32) ^ x1 ^ ((u64)key0 - Blocks{});
+    x2 = (a >> 32) ^ x3 ^ ((u64)key1 - Blocks{});
+    x1 = b;
+    x3 = a;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  const Blocks low = (x0 & 0xFFFFFFFFu) | x1 << 32, high = (x2 & 0xFFFFFFFFu) | x3 << 32;
+  u64 pairs[2 * LANES];
+  for (int k = 0; k < LANES; ++k) {
+    pairs[2 * k] = low[k];
+    pairs[2 * k + 1] = high[k];
+  }
+  __builtin_memcpy(words, pairs, sizeof pairs);
+}
+// The words of elements from `first` on, `step` apart. There are N, in room for whole blocks.
+template <int N>
+static inline void draw(u32 (&words)[N], long first, long step, u64 seed, u64 offset, u64) {
+  static_assert(N % (2 * W) == 0, "whole blocks");
+  if (step == 1) {
+    const long skipped = first % 4;
+    u32 drawn[N + 2 * W];
+    for (int k = 0; k < N + (skipped != 0) * 2 * W; k += 2 * W) {
+      draw_blocks(drawn + k, (u64)(first - skipped + k) / 4, seed, offset);
+    }
+    __builtin_memcpy(words, drawn + skipped, sizeof words);
+    return;
+  }
+  for (int k = 0; k < N; ++k) {
+    u32 block[2 * W];
+    draw_blocks(block, (u64)(first + k * step) / 4, seed, offset);
+    words[k] = block[(first + k * step) % 4];
+  }
+}
+static inline Mask below(const u32* words, u64, u64, u64 number) {
+  U32 v;
+  __builtin_memcpy(&v, words, sizeof v);
+  // number - 1 is a word, unless no word is below the number
+  return (Mask)(v <= (u32)(number - 1) - U32{}) & splat_Mask(number);
+}
+static inline Mask drawn_(long first, long step, u64 seed, u64 offset, u64 number) {
+  u32 words[2 * W];
+  draw(words, first, step, seed, offset, number);
+  return below(words, seed, offset, number);
 }
 
 static inline F32 cast_F64_F32(F64 v) { return CONVERT(v, F32); }

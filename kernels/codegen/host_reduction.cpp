@@ -75,7 +75,7 @@ class ReductionWriter : HostWriter {
     std::vector<size_t> found;
     for (const uint32_t i : instructions) {
       const Instruction& instruction = kernel_.instructions[i];
-      if (instruction.fn == Fn::kPosition) found.push_back(instruction.index);
+      if (has_position(instruction)) found.push_back(instruction.index);
     }
     return found;
   }
@@ -267,6 +267,8 @@ class ReductionWriter : HostWriter {
              element(instruction.index), "(spread(*b", instruction.index, "));");
       } else if (instruction.fn == Fn::kPosition) {
         line("const F32 v", i, " = splat_F32(r", instruction.index, ");");
+      } else if (instruction.fn == Fn::kDrawn) {
+        line("const Mask v", i, " = drawn_(r", instruction.index, ", 0", draw_numbers(i), ");");
       } else {
         define(i);
       }

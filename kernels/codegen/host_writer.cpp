@@ -74,6 +74,26 @@ std::string HostWriter::count(size_t i) const {
   return concat("count_F32(q", i, " + ", place(), " * t", i, ", t", i, ")");
 }
 
+// A vector of words is a quarter as many blocks, too few to compute side by side: so a turn's words
+// are drawn together.
+void HostWriter::draw_ahead() {
+  draws_ahead_ = true;
+  for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
+    const Instruction& instruction = kernel_.instructions[i];
+    if (instruction.fn != graph::Fn::kDrawn || uniform_[i]) continue;
+    const size_t at = instruction.index;
+    line("u32 words", i, "[", turn(), "];");
+    line("draw(words", i, ", q", at, " + at * t", at, ", t", at, draw_numbers(i), ");");
+  }
+}
+
+std::string HostWriter::drawn(size_t i) const {
+  const size_t at = kernel_.instructions[i].index;
+  if (uniform_[i]) return concat("drawn_(q", at, ", 0", draw_numbers(i), ")");
+  if (draws_ahead_) return concat("below(words", i, " + ", vector_, " * W", draw_numbers(i), ")");
+  return concat("drawn_(q", at, " + ", place(), " * t", at, ", t", at, draw_numbers(i), ")");
+}
+
 std::string HostWriter::name_of(graph::Fn fn, uint8_t type) const {
   const std::string name = graph::name_of(fn);
   return name + (type == dtype::kF32 && is_host_math(name) ? "_f32" : "_");

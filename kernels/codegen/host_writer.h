@@ -21,6 +21,9 @@ class HostWriter : protected Writer {
   void add_steps();
   std::string step_of(size_t operand) const;
 
+  // Words for all elements of a turn, whose loop is about to compute on them.
+  void draw_ahead();
+
   // Elements of one turn, and where among them the vector begins that is being written.
   std::string turn() const;
   std::string place() const;
@@ -28,10 +31,12 @@ class HostWriter : protected Writer {
   std::string value(size_t i) const override;
   std::string load(size_t operand) const override;
   std::string count(size_t position) const override;
+  std::string drawn(size_t instruction) const override;
   std::string name_of(graph::Fn fn, uint8_t type) const override;
   void add_store(const Store& store);
 
   const size_t vectors_;
+  bool draws_ahead_ = false;
   size_t vector_ = 0;  // of the turn, what is being written
 };
 

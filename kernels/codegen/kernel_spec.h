@@ -41,12 +41,17 @@ struct Instruction {
   graph::Fn fn = graph::Fn::kConstant;
   uint8_t dtype = 0;  // of the value
   std::array<uint32_t, 3> inputs{};
-  // kOperand, kScalar, kPosition: which; kCast: the half type that it rounds to, or 0
+  // kOperand, kScalar: which; kPosition, kDrawn: of which position; kCast: the half type that it
+  // rounds to, or 0
   uint32_t index = 0;
   double constant = 0;  // kConstant
 
   bool operator==(const Instruction&) const = default;
 };
+
+constexpr bool has_position(const Instruction& instruction) {
+  return instruction.fn == graph::Fn::kPosition || instruction.fn == graph::Fn::kDrawn;
+}
 
 struct Store {
   uint32_t operand = 0;

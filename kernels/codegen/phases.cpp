@@ -40,7 +40,7 @@ class Split {
     uint32_t phase = 0;  // the first in which it can be computed
     if (instruction.fn == Fn::kOperand) {
       domain = kernel_.operands[instruction.index].kept ? Domain::kKept : Domain::kFull;
-    } else if (instruction.fn == Fn::kPosition) {
+    } else if (has_position(instruction)) {
       domain = kernel_.positions[instruction.index].kept ? Domain::kKept : Domain::kFull;
     }
     for (int k = 0; k < graph::arity(instruction.fn); ++k) {

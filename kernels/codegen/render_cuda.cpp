@@ -34,6 +34,7 @@ class CudaWriter : Writer {
     }
     for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
       if (is_constant(i)) define(i);
+      if (kernel_.instructions[i].fn == Fn::kDrawn) line("Words4 words", i, ";");
     }
     if (kernel_.reduced == 0) {
       add_elements();
@@ -123,10 +124,14 @@ class CudaWriter : Writer {
   std::string load(size_t i) const override {
     return concat("from_", element(i), "(", element_of(i), ")");
   }
-  std::string count(size_t i) const override {
+  std::string count(size_t i) const override { return concat("splat_F32(", index(i), ")"); }
+  std::string index(size_t i) const {
     const char* base = kernel_.positions[i].kept ? "r" : "q";
-    if (kernel_.positions[i].walk == Walk::kBroadcast) return concat("splat_F32(", base, i, ")");
-    return concat("splat_F32(", base, i, " + ", kernel_.columns ? "column" : "(at + e)", " * t", i,
+    if (kernel_.positions[i].walk == Walk::kBroadcast) return concat(base, i);
+    return concat(base, i, " + ", kernel_.columns ? "column" : "(at + e)", " * t", i);
+  }
+  std::string drawn(size_t i) const override {
+    return concat("drawn_(words", i, ", ", index(kernel_.instructions[i].index), draw_numbers(i),
                   ")");
   }
   std::string name_of(Fn fn, uint8_t) const override { return concat(graph::name_of(fn), "_"); }
@@ -179,7 +184,7 @@ class CudaWriter : Writer {
     std::vector<size_t> found;
     for (const uint32_t i : phase.instructions) {
       const Instruction& instruction = kernel_.instructions[i];
-      if (instruction.fn == Fn::kPosition) found.push_back(instruction.index);
+      if (has_position(instruction)) found.push_back(instruction.index);
     }
     return found;
   }

@@ -23,7 +23,8 @@ bool is_polynomial(const Instruction& instruction) {
 
 // Vectors for one turn of the loop. The processor computes a few dozen instructions ahead, hence a
 // second turn beside the first while a turn holds one polynomial. Where one polynomial waits for
-// another it does not see that far: such turns compute on several vectors by turns.
+// another it does not see that far: such turns compute on several vectors by turns. Random words come
+// four at a time, and those of several vectors side by side.
 size_t choose_vectors(const KernelSpec& kernel) {
   constexpr size_t kVectors = 4;
   const std::vector<bool> uniform = find_uniform(kernel);
@@ -39,7 +40,8 @@ size_t choose_vectors(const KernelSpec& kernel) {
     chain.push_back(length);
     longest = std::max(longest, length);
   }
-  return longest > 1 ? kVectors : 1;
+  const auto draws = [](const Instruction& each) { return each.fn == Fn::kDrawn; };
+  return longest > 1 || std::ranges::any_of(kernel.instructions, draws) ? kVectors : 1;
 }
 
 class ElementwiseWriter : HostWriter {
@@ -54,6 +56,7 @@ class ElementwiseWriter : HostWriter {
     line("long at = column;");
     line("for (bool rest = false;; rest = true) {");
     line("for (; at + ", turn(), " <= stop; at += ", turn(), ") {");
+    draw_ahead();
     for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
       for (vector_ = 0; vector_ < vectors_ && !uniform_[i]; ++vector_) define(i);
     }

@@ -98,7 +98,7 @@ std::vector<bool> find_uniform(const KernelSpec& kernel) {
     bool same = true;
     if (instruction.fn == Fn::kOperand) {
       same = kernel.operands[instruction.index].walk == Walk::kBroadcast;
-    } else if (instruction.fn == Fn::kPosition) {
+    } else if (has_position(instruction)) {
       same = kernel.positions[instruction.index].walk == Walk::kBroadcast;
     }
     for (int i = 0; i < graph::arity(instruction.fn); ++i) {
@@ -152,7 +152,7 @@ bool Writer::is_loaded(size_t operand) const {
 
 bool Writer::is_constant(size_t i) const {
   const Instruction& instruction = kernel_.instructions[i];
-  if (instruction.fn == Fn::kOperand || instruction.fn == Fn::kPosition) return false;
+  if (instruction.fn == Fn::kOperand || has_position(instruction)) return false;
   for (int k = 0; k < graph::arity(instruction.fn); ++k) {
     if (!is_constant(instruction.inputs[static_cast<size_t>(k)])) return false;
   }
@@ -161,7 +161,7 @@ bool Writer::is_constant(size_t i) const {
 
 void Writer::define(size_t i) {
   const Instruction& instruction = kernel_.instructions[i];
-  line("const ", vector_of(instruction.dtype), " ", value(i), " = ", expression(instruction), ";");
+  line("const ", vector_of(instruction.dtype), " ", value(i), " = ", expression(i), ";");
 }
 
 std::string Writer::neutral(const Instruction& reduction) {
@@ -177,7 +177,17 @@ std::string Writer::input(const Instruction& instruction, size_t i) const {
   return value(instruction.inputs[i]);
 }
 
-std::string Writer::expression(const Instruction& instruction) const {
+std::string Writer::draw_numbers(size_t i) const {
+  const auto& [below, seed, offset] = kernel_.instructions[i].inputs;
+  std::string text;
+  for (const uint32_t input : {seed, offset, below}) {
+    text += concat(", numbers[", kernel_.instructions[input].index, "]");
+  }
+  return text;
+}
+
+std::string Writer::expression(size_t i) const {
+  const Instruction& instruction = kernel_.instructions[i];
   const std::string vector = vector_of(instruction.dtype);
   switch (instruction.fn) {
     case Fn::kOperand:
@@ -198,6 +208,8 @@ std::string Writer::expression(const Instruction& instruction) const {
       }
       return concat("cast_", vector_of(kernel_.instructions[instruction.inputs[0]].dtype), "_",
                     vector, "(", input(instruction, 0), ")");
+    case Fn::kDrawn:
+      return drawn(i);
     case Fn::kSelect:
       return concat("select(", input(instruction, 0), ", ", input(instruction, 1), ", ",
                     input(instruction, 2), ")");
@@ -208,8 +220,8 @@ std::string Writer::expression(const Instruction& instruction) const {
     return concat(input(instruction, 0), operation, input(instruction, 1));
   }
   std::string call = name_of(instruction.fn, instruction.dtype) + "(";
-  for (int i = 0; i < graph::arity(instruction.fn); ++i) {
-    call += concat(i == 0 ? "" : ", ", input(instruction, static_cast<size_t>(i)));
+  for (int k = 0; k < graph::arity(instruction.fn); ++k) {
+    call += concat(k == 0 ? "" : ", ", input(instruction, static_cast<size_t>(k)));
   }
   return call + ")";
 }

@@ -53,6 +53,10 @@ class Writer {
   virtual std::string value(size_t i) const;
   virtual std::string load(size_t operand) const = 0;
   virtual std::string count(size_t position) const = 0;
+  // Whether the word at the position of an instruction kDrawn is below its number.
+  virtual std::string drawn(size_t instruction) const = 0;
+  // The seed, the offset and that number, each behind a comma.
+  std::string draw_numbers(size_t instruction) const;
   // What the function is called for values of a type.
   virtual std::string name_of(graph::Fn fn, uint8_t type) const = 0;
 
@@ -61,7 +65,7 @@ class Writer {
 
  private:
   std::string input(const Instruction& instruction, size_t i) const;
-  std::string expression(const Instruction& instruction) const;
+  std::string expression(size_t i) const;
 
   std::string body_;
 };

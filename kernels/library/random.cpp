@@ -40,8 +40,10 @@ TORCH_LIBRARY_FRAGMENT(acc, m) {
   def("randperm_(Tensor(a!) self, int seed, int offset) -> Tensor(a!)");
   def("multinomial(Tensor probs, int num_samples, bool replacement, int seed, int offset)"
       " -> Tensor");
-  // Output and mask of dropout in training.
-  def("native_dropout(Tensor input, float p, int seed, int offset) -> (Tensor, Tensor)");
+  // Output and mask of dropout in training: elements whose word is below a number are kept, and
+  // multiplied by the scale.
+  def("native_dropout(Tensor input, int below, float scale, int seed, int offset)"
+      " -> (Tensor, Tensor)");
   def("poisson(Tensor self, int seed, int offset) -> Tensor");
   def("binomial(Tensor count, Tensor prob, int seed, int offset) -> Tensor");
   def("standard_gamma(Tensor self, int seed, int offset) -> Tensor");
@@ -64,7 +66,8 @@ Tensor multinomial_meta(const Tensor& probs, int64_t num_samples, bool, int64_t,
                           : at::empty({probs.size(0), num_samples}, options);
 }
 
-std::tuple<Tensor, Tensor> native_dropout_meta(const Tensor& input, double, int64_t, int64_t) {
+std::tuple<Tensor, Tensor> native_dropout_meta(const Tensor& input, int64_t, double, int64_t,
+                                               int64_t) {
   return {at::empty_like(input), at::empty_like(input, input.options().dtype(c10::kBool))};
 }
 

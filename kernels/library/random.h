@@ -20,6 +20,7 @@
 namespace acc::library {
 
 using base::Stream;
+using base::words_below;
 
 inline Stream stream_of(int64_t seed, int64_t offset) {
   return {static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)};
@@ -102,8 +103,5 @@ void fill_random(const at::TensorBase& self, Stream stream, const Make& make) {
     store(self, elements, begin, begin + n, values);
   });
 }
-
-// The number of words out of 2^32 that mean "yes" with probability `p` in [0, 1].
-inline uint64_t yes_below(double p) { return static_cast<uint64_t>(p * 0x1p32 + 0.5); }
 
 }  // namespace acc::library

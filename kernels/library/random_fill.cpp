@@ -154,7 +154,7 @@ Tensor& geometric(Tensor& self, double p, int64_t seed, int64_t offset) {
 }
 
 Tensor& bernoulli(Tensor& self, double p, int64_t seed, int64_t offset) {
-  const uint64_t limit = yes_below(p);
+  const uint64_t limit = words_below(p);
   fill_random<1, float>(self, stream_of(seed, offset),
                         [&](const uint32_t* words, int64_t n, float* out) {
                           flag_floats(words, word_groups(n), limit, out);
@@ -206,7 +206,7 @@ Tensor& bernoulli_tensor(Tensor& self, const Tensor& p, int64_t seed, int64_t of
                                 "Expected p_in >= 0 && p_in <= 1 to be true, but got false: "
                                 "bernoulli was given the probability ",
                                 values[i], ".");
-                    values[i] = words[i] < yes_below(values[i]) ? 1.0 : 0.0;
+                    values[i] = words[i] < words_below(values[i]) ? 1.0 : 0.0;
                   }
                   store(self, target, begin, begin + n, values);
                 });

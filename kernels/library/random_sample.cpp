@@ -32,13 +32,13 @@ Tensor like(const Tensor& tensor, c10::ScalarType dtype) {
 }
 
 template <class T>
-void dropout(const Tensor& input, const Tensor& output, const Tensor& mask, double p,
-             Stream stream) {
+void dropout(const Tensor& input, const Tensor& output, const Tensor& mask, int64_t below,
+             double factor, Stream stream) {
   const Elements source(input);
   const Elements target(output);
   const Elements kept(mask);
-  const uint64_t limit = yes_below(1.0 - p);
-  const T scale = p == 1.0 ? T(0) : static_cast<T>(1.0 / (1.0 - p));
+  const auto limit = static_cast<uint64_t>(below);
+  const T scale = static_cast<T>(factor);
   for_chunks<1>(input.numel(), stream, [&](const uint32_t* words, int64_t begin, int64_t n) {
     T values[kRandomChunk];
     load(input, source, begin, begin + n, values);
@@ -51,15 +51,15 @@ void dropout(const Tensor& input, const Tensor& output, const Tensor& mask, doub
   });
 }
 
-std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, int64_t seed,
-                                          int64_t offset) {
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, int64_t below, double scale,
+                                          int64_t seed, int64_t offset) {
   Tensor output = like(input, input.scalar_type());
   Tensor mask = like(input, c10::kBool);
   const Stream stream = stream_of(seed, offset);
   if (input.scalar_type() == c10::kDouble) {
-    dropout<double>(input, output, mask, p, stream);
+    dropout<double>(input, output, mask, below, scale, stream);
   } else {
-    dropout<float>(input, output, mask, p, stream);
+    dropout<float>(input, output, mask, below, scale, stream);
   }
   return {std::move(output), std::move(mask)};
 }

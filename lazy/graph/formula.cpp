@@ -33,6 +33,7 @@ constexpr std::array kFunctions{
     Named{Fn::kGe, "ge", 2},           Named{Fn::kAnd, "and", 2},
     Named{Fn::kOr, "or", 2},           Named{Fn::kXor, "xor", 2},
     Named{Fn::kNot, "not", 1},         Named{Fn::kSelect, "select", 3},
+    Named{Fn::kDrawn, "drawn", 3},
     Named{Fn::kSum, "sum", 1},         Named{Fn::kAmax, "amax", 1},
     Named{Fn::kAmin, "amin", 1},       Named{Fn::kSqrt, "sqrt", 1},
     Named{Fn::kRsqrt, "rsqrt", 1},     Named{Fn::kReciprocal, "reciprocal", 1},
@@ -98,7 +99,7 @@ class Parser {
     term.inputs[1] = b;
     term.inputs[2] = c;
     const bool bits = fn == Fn::kAnd || fn == Fn::kOr || fn == Fn::kXor || fn == Fn::kNot;
-    term.truth = is_comparison(fn) || (bits && formula_.terms[a].truth);
+    term.truth = is_comparison(fn) || fn == Fn::kDrawn || (bits && formula_.terms[a].truth);
     formula_.terms.push_back(term);
     return static_cast<uint32_t>(formula_.terms.size() - 1);
   }

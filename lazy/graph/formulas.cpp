@@ -144,6 +144,8 @@ constexpr Row kRows[] = {
     {"aten::hardsigmoid", "", "min(max(self + 3, 0), 6) / 6"},
     {"aten::mse_loss_backward", "reduction=1", "2 / count * (self - target) * grad_output"},
     {"aten::mse_loss_backward", "", "2 * (self - target) * grad_output"},
+    {"acc::native_dropout", "",
+     "kept = drawn(below, seed, offset); input * (kept ? 1 : 0) * scale, kept"},
     {"aten::native_dropout_backward", "", "grad_output * (mask ? scale : 0)"},
 
     {"aten::sum", "", "sum(self)", "*"},

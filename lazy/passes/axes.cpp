@@ -176,4 +176,14 @@ std::optional<Access> Axes::position() const {
   return made;
 }
 
+Access Axes::index() const {
+  Access made{kNoBuffer, graph::dtype::kI64, 0, std::vector<int64_t>(sizes_.size(), 0)};
+  int64_t step = 1;
+  for (size_t loop = sizes_.size(); loop-- > 0;) {
+    if (sizes_[loop] != 1) made.strides[loop] = step;
+    step *= sizes_[loop];
+  }
+  return made;
+}
+
 }  // namespace acc::passes

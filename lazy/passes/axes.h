@@ -32,6 +32,8 @@ class Axes {
 
   // What counts along the second dimension, exactly in float32.
   std::optional<Access> position() const;
+  // What counts through all elements, in logical order.
+  Access index() const;
 
  private:
   // A tensor's dimensions, and the loop of each.

@@ -45,7 +45,7 @@ std::vector<bool> find_stored(const graph::Graph& graph, const std::vector<Clust
 
 bool has_function(const codegen::KernelSpec& kernel) {
   return std::ranges::any_of(kernel.instructions, [](const codegen::Instruction& instruction) {
-    return graph::is_function(instruction.fn);
+    return graph::is_function(instruction.fn) || instruction.fn == graph::Fn::kDrawn;
   });
 }
 

@@ -122,6 +122,10 @@ class Analysis {
       made_.operands[term.argument] = static_cast<int32_t>(nest.accesses.size());
       nest.accesses.push_back(*access);
     }
+    if (has_term(Fn::kDrawn)) {
+      made_.index = static_cast<int32_t>(nest.accesses.size());
+      nest.accesses.push_back(axes_->index());
+    }
     if (!has_term(Fn::kPosition)) return true;
     const auto position = axes_->position();
     if (!position.has_value()) return false;
@@ -229,6 +233,7 @@ class Analysis {
         case Fn::kCount:
         case Fn::kPosition:
         case Fn::kSelect:
+        case Fn::kDrawn:
           break;
         case Fn::kConstant:
           if (!dtype::is_floating(type) && !is_whole(term.constant)) return false;

@@ -20,6 +20,7 @@ struct Elementwise {
   std::vector<const int64_t*> items;  // per argument, its words
   std::vector<uint32_t> values;       // per argument, where its numbers begin in the value block
   int32_t position = -1;              // the access that counts along the second dimension
+  int32_t index = -1;                 // the access that counts through all elements
   struct Result {
     uint32_t access;
     uint32_t term;

@@ -175,21 +175,52 @@ class Lowering {
     return stride == 0 ? Walk::kBroadcast : stride == 1 ? Walk::kContiguous : Walk::kStrided;
   }
 
-  // The element's index along a dimension.
-  uint32_t position(uint32_t access) {
+  uint32_t add_position(uint32_t access) {
     const Access& counter = nest_.accesses[access];
     const auto found = std::ranges::find_if(positions_, [&](uint32_t other) {
       return nest_.accesses[other].strides == counter.strides;
     });
-    Instruction instruction;
-    instruction.fn = Fn::kPosition;
-    instruction.dtype = dtype::kF32;
-    instruction.index = static_cast<uint32_t>(found - positions_.begin());
+    const auto index = static_cast<uint32_t>(found - positions_.begin());
     if (found == positions_.end()) {
       positions_.push_back(access);
       made_.kernel.positions.push_back({walk_of(counter), is_kept(nest_, counter)});
     }
+    return index;
+  }
+
+  // The element's index along a dimension.
+  uint32_t position(uint32_t access) {
+    Instruction instruction;
+    instruction.fn = Fn::kPosition;
+    instruction.dtype = dtype::kF32;
+    instruction.index = add_position(access);
     return add(instruction);
+  }
+
+  // Whether the element's random word is below a number: of arguments, which are integers.
+  uint32_t drawn(const Elementwise& node, const graph::Term& term, uint32_t access) {
+    Instruction instruction;
+    instruction.fn = Fn::kDrawn;
+    instruction.dtype = dtype::kBool;
+    instruction.index = add_position(access);
+    for (size_t i = 0; i < 3; ++i) {
+      const uint32_t place = node.formula->terms[term.inputs[i]].argument;
+      const int64_t* word = node.items[place];
+      const bool varies = (graph::flags_of(*word) & graph::kValueFlag) != 0;
+      const Number number = varies ? Number{false, node.values[place]} : Number{true, word[1]};
+      instruction.inputs[i] = add_number(number, false, dtype::kI64);
+    }
+    return add(instruction);
+  }
+
+  // Per term, whether only draws use it: not as a number of the type that is computed in.
+  static std::vector<bool> used_by_draws(const graph::Formula& formula) {
+    std::vector<bool> used(formula.terms.size(), false);
+    for (const graph::Term& term : formula.terms) {
+      if (term.fn != Fn::kDrawn) continue;
+      for (const uint32_t input : term.inputs) used[input] = true;
+    }
+    return used;
   }
 
   uint32_t add_operand(uint32_t access, bool stored) {
@@ -260,8 +291,13 @@ class Lowering {
   void add_node(size_t i) {
     const Elementwise& node = nodes_[i];
     std::vector<uint32_t> values;
+    const std::vector<bool> drawn_with = used_by_draws(*node.formula);
     for (const graph::Term& term : node.formula->terms) {
-      if (term.fn == Fn::kArgument) {
+      if (drawn_with[values.size()]) {
+        values.push_back(kNone);
+      } else if (term.fn == Fn::kDrawn) {
+        values.push_back(drawn(node, term, cluster_.first[i] + static_cast<uint32_t>(node.index)));
+      } else if (term.fn == Fn::kArgument) {
         values.push_back(argument(node, term, cluster_.first[i]));
       } else if (term.fn == Fn::kPosition) {
         const uint32_t access = cluster_.first[i] + static_cast<uint32_t>(node.position);
@@ -285,7 +321,7 @@ class Lowering {
     for (const Elementwise::Result& result : node.results) {
       const uint8_t type = nest_.accesses[cluster_.first[i] + result.access].dtype;
       uint32_t value = cast(values[result.term], dtype::computed_in(type));
-      if (node.rounded != 0) value = round_to(value, node.rounded);
+      if (node.rounded != 0 && type != dtype::kBool) value = round_to(value, node.rounded);
       put(cluster_.first[i] + result.access, value);
     }
   }

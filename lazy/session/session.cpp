@@ -43,8 +43,7 @@ namespace acc::session {
 
 bool may_fuse() {
   const base::env::Mode mode = base::env::mode();
-  return runtime::backend().alias_type() == c10::kCPU &&
-         (mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph);
+  return mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph;
 }
 
 namespace {

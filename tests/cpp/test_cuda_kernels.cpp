@@ -523,7 +523,7 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kColumns, "__syncthreads();", "", 2},                               // across_y
       {Kind::kColumns, "__syncthreads();", "", 3},
       {Kind::kColumns, "i < blockDim.y", "i < blockDim.y - 1", 0},
-      {Kind::kColumns, "strip < all", "block <= all", 0},
+      {Kind::kColumns, "strip < all", "strip <= all", 0},
       {Kind::kElements, "turn % turns * V", "(turn % turns + 1) * V", 0},
       {Kind::kElements, "turn < all", "turn + 1 < all", 0},
       {Kind::kElements, "\nfor (int e = 0; e < V", "\nfor (int e = 0; e < V - 1", 0},

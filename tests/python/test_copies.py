@@ -50,6 +50,19 @@ def test_a_copy_that_is_seen_is_a_copy():
     assert check(program, X)["copy_"] == 3
 
 
+def test_copies_from_the_cpu_are_dense():
+    """Also where they wait for something, which with deterministic algorithms all do."""
+    whole = torch.arange(24.0).reshape(4, 6)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for x in (whole[:, None].expand(4, 3, 6), whole[:, ::2], whole.t(), whole[1:3, 2:5]):
+            y = x.to(helpers.DEVICE)
+            assert y.stride() == torch.empty_like(x).stride()
+            assert torch.equal(y.cpu(), x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_memory_that_is_written_afterwards_is_distinct():
     def program(x: Tensor) -> list[Tensor]:
         a, b = x.clone(), x.clone()

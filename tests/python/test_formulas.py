@@ -288,7 +288,8 @@ def check(name: str, call: Call, dtype: torch.dtype, in_place: bool) -> bool | N
 
 def test_the_table_is_complete():
     known = set(helpers.extension().operators_with_formulas())
-    assert set(CALLS) | set(test_reductions.CALLS) == known
+    elsewhere = {"acc::native_dropout"}  # tests/python/test_dropout.py
+    assert set(CALLS) | set(test_reductions.CALLS) == known - elsewhere
     assert not set(CALLS) & set(test_reductions.CALLS)
 
 

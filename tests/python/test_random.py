@@ -23,6 +23,7 @@ from tests.helpers import counting, flush, synchronize
 pytestmark = pytest.mark.usefixtures("acc_only")
 
 acc = torch.ops.acc
+KEPT = math.floor(0.6 * 2**32 + 0.5)  # of 2^32 words, with a dropout of 0.4
 DEVICE = "acc"
 RECORDS = os.environ.get("ACC_MODE", "full") != "eager"
 
@@ -221,11 +222,11 @@ DRAWS: dict[str, Pair] = {
     ),
     "dropout": (
         lambda: nn.functional.dropout(full(4, 5, value=3.0), 0.4),
-        lambda s, o: acc.native_dropout(torch.full((4, 5), 3.0), 0.4, s, o)[0],
+        lambda s, o: acc.native_dropout(torch.full((4, 5), 3.0), KEPT, 1 / 0.6, s, o)[0],
     ),
     "native_dropout_mask": (
         lambda: torch.native_dropout(full(4, 5, value=3.0), 0.4, None)[1],
-        lambda s, o: acc.native_dropout(torch.full((4, 5), 3.0), 0.4, s, o)[1],
+        lambda s, o: acc.native_dropout(torch.full((4, 5), 3.0), KEPT, 1 / 0.6, s, o)[1],
     ),
     "rrelu": (
         lambda: nn.functional.rrelu(full(4, 5, value=-1.0), 0.1, 0.3, True),
@@ -328,7 +329,7 @@ def test_memory_formats_are_kept() -> None:
     seed, offset = state()
     output, mask = torch.native_dropout(x, 0.5, True)
     assert output.stride() == mask.stride() == x.stride()
-    wanted = acc.native_dropout(x.cpu(), 0.5, seed, offset)
+    wanted = acc.native_dropout(x.cpu(), 2**31, 2.0, seed, offset)
     assert torch.equal(output.cpu(), wanted[0]) and torch.equal(mask.cpu(), wanted[1])
 
 

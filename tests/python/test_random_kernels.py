@@ -266,12 +266,18 @@ def test_normal_with_a_deviation_for_each_element(dtype: torch.dtype) -> None:
         acc.normal_std_(empty(700, dtype), std - 1, SEED, OFFSET)
 
 
+def native_dropout(x: torch.Tensor, p: float, *draw: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and mask, as F.dropout asks for them."""
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return acc.native_dropout(x, math.floor((1 - p) * 2**32 + 0.5), scale, *draw)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("p", (0.0, 0.1, 0.5, 1.0))
 def test_native_dropout(dtype: torch.dtype, p: float) -> None:
     x = torch.linspace(-4, 4, 3000, dtype=dtype)
     x[7], x[8] = math.nan, math.inf
-    output, mask = acc.native_dropout(x, p, SEED, OFFSET)
+    output, mask = native_dropout(x, p, SEED, OFFSET)
     assert mask.dtype == torch.bool and output.dtype == dtype
     assert torch.equal(mask, acc.bernoulli_(torch.empty_like(mask), 1 - p, SEED, OFFSET))
     scale = 0.0 if p == 1 else 1 / (1 - p)
@@ -377,9 +383,9 @@ def test_strides_do_not_matter(name: str, dtype: torch.dtype) -> None:
 
 def test_strides_of_operands_do_not_matter() -> None:
     x = torch.randn(3, 5, 7, 11)
-    wanted = acc.native_dropout(x, 0.3, SEED, OFFSET)
+    wanted = native_dropout(x, 0.3, SEED, OFFSET)
     for other in strided(x.shape, x.dtype):
-        drawn = acc.native_dropout(other.copy_(x), 0.3, SEED, OFFSET)
+        drawn = native_dropout(other.copy_(x), 0.3, SEED, OFFSET)
         assert torch.equal(drawn[0], wanted[0]) and torch.equal(drawn[1], wanted[1])
         assert drawn[0].stride() == torch.empty_like(other).stride() == drawn[1].stride()
     p = torch.rand(5, 1, 11)
@@ -417,7 +423,7 @@ def test_threads_do_not_matter_to_samplers(threads: Callable[[int], None]) -> No
                 acc.randperm_(torch.empty(100_000, dtype=torch.int64), SEED, OFFSET),
                 acc.multinomial(weights, 100, True, SEED, OFFSET),
                 acc.multinomial(weights, 10, False, SEED, OFFSET),
-                *acc.native_dropout(x, 0.5, SEED, OFFSET),
+                *native_dropout(x, 0.5, SEED, OFFSET),
                 acc.poisson(x, SEED, OFFSET),
             ]
         )
@@ -442,7 +448,7 @@ def test_meta_kernels_tell_the_results() -> None:
         (acc.randperm_, [x[0]]),
         (acc.multinomial, [x, 3, True]),
         (acc.multinomial, [x[0], 3, True]),
-        (acc.native_dropout, [x, 0.5]),
+        (native_dropout, [x, 0.5]),
         (acc.poisson, [x]),
         (acc.binomial, [torch.ones(6, 1), x]),
         (acc.standard_gamma, [x]),

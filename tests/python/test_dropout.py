@@ -1,0 +1,126 @@
+"""Dropout in generated kernels: the masks of docs/random.md, wherever its elements are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+RUNS = 4  # the first without kernels
+
+
+@pytest.fixture(autouse=True, params=["host", "GPU"])
+def kernels(request, device) -> Iterator[None]:
+    """Those of the host, or those of a GPU, emulated."""
+    torch.use_deterministic_algorithms(True)
+    helpers.emulate_gpu(on=request.param == "GPU")
+    yield
+    helpers.emulate_gpu(on=False)
+    torch.use_deterministic_algorithms(False)
+
+
+def drawn(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Output and mask of the CPU's kernel, of the numbers that the device draws next."""
+    seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
+    below = int((1 - p) * 2**32 + 0.5)
+    return torch.ops.acc.native_dropout(x, below, 0.0 if p == 1 else 1 / (1 - p), seed, offset)
+
+
+def check(x: Tensor, p: float, use: Callable[[Tensor], Tensor], close: bool = False) -> None:
+    """`use` of what dropout makes of x + 0, as if it had made it on the CPU."""
+    y = x.to(helpers.DEVICE)
+    for _ in range(RUNS):
+        output, mask = drawn(x, p)
+        with helpers.counting() as counted:
+            mine, kept = torch.native_dropout(y + 0, p, True)
+            used = use(mine)
+            helpers.flush()
+        assert torch.equal(kept.cpu(), mask)
+        assert helpers.value_difference(mine.cpu(), output) is None
+        if close:
+            torch.testing.assert_close(used.cpu(), use(output), rtol=1e-5, atol=1e-5)
+        else:
+            assert helpers.value_difference(used.cpu(), use(output)) is None
+    assert counted["kernel_launches"] > 0
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("p", (0.0, 0.1, 0.5, 1.0))
+def test_elements(dtype, p):
+    x = torch.linspace(-4, 4, 3001, dtype=dtype)
+    x[7], x[8] = torch.nan, torch.inf
+    check(x, p, lambda y: y.neg())
+
+
+@pytest.mark.parametrize("n", (1, 2, 3, 5, 63, 64, 65, 127, 129, 1000, 4099))
+def test_every_length(n):
+    check(torch.randn(n), 0.4, lambda y: y.neg())
+
+
+def test_rows_that_begin_in_the_middle_of_a_block():
+    scale, shift = torch.randn(33), torch.randn(7, 1)
+    on = {helpers.DEVICE: (scale.to(helpers.DEVICE), shift.to(helpers.DEVICE)), "cpu": (scale, shift)}
+    check(torch.randn(7, 33), 0.3, lambda y: y * on[y.device.type][0] + on[y.device.type][1])
+
+
+@pytest.mark.parametrize("p", (0.2, 1.0))
+def test_other_strides(p):
+    check(torch.randn(9, 50).t(), p, lambda y: y.neg())
+    check(torch.randn(2, 3, 6, 5).to(memory_format=torch.channels_last), p, lambda y: y.neg())
+    check(torch.randn(4, 1, 30).expand(4, 6, 30), p, lambda y: y.neg())
+
+
+@pytest.mark.parametrize("shape", [(5, 70), (40, 3), (130, 64), (3, 5, 33)], ids=str)
+def test_with_reductions(shape):
+    x = torch.randn(shape)
+    check(x, 0.3, lambda y: y.sum(-1), close=True)
+    check(x, 0.3, lambda y: y.sum(0), close=True)
+    check(x, 0.3, lambda y: F.softmax(y, -1), close=True)
+    check(x, 0.3, lambda y: F.layer_norm(y, shape[-1:]), close=True)
+
+
+def test_two_draws_in_a_kernel():
+    x = torch.randn(1000)
+    y = x.to(helpers.DEVICE)
+    for _ in range(RUNS):
+        first = drawn(x, 0.5)[0]
+        seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
+        second = torch.ops.acc.native_dropout(x, 2**30, 4.0, seed, offset + 4)[0]
+        mine = F.dropout(y, 0.5) + F.dropout(y, 0.75)
+        helpers.flush()
+        assert torch.equal(mine.cpu(), first + second)
+
+
+def test_gradients_and_a_training_step_with_one_plan():
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(5)
+        net = nn.Sequential(nn.Linear(16, 48), nn.GELU(), nn.Dropout(0.3), nn.Linear(48, 4))
+        net.to(device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)).to(device)
+        losses = []
+        for i in range(8):
+            net[2].p = 0.1 * i  # a number of the step
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [loss.cpu() for loss in losses]
+
+    helpers.extension().skip_passes(helpers.BIT_BY_BIT)
+    alone = run(helpers.DEVICE)
+    helpers.extension().skip_passes("")
+    with helpers.counting() as counted:
+        together = run(helpers.DEVICE)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
+    assert counted["kernel_launches"] > 0
+    assert counted["plans_built"] <= 3
