@@ -31,7 +31,7 @@ def test_equal_to_the_cpu(device, reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_dropout_draws_the_same_mask_again(device, reentrant):
+def test_dropout_draws_the_same_mask_again(device, unfused, reentrant):
     def gradients(checkpointed: bool) -> list[torch.Tensor]:
         net, x = _net(device, dropout=0.5), drawn(50, 4, device=device, grad=True)
         torch.manual_seed(7)
