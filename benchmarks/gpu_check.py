@@ -1,0 +1,280 @@
+"""What only a machine with a GPU can tell, in parts that survive each other's failures.
+
+    python benchmarks/gpu_check.py --out DIR [--only PART] [--dry-run]
+
+Nothing but torch is assumed; what else is missing costs the parts that need it, whose rows then
+say why. All parts without --only, and each part with it, take at most nine minutes. DIR gets
+table.txt (a line per finding), log.txt (all that was printed) and the JSON lines of benchmarks.
+--dry-run does the same on the host executor, with as little work as shows that all parts work.
+Exit status: 0 all is well, 1 a row is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROBE = "benchmarks/gpu_probe.py"
+LIMIT_S = 540.0
+# Tests of what differs between executors: memory, streams, captured plans, kernels, numbers.
+TESTS = (
+    "test_captured_plans",
+    "test_dropout",
+    "test_fusion",
+    "test_reductions",
+    "test_rows",
+    "test_copies",
+    "test_device",
+    "test_event",
+    "test_stream",
+    "test_generator",
+    "test_random",
+    "test_memory_api",
+    "test_out_of_memory",
+    "test_custom_ops",
+)
+OK, BAD, NOT_RUN = "ok", "BAD", "not run"
+
+
+@dataclass
+class Row:
+    """One finding."""
+
+    part: str
+    what: str
+    status: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.part:12} {self.status:8} {self.what:28} {self.said}"
+
+
+@dataclass
+class Check:
+    """A run of the parts: where results go, and how much time is left."""
+
+    out: Path
+    dry: bool
+    deadline: float
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def executor(self) -> str:
+        """Where acc's operators run."""
+        return "host" if self.dry else "cuda"
+
+    def add(self, part: str, what: str, status: str, said: object) -> None:
+        """Notes a finding, in the table on the disk too: an interrupted run leaves what it has."""
+        self.rows.append(Row(part, what, status, str(said)))
+        print(self.rows[-1], flush=True)
+        (self.out / "table.txt").write_text("".join(f"{row}\n" for row in self.rows))
+
+    def run(self, command: Sequence[str], limit_s: float) -> tuple[int | None, list[str]]:
+        """Runs a command with its limit, or what is left of the whole; status and output.
+
+        The status is None when it was stopped; then whatever it had started is gone as well.
+        """
+        limit_s = max(1.0, min(limit_s, self.deadline - time.monotonic()))
+        environment = {
+            **os.environ,
+            "ACC_EXECUTOR": self.executor,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        }
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = child.communicate(timeout=limit_s)
+            status: int | None = child.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            output, _ = child.communicate()
+            status = None
+        with (self.out / "log.txt").open("a") as log:
+            log.write(f"$ {' '.join(map(str, command))}\n{output}\nstatus {status}\n\n")
+        return status, output.splitlines()
+
+    def judge(self, part: str, what: str, command: Sequence[str], limit_s: float) -> bool:
+        """A row for a command that says at its end what became of it."""
+        began = time.monotonic()
+        status, lines = self.run(command, limit_s)
+        seconds = time.monotonic() - began
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+        said = f"stopped after {seconds:.0f} s: {last}" if status is None else last
+        self.add(part, what, OK if status == 0 else BAD, f"{said} ({seconds:.0f} s)")
+        return status == 0
+
+    def probe(self, part: str, *arguments: str, limit_s: float = 90.0) -> None:
+        """Rows that gpu_probe.py prints, one JSON list of what, status and text per line."""
+        words = [*arguments, "--small"] if self.dry else list(arguments)
+        status, lines = self.run([sys.executable, PROBE, *words], limit_s)
+        for line in lines:
+            if line.startswith("ROW "):
+                self.add(part, *json.loads(line[4:]))
+        if status != 0:
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+            how = "stopped" if status is None else f"status {status}"
+            self.add(part, " ".join(arguments), BAD, f"{how}: {last}")
+
+
+def part_env(check: Check) -> None:
+    """The machine, its software, and what is missing."""
+    for tool in ("nvidia-smi", "g++", "cmake", "ninja", "compute-sanitizer"):
+        path = shutil.which(tool)
+        check.add("env", tool, OK if path else NOT_RUN, path or "not installed")
+    check.probe("env", "env")
+
+
+def part_build(check: Check) -> None:
+    """The extension, for this interpreter and its torch."""
+    check.judge("build", "extension", [sys.executable, "scripts/native.py", "develop"], 300)
+
+
+def pytest_of(check: Check, part: str, what: str, arguments: Sequence[str], limit_s: float) -> None:
+    """A row for tests, which need pytest."""
+    if subprocess.run([sys.executable, "-c", "import pytest"], capture_output=True).returncode != 0:
+        check.add(part, what, NOT_RUN, "pytest is not installed")
+        return
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", "--maxfail=40"]
+    check.judge(part, what, [sys.executable, "-m", "pytest", *options, *arguments], limit_s)
+
+
+def part_tests(check: Check) -> None:
+    """Tests of what differs between executors, and whole programs."""
+    names = TESTS[:1] if check.dry else TESTS
+    for name in names:
+        chosen = ["-k", "state_carried"] if check.dry else []
+        pytest_of(check, "tests", name, [f"tests/python/{name}.py", *chosen], 60)
+    if not check.dry:  # they are a stage of `make test`, in every way
+        pytest_of(check, "tests", "programs", ["tests/programs"], 120)
+
+
+def part_opinfo(check: Check) -> None:
+    """Every operator against PyTorch's own samples."""
+    chosen = ["-k", "matmul"] if check.dry else []
+    pytest_of(check, "opinfo", "opinfo", ["tests/opinfo/test_opinfo.py", *chosen], 500)
+
+
+def part_numerics(check: Check) -> None:
+    """20 steps of training beside eager's in another process; see Tolerance in cases.py."""
+    cases = ["mlp_small"] if check.dry else ["mlp_small", "gpt", "resnet18_cifar", "lstm", "block"]
+    for case in cases:
+        bench(check, "numerics", case, "eager,acc", ["--alternations", "1", "--window-s", "0.05"])
+
+
+def bench(check: Check, part: str, case: str, modes: str, more: Sequence[str]) -> None:
+    """A row for a benchmark case: a wrong result is bad, a missed requirement is not.
+
+    It holds the lines of run.py's table: mode, variant, threads, windows, milliseconds, ratios.
+    """
+    file = check.out / f"{part}-{case}.jsonl"
+    suite = "host" if check.dry else "gpu"
+    command = [sys.executable, "benchmarks/run.py", "--suite", suite, "--case", case]
+    command += ["--modes", modes, "--json", str(file), *more]
+    began = time.monotonic()
+    status, lines = check.run(command, 150)
+    wrong = [line for line in lines if line.startswith("FAILED: ")]
+    first = [line.split() for line in lines[: next((i for i, x in enumerate(lines) if not x), None)]]
+    said = [" ".join(words[1:]) for words in first if words[:1] == [case] and len(words) > 4]
+    text = (wrong or lines or ["no output"])[-1] if wrong or not said else "; ".join(said)
+    # 3: foreign load, 4: a requirement was missed
+    good = status in (0, 3, 4) and not wrong
+    check.add(part, case, OK if good else BAD, f"{text} ({time.monotonic() - began:.0f} s)")
+
+
+def part_steps(check: Check) -> None:
+    """How steps ran: submissions of captured work, what was left out of it and why."""
+    for case in ["mlp_small"] if check.dry else ["mlp_small", "resnet18_cifar", "gpt"]:
+        check.probe("steps", "steps", case)
+
+
+def part_kernels(check: Check) -> None:
+    """Bandwidth of generated kernels against that of a copy."""
+    check.probe("kernels", "kernels", limit_s=180)
+
+
+def part_bench(check: Check, case: str = "") -> None:
+    """Speed against eager and torch.compile."""
+    quick = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
+    modes = "eager,compile,acc,capture"
+    if check.dry:
+        quick = ["--alternations", "1", "--window-s", "0.05"]
+        modes = "eager,acc"
+    whole = ["--alternations", "9", "--window-s", "0.5"]
+    for name in [case] if case else ["mlp_small"] if check.dry else ["mlp_small", "gpt"]:
+        bench(check, "bench", name, modes, whole if case and not check.dry else quick)
+
+
+def part_sanitizer(check: Check) -> None:
+    """Reads and writes out of bounds, by NVIDIA's tool."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None or check.dry:
+        said = "no GPU in a dry run" if tool else "compute-sanitizer is not installed"
+        check.add("sanitizer", "memcheck", NOT_RUN, said)
+        return
+    command = [tool, "--error-exitcode", "9", sys.executable, PROBE, "steps", "mlp_small"]
+    check.judge("sanitizer", "memcheck", command, 400)
+
+
+# In the order of a run without --only; those with None are for --only.
+PARTS: dict[str, tuple[bool, Callable[[Check], None]]] = {
+    "env": (True, part_env),
+    "build": (True, part_build),
+    "steps": (True, part_steps),
+    "numerics": (True, part_numerics),
+    "kernels": (True, part_kernels),
+    "tests": (True, part_tests),
+    "bench": (True, part_bench),
+    "opinfo": (False, part_opinfo),
+    "sanitizer": (False, part_sanitizer),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser("benchmarks/gpu_check.sh", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", metavar="PART", help=f"{', '.join(PARTS)} or bench:CASE")
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args(arguments)
+    name, _, case = (options.only or "").partition(":")
+    if name and (name not in PARTS or (case and name != "bench")):
+        parser.error(f"--only {options.only}: the parts are {', '.join(PARTS)} and bench:CASE")
+    options.out.mkdir(parents=True, exist_ok=True)
+    check = Check(options.out.resolve(), options.dry_run, time.monotonic() + LIMIT_S)
+    if case:
+        part_bench(check, case)
+    for part, (always, run) in PARTS.items():
+        if case or not (part == name or (not name and always)):
+            continue
+        if time.monotonic() > check.deadline:
+            check.add(part, part, NOT_RUN, f"the time ({LIMIT_S:.0f} s) was over")
+            continue
+        try:
+            run(check)
+        except Exception as error:  # the other parts have something to tell all the same
+            check.add(part, part, BAD, f"{type(error).__name__}: {error}")
+    return 1 if any(row.status == BAD for row in check.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
