@@ -2,12 +2,24 @@
 // tests/python/test_cuda_kernels.py runs, and this process for what loads cubins.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <mutex>
+
 #include "kernels/jit/compile.h"
 #include "kernels/jit/gpu_toolchain.h"
 #include "tests/cpp/jit_helpers.h"
 
 namespace acc::jit {
 namespace {
+
+// For ever, as what a toolchain loads, and within reach of a sanitizer that looks for leaks.
+template <class T>
+T* keep(T* made) {
+  static std::mutex mutex;
+  static auto& all = *new std::vector<std::unique_ptr<T>>;
+  const std::lock_guard lock(mutex);
+  return all.emplace_back(made).get();
+}
 
 // "Loads" a cubin: a kernel is in it when its name stands there.
 class Loaded final : public GpuToolchain {
@@ -23,12 +35,12 @@ class Loaded final : public GpuToolchain {
       problem = problem_;
       return nullptr;
     }
-    return new std::string(bytes);
+    return keep(new std::string(bytes));
   }
   void* find_function(void* library, const std::string& name) const override {
     const auto& bytes = *static_cast<const std::string*>(library);
     const size_t at = bytes.find(name);
-    return at == std::string::npos ? nullptr : new std::string(name);
+    return at == std::string::npos ? nullptr : keep(new std::string(name));
   }
 
   std::string problem_;
@@ -52,7 +64,7 @@ class GpuToolchainTest : public JitTest {
                  "[ \"$2\" = --version ] && { echo NVRTC 13.0; exit 0; }\n"
                  "echo \"$@\" >> \"$here/arguments\"\n" +
                      body);
-    return *new Loaded(in("nvrtc"), "libnvrtc.so.13", architecture, {"--one", "--two"});
+    return *keep(new Loaded(in("nvrtc"), "libnvrtc.so.13", architecture, {"--one", "--two"}));
   }
   Loaded& working(const std::string& architecture) {
     return toolchain(architecture, "cat \"$here/elf\" \"$2\" > \"$3\"");
