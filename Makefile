@@ -52,7 +52,7 @@ check-machine:
 	@sh scripts/check_machine.sh '$(PYTHON)'
 
 clean:
-	rm -rf build dist *.egg-info torchacc_device/_C*.so torchacc_device/_build_info.py
+	rm -rf build dist *.egg-info torchacc_device/_C*.so torchacc_device/acc_nvrtc torchacc_device/_build_info.py
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean

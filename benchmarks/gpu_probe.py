@@ -1,6 +1,6 @@
 """What gpu_check.py asks of a process of its own. Prints a line `ROW [what, status, text]` each.
 
-    python benchmarks/gpu_probe.py env | steps CASE | kernels [--small]
+python benchmarks/gpu_probe.py env | steps CASE | kernels [--small]
 """
 
 from __future__ import annotations

@@ -96,7 +96,12 @@ def flush() -> None:
 
 
 def emulate_gpu(on: bool = True) -> None:
-    """Kernels of plans are those of a GPU from now on, run by the emulator; or not."""
+    """Kernels of plans are those of a GPU from now on, run by the emulator; or not.
+
+    Where there is a GPU they are, and there is nothing to emulate.
+    """
+    if extension().executor_name() != "host":
+        return None
     if not on:
         return extension().emulate_gpu("")
     built = ROOT.glob(f"build/cp*-torch{torch.__version__.replace('+', '-')}-*/module")

@@ -344,9 +344,7 @@ def check_include(
         yield wrong("heavy-header", "include the smallest headers that do")
     if CUDA_HEADER.match(header):
         if not CUDA_FILE.search(name) or STAND_IN_FILE.search(name):
-            yield wrong(
-                "cuda-header", "NVIDIA headers are for files named *_cuda.*, cuda_*.*, nvrtc.*"
-            )
+            yield wrong("cuda-header", "NVIDIA headers are for files named *_cuda.* and cuda_*.*")
     elif PYTHON_HEADER.match(header):
         if not begins(SEES_PYTHON, name):
             yield wrong("python-header", f"Python is seen by {', '.join(SEES_PYTHON)}")

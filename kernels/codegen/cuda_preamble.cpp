@@ -65,7 +65,8 @@ struct Words4 {
   long block = -1;
   u32 x0, x1, x2, x3;
 };
-DEVICE bool drawn_(Words4& words, long index, unsigned long seed, unsigned long offset, long number) {
+DEVICE bool drawn_(Words4& words, long index, unsigned long seed, unsigned long offset,
+                   long number) {
   if (words.block != index / 4) {
     words.block = index / 4;
     u32 x0 = (u32)words.block, x1 = (u32)(words.block >> 32);

@@ -95,11 +95,10 @@ static inline Blocks product(Blocks a, Blocks b) {
   return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
 #endif
 }
-// The 2 W words of the blocks from `block` on.
-static inline void draw_blocks(u32* words, u64 block, u64 seed, u64 offset) {
-  Blocks x0;
-  for (int k = 0; k < LANES; ++k) x0[k] = block + k;
-  Blocks x1 = x0 >> 32, x2 = offset - Blocks{}, x3 = (offset >> 32) - Blocks{};
+static inline void rounds(Blocks& x0, Blocks& x1, Blocks& x2, Blocks& x3, u64 seed, u64 offset) {
+  x1 = x0 >> 32;
+  x2 = offset - Blocks{};
+  x3 = (offset >> 32) - Blocks{};
   const Blocks m0 = 0xD2511F53u - Blocks{}, m1 = 0xCD9E8D57u - Blocks{};
   u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -111,6 +110,12 @@ static inline void draw_blocks(u32* words, u64 block, u64 seed, u64 offset) {
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
+}
+// The 2 W words of the blocks from `block` on.
+static inline void draw_blocks(u32* words, u64 block, u64 seed, u64 offset) {
+  Blocks x0, x1, x2, x3;
+  for (int k = 0; k < LANES; ++k) x0[k] = block + k;
+  rounds(x0, x1, x2, x3, seed, offset);
   const Blocks low = (x0 & 0xFFFFFFFFu) | x1 << 32, high = (x2 & 0xFFFFFFFFu) | x3 << 32;
   u64 pairs[2 * LANES];
   for (int k = 0; k < LANES; ++k) {
@@ -118,6 +123,17 @@ static inline void draw_blocks(u32* words, u64 block, u64 seed, u64 offset) {
     pairs[2 * k + 1] = high[k];
   }
   __builtin_memcpy(words, pairs, sizeof pairs);
+}
+// Of elements that are `step` apart, each has a block of its own.
+static inline void draw_apart(u32* words, long first, long step, u64 seed, u64 offset) {
+  Blocks x0, x1, x2, x3, index;
+  for (int k = 0; k < LANES; ++k) index[k] = first + k * step;
+  x0 = index >> 2;
+  rounds(x0, x1, x2, x3, seed, offset);
+  const Blocks odd = -(index & 1), upper = -(index >> 1 & 1);
+  const Blocks low = (x0 & ~odd) | (x1 & odd), high = (x2 & ~odd) | (x3 & odd);
+  const Blocks chosen = (low & ~upper) | (high & upper);
+  for (int k = 0; k < LANES; ++k) words[k] = (u32)chosen[k];
 }
 // The words of elements from `first` on, `step` apart. There are N, in room for whole blocks.
 template <int N>
@@ -132,10 +148,8 @@ static inline void draw(u32 (&words)[N], long first, long step, u64 seed, u64 of
     __builtin_memcpy(words, drawn + skipped, sizeof words);
     return;
   }
-  for (int k = 0; k < N; ++k) {
-    u32 block[2 * W];
-    draw_blocks(block, (u64)(first + k * step) / 4, seed, offset);
-    words[k] = block[(first + k * step) % 4];
+  for (int k = 0; k < N; k += LANES) {
+    draw_apart(words + k, first + k * step, step, seed, offset);
   }
 }
 static inline Mask below(const u32* words, u64, u64, u64 number) {

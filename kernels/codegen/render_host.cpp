@@ -23,8 +23,8 @@ bool is_polynomial(const Instruction& instruction) {
 
 // Vectors for one turn of the loop. The processor computes a few dozen instructions ahead, hence a
 // second turn beside the first while a turn holds one polynomial. Where one polynomial waits for
-// another it does not see that far: such turns compute on several vectors by turns. Random words come
-// four at a time, and those of several vectors side by side.
+// another it does not see that far: such turns compute on several vectors by turns. Random words
+// come four at a time, and those of several vectors side by side.
 size_t choose_vectors(const KernelSpec& kernel) {
   constexpr size_t kVectors = 4;
   const std::vector<bool> uniform = find_uniform(kernel);

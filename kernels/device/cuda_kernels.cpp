@@ -30,12 +30,15 @@ std::string directory_of(const void* function) {
 }
 
 // NVRTC of the CUDA that this process uses lies beside its runtime, in NVIDIA's packages as in a
-// toolkit. Elsewhere the loader may know where.
+// toolkit; in those for CUDA 12 in a folder of its own. Elsewhere the loader may know where.
 std::string nvrtc_library() {
   const std::string name = base::concat("libnvrtc.so.", CUDART_VERSION / 1000);
-  const std::string beside =
-      directory_of(reinterpret_cast<const void*>(&cudaGetDeviceCount)) + name;
-  return access(beside.c_str(), R_OK) == 0 ? beside : name;
+  const std::string runtime = directory_of(reinterpret_cast<const void*>(&cudaGetDeviceCount));
+  for (const char* folder : {"", "../../cuda_nvrtc/lib/"}) {
+    const std::string path = base::concat(runtime, folder, name);
+    if (access(path.c_str(), R_OK) == 0) return path;
+  }
+  return name;
 }
 
 std::string nvrtc_program() {
@@ -68,11 +71,8 @@ class CudaToolchain final : public jit::GpuToolchain {
   void* find_function(void* library, const std::string& name) const override {
     const c10::cuda::CUDAGuard guard(device_);
     cudaKernel_t kernel = nullptr;
-    cudaError_t error =
+    const cudaError_t error =
         cudaLibraryGetKernel(&kernel, static_cast<cudaLibrary_t>(library), name.c_str());
-    // CUDA would load it at its first launch, which may be in the middle of a capture.
-    cudaFuncAttributes attributes;
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
     if (error == cudaSuccess) return kernel;
     told(error);
     return nullptr;
@@ -91,10 +91,17 @@ class CudaToolchain final : public jit::GpuToolchain {
 class CudaKernels final : public DeviceKernels {
  public:
   CudaKernels(c10::DeviceIndex device, const runtime::DeviceProperties& properties)
-      : toolchain_(device, properties), multiprocessors_(properties.multiprocessors) {}
+      : device_(device),
+        toolchain_(device, properties),
+        multiprocessors_(properties.multiprocessors) {}
 
   const jit::Toolchain& toolchain() const override { return toolchain_; }
   int64_t multiprocessors() const override { return multiprocessors_; }
+  void prepare(void* function) const override {
+    const c10::cuda::CUDAGuard guard(device_);
+    cudaFuncAttributes attributes;
+    C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, function));
+  }
   void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table,
               int calls) const override {
     void* arguments[] = {&table, &calls};
@@ -103,6 +110,7 @@ class CudaKernels final : public DeviceKernels {
   }
 
  private:
+  const c10::DeviceIndex device_;
   const CudaToolchain toolchain_;
   const int64_t multiprocessors_;
 };

@@ -6,6 +6,7 @@
 // LIBRARY is NVRTC. It is loaded, not linked: this program is built without CUDA. The declarations
 // are those of NVIDIA's documented C interface.
 #include <dlfcn.h>
+#include <sys/stat.h>
 
 #include <cstddef>
 #include <exception>
@@ -32,6 +33,15 @@ class Nvrtc {
     const auto function = reinterpret_cast<int (*)(Parameters...)>(dlsym(library_, name));
     if (function == nullptr) throw std::runtime_error(dlerror());
     return function(arguments...);
+  }
+
+  // Which build of a version it is: the file's name and size.
+  std::string file() const {
+    Dl_info info{};
+    struct stat status {};
+    if (dladdr(dlsym(library_, "nvrtcVersion"), &info) == 0) return "";
+    if (stat(info.dli_fname, &status) != 0) return "";
+    return std::string(info.dli_fname) + ", " + std::to_string(status.st_size) + " bytes";
   }
 
  private:
@@ -87,8 +97,9 @@ int main(int count, char** arguments) {
     if (words.size() == 2 && words[1] == std::string("--version")) {
       int major = 0;
       int minor = 0;
-      Nvrtc(words[0]).call("nvrtcVersion", Version(), &major, &minor);
-      std::cout << "NVRTC " << major << "." << minor << "\n";
+      const Nvrtc nvrtc(words[0]);
+      nvrtc.call("nvrtcVersion", Version(), &major, &minor);
+      std::cout << "NVRTC " << major << "." << minor << ", " << nvrtc.file() << "\n";
       return 0;
     }
     if (words.size() < 3) throw std::runtime_error("acc_nvrtc LIBRARY SOURCE RESULT OPTION...");

@@ -29,6 +29,13 @@ const graph::Node& first_node(const plan::Plan& plan, const plan::Step& step) {
   return plan.program.nodes[step.nodes[0]];
 }
 
+// Per step, whether it is captured.
+std::vector<bool> inside(const CaptureLimits& limits) {
+  std::vector<bool> captured = limits.outside;
+  captured.flip();
+  return captured;
+}
+
 char* address_of(const Given& given) {
   return static_cast<char*>(const_cast<void*>(given.memory.data())) + given.byte_offset;
 }
@@ -47,15 +54,13 @@ Captured::Captured(const plan::Plan& plan, const plan::Schedule& schedule, c10::
       device_(device),
       limits_(limits),
       number_(next_number()),
+      prepared_(prepare(plan, schedule, device, inside(limits))),
       pool_(runtime::backend().open_pool(device)),
       values_(values.begin(), values.end()),
       copies_(plan.program.buffers.size()),
       extents_(plan.program.buffers.size()),
       written_(plan.program.buffers.size()) {
   count(Counter::Captures);
-  std::vector<bool> captured = limits_.outside;
-  captured.flip();
-  prepared_ = prepare(plan, schedule, device, captured);
   find_extents();
 }
 
@@ -217,7 +222,12 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
       continue;
     }
     ambient.set(first_node(plan_, schedule_.steps[piece.begin]).ambient);
-    repeat(prepared_->steps[piece.begin], values, prepared_->slots);
+    const PreparedStep& prepared = prepared_->steps[piece.begin];
+    if (prepared.kernel != nullptr) {
+      prepared.kernel->launch();
+    } else {
+      repeat(prepared, values, prepared_->slots);
+    }
   }
   *step = schedule_.steps.size();
   count(Counter::Steps, schedule_.steps.size());

@@ -16,6 +16,7 @@ namespace acc::exec {
 namespace {
 
 using base::count;
+using base::count_keyed;
 using base::Counter;
 
 // Threads get whole blocks, so that their vectors begin where cache lines do. Where vectors go
@@ -88,6 +89,7 @@ class DeviceCall final : public KernelCall {
              const std::vector<library::Slot>& slots, ArgumentTable& table,
              const device::DeviceKernels& kernels)
       : KernelCall(plan, step, slots, table), function_(function), kernels_(kernels) {
+    kernels_.prepare(function);
     std::vector<std::span<const int64_t>> sizes;
     for (const passes::Launch& launch : step.launches) {
       sizes.emplace_back(launch.geometry.data(), kernel_.loops);
@@ -108,6 +110,7 @@ class DeviceCall final : public KernelCall {
 
   void launch() const override {
     count(Counter::KernelLaunches, launches_.size());
+    count_keyed("kernels", "launched on a device", launches_.size());
     for (const Launch& each : launches_) {
       kernels_.launch(function_, each.launch, table_.on_device(each.at), each.calls);
     }
@@ -134,12 +137,16 @@ size_t ArgumentTable::add(size_t words) {
   return at;
 }
 
+void ArgumentTable::allocate() {
+  if (words_.empty()) return;
+  memory_ = runtime::backend().allocator()->allocate(words_.size() * sizeof(int64_t));
+}
+
 void ArgumentTable::upload(size_t begin, size_t end) {
   if (begin == end) return;
-  runtime::Backend& backend = runtime::backend();
-  if (!memory_) memory_ = backend.allocator()->allocate(words_.size() * sizeof(int64_t));
-  backend.upload(static_cast<int64_t*>(memory_.get()) + begin, words_.data() + begin,
-                 (end - begin) * sizeof(int64_t), device_);
+  ACC_CHECK(memory_);
+  runtime::backend().upload(static_cast<int64_t*>(memory_.get()) + begin, words_.data() + begin,
+                            (end - begin) * sizeof(int64_t), device_);
 }
 
 KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,

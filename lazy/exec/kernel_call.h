@@ -23,8 +23,11 @@ class ArgumentTable {
   ArgumentTable(const ArgumentTable&) = delete;
   ArgumentTable& operator=(const ArgumentTable&) = delete;
 
-  // Room for so many words; where they are. No more once there was an upload.
+  // Room for so many words; where they are. No more once there is memory.
   size_t add(size_t words);
+  // The memory. Not from a pool of captured work, whose blocks that work writes over before kernels
+  // read what was uploaded.
+  void allocate();
   int64_t* words(size_t at) { return words_.data() + at; }
 
   // The words from `begin` to before `end` go to the device, in order with what is submitted there.

@@ -108,6 +108,7 @@ std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& 
     const bool fixed = !captured.empty() && captured[i];
     made.call.emplace(plan.program, node, fixed ? prepared->fixed : prepared->slots, device, into);
   }
+  prepared->table.allocate();
   return prepared;
 }
 

@@ -48,8 +48,8 @@ enum class Fn : uint8_t {
   kXor,
   kNot,
   kSelect,  // a ? b : c
-  // "drawn(below, seed, offset)", of integers: whether the random word of the element's index is less
-  // (docs/random.md); in kernels, the index is a position
+  // "drawn(below, seed, offset)", of integers: whether the random word of the element's index is
+  // less (docs/random.md); in kernels, the index is a position
   kDrawn,
   // over the loops that the operator reduces; one value for all their elements
   kSum,

@@ -89,6 +89,7 @@ class EmulatedDevice final : public device::DeviceKernels {
  public:
   const jit::Toolchain& toolchain() const override { return toolchain_; }
   int64_t multiprocessors() const override { return 2; }
+  void prepare(void*) const override {}
   void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table,
               int calls) const override {
     static std::mutex mutex;

@@ -287,6 +287,30 @@ def test_what_always_moves_is_captured_a_few_times(device):
     assert (counted["captures"], counted["captures_submitted"]) == (0, 20)
 
 
+@pytest.mark.parametrize("n", [8, 16, 24, 32, 40, 48, 64, 96])
+def test_arguments_of_kernels_are_not_written_over(device, n):
+    """Memory that operators gave back before the first kernel is theirs again in each submission.
+
+    Sizes are those around that of the arguments, whose memory must not be of these.
+    """
+    w, x = torch.rand(3000).to(device), torch.rand(n, n).to(device)
+    results = []
+    with helpers.counting() as counted:
+        for _ in range(8):
+            moved = x[0]
+            for _ in range(3):
+                moved = moved.sort(-1)[1].float()
+            turned = x.roll(1, 0).roll(1, 0)
+            results.append(torch.tanh(w) * w.sum() + (moved.sum() + turned.sum()))
+            del moved, turned
+            helpers.flush()
+    assert counted["captures_submitted"] >= 3
+    host = w.cpu()
+    wanted = torch.tanh(host) * host.sum() + (n * (n - 1) / 2 + x.cpu().sum())
+    for result in results:
+        torch.testing.assert_close(result.cpu(), wanted)
+
+
 def test_an_address_that_was_told_stays(device):
     model, batch = network(device), Batches(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

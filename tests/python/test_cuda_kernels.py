@@ -139,7 +139,9 @@ def test_kernels_compile_for_every_generation(name, tmp_path):
 
 
 def test_the_compiler_says_what_is_wrong(tmp_path):
-    assert re.fullmatch(r"NVRTC \d+\.\d+\n", run_compiler(nvrtc(), "--version").stdout)
+    assert re.fullmatch(
+        r"NVRTC \d+\.\d+, .*libnvrtc.*, \d+ bytes\n", run_compiler(nvrtc(), "--version").stdout
+    )
     text = tmp_path / "wrong.cu"
     text.write_text("__global__ void f() { undeclared = 1; }")
     wrong = [

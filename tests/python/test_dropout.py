@@ -22,7 +22,10 @@ def kernels(request, device) -> Iterator[None]:
     """Those of the host, or those of a GPU, emulated."""
     torch.use_deterministic_algorithms(True)
     helpers.emulate_gpu(on=request.param == "GPU")
-    yield
+    with helpers.counting() as counted:
+        yield
+    on_a_device = counted["kernels/launched on a device"] > 0
+    assert on_a_device == (request.param == "GPU" or helpers.extension().executor_name() == "cuda")
     helpers.emulate_gpu(on=False)
     torch.use_deterministic_algorithms(False)
 
@@ -67,8 +70,11 @@ def test_every_length(n):
 
 def test_rows_that_begin_in_the_middle_of_a_block():
     scale, shift = torch.randn(33), torch.randn(7, 1)
-    on = {helpers.DEVICE: (scale.to(helpers.DEVICE), shift.to(helpers.DEVICE)), "cpu": (scale, shift)}
-    check(torch.randn(7, 33), 0.3, lambda y: y * on[y.device.type][0] + on[y.device.type][1])
+
+    def use(y: Tensor) -> Tensor:
+        return y * scale.to(y.device) + shift.to(y.device)
+
+    check(torch.randn(7, 33), 0.3, use)
 
 
 @pytest.mark.parametrize("p", (0.2, 1.0))
@@ -85,6 +91,25 @@ def test_with_reductions(shape):
     check(x, 0.3, lambda y: y.sum(0), close=True)
     check(x, 0.3, lambda y: F.softmax(y, -1), close=True)
     check(x, 0.3, lambda y: F.layer_norm(y, shape[-1:]), close=True)
+
+
+def test_strided_draws():
+    """Neither neighbours nor whole blocks: the loop goes along another dimension."""
+    check(torch.randn(64, 50, 3).transpose(0, 2), 0.3, lambda y: y.neg())
+    check(torch.randn(2, 64, 9, 9).to(memory_format=torch.channels_last), 0.3, lambda y: y.neg())
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_two_draws_and_a_reduction(dim):
+    x = torch.randn(40, 65)
+    y = x.to(helpers.DEVICE)
+    for _ in range(RUNS):
+        first = drawn(x, 0.5)[0]
+        seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
+        second = torch.ops.acc.native_dropout(x, 2**30, 4.0, seed, offset + 4)[0]
+        mine = (F.dropout(y, 0.5) - F.dropout(y, 0.75)).square().sum(dim)
+        helpers.flush()
+        torch.testing.assert_close(mine.cpu(), (first - second).square().sum(dim))
 
 
 def test_two_draws_in_a_kernel():
