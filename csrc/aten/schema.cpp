@@ -73,8 +73,8 @@ graph::Role role_of(const std::string& op, const c10::Argument& argument) {
   if (number) return graph::Role::kValue;
   // Seeds and offsets of our own random operators are drawn anew for each run.
   const bool random =
-      op.starts_with("acc::") && (argument.name() == "seed" || argument.name() == "offset" ||
-                                  argument.name() == "below");
+      op.starts_with("acc::") &&
+      (argument.name() == "seed" || argument.name() == "offset" || argument.name() == "below");
   return random ? graph::Role::kValue : graph::Role::kStructure;
 }
 

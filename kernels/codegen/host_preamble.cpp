@@ -78,8 +78,8 @@ static inline F32 count_F32(long first, long step) {
   return splat_F32(first) + lane * (f32)step;
 }
 
-// Philox 4x32-10 (csrc/base/philox.h), a block in each lane, in the lower halves. What is above them
-// is of no meaning: products leave it out.
+// Philox 4x32-10 (csrc/base/philox.h), a block in each lane, in the lower halves. What is above
+// them is of no meaning: products leave it out.
 typedef u64 Blocks __attribute__((vector_size(W * sizeof(u32))));
 #define LANES (W / 2)
 static inline Blocks product(Blocks a, Blocks b) {
@@ -95,7 +95,8 @@ static inline Blocks product(Blocks a, Blocks b) {
   return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
 #endif
 }
-static inline void rounds(Blocks& x0, Blocks& x1, Blocks& x2, Blocks& x3, u64 seed, u64 offset) {
+static inline void rounds(Blocks& x0, Blocks& x1, Blocks& x2, Blocks& x3, u64 seed,
+                          u64 offset) {
   x1 = x0 >> 32;
   x2 = offset - Blocks{};
   x3 = (offset >> 32) - Blocks{};

@@ -75,8 +75,7 @@ class ReductionWriter : HostWriter {
     std::vector<size_t> found;
     for (const uint32_t i : instructions) {
       const Instruction& instruction = kernel_.instructions[i];
-      if (has_position(instruction) &&
-          std::ranges::find(found, instruction.index) == found.end()) {
+      if (has_position(instruction) && std::ranges::find(found, instruction.index) == found.end()) {
         found.push_back(instruction.index);
       }
     }

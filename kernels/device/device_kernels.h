@@ -19,8 +19,8 @@ class DeviceKernels {
 
   virtual const jit::Toolchain& toolchain() const = 0;
   virtual int64_t multiprocessors() const = 0;
-  // Loads what the toolchain made onto this device, as CUDA else would at its first launch: that may
-  // be in the middle of a capture.
+  // Loads what the toolchain made onto this device, as CUDA else would at its first launch: that
+  // may be in the middle of a capture.
   virtual void prepare(void* function) const = 0;
   // `function`: from the toolchain. `table`: in the GPU's memory, for so many calls
   // (kernels/codegen/render.h). On the current stream.

@@ -38,7 +38,7 @@ class Nvrtc {
   // Which build of a version it is: the file's name and size.
   std::string file() const {
     Dl_info info{};
-    struct stat status {};
+    struct stat status{};
     if (dladdr(dlsym(library_, "nvrtcVersion"), &info) == 0) return "";
     if (stat(info.dli_fname, &status) != 0) return "";
     return std::string(info.dli_fname) + ", " + std::to_string(status.st_size) + " bytes";

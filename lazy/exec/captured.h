@@ -112,7 +112,8 @@ class Captured {
   const c10::DeviceIndex device_;
   CaptureLimits& limits_;
   std::shared_ptr<const uint64_t> number_;
-  const std::unique_ptr<Prepared> prepared_;  // before the pool: it has memory that is not from there
+  const std::unique_ptr<Prepared>
+      prepared_;  // before the pool: it has memory that is not from there
   const std::unique_ptr<runtime::Pool> pool_;
   bool capturing_ = true;
   bool captured_ = false;
