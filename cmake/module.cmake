@@ -62,12 +62,14 @@ if(ACC_RPATH)
 endif()
 
 # The emulator of GPUs, for tests of the executor.
-add_library(acc_emulator MODULE tests/cuda_emulator/library.cpp)
-target_link_libraries(acc_emulator PRIVATE acc_pure acc_options)
-target_include_directories(acc_emulator SYSTEM PRIVATE "${ACC_TORCH_DIR}/include")
-target_compile_definitions(acc_emulator PRIVATE
-  ACC_EMULATED_DEVICE="${CMAKE_SOURCE_DIR}/tests/cuda_emulator/device.h")
-set_target_properties(acc_emulator PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${ACC_OUTPUT_DIR}")
+if(ACC_EMULATOR)
+  add_library(acc_emulator MODULE tests/cuda_emulator/library.cpp)
+  target_link_libraries(acc_emulator PRIVATE acc_pure acc_options)
+  target_include_directories(acc_emulator SYSTEM PRIVATE "${ACC_TORCH_DIR}/include")
+  target_compile_definitions(acc_emulator PRIVATE
+    ACC_EMULATED_DEVICE="${CMAKE_SOURCE_DIR}/tests/cuda_emulator/device.h")
+  set_target_properties(acc_emulator PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${ACC_OUTPUT_DIR}")
+endif()
 
 if(ACC_PCH AND EXISTS "${CMAKE_SOURCE_DIR}/csrc/aten/pch.h")
   target_precompile_headers(_C PRIVATE "${CMAKE_SOURCE_DIR}/csrc/aten/pch.h")

@@ -442,8 +442,13 @@ def build_folder(torch: Torch, cuda: Cuda | None) -> Path:
     return ROOT / "build" / re.sub(r"[^\w.-]", "-", name)
 
 
-def build_module(output: Path, environ: dict[str, str] | None = None) -> Path:
-    """Builds the extension module and _build_info.py into `output`; returns the module's path."""
+def build_module(
+    output: Path, environ: dict[str, str] | None = None, *, emulator: bool = False
+) -> Path:
+    """Builds the extension module and _build_info.py into `output`; returns the module's path.
+
+    `emulator`: also what tests of the module load, which stays in the build folder.
+    """
     environ = dict(os.environ if environ is None else environ)
     check_this_platform()
     torch = find_torch()
@@ -459,6 +464,7 @@ def build_module(output: Path, environ: dict[str, str] | None = None) -> Path:
         "ACC_PYTHON_INCLUDE": str(include),
         "ACC_EXT_SUFFIX": suffix,
         "ACC_OUTPUT_DIR": str(build / "module"),
+        "ACC_EMULATOR": "ON" if emulator else "OFF",
         "ACC_CUDA": "ON" if cuda else "OFF",
         "ACC_CUDA_INCLUDES": ";".join(map(str, cuda.includes)) if cuda else "",
         "ACC_CUDART": str(cuda.cudart) if cuda else "",
@@ -544,7 +550,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "develop":
-            print(f"built {build_module(ROOT / 'torchacc_device').relative_to(ROOT)}")
+            made = build_module(ROOT / "torchacc_device", emulator=True)
+            print(f"built {made.relative_to(ROOT)}")
         elif arguments.command == "ctest":
             run_ctest(arguments.sanitizer)
         elif arguments.command == "torch":

@@ -138,7 +138,7 @@ static inline void draw_apart(u32* words, long first, long step, u64 seed, u64 o
 }
 // The words of elements from `first` on, `step` apart. There are N, in room for whole blocks.
 template <int N>
-static inline void draw(u32 (&words)[N], long first, long step, u64 seed, u64 offset, u64) {
+static inline void draw(u32 (&words)[N], long first, long step, u64 seed, u64 offset) {
   static_assert(N % (2 * W) == 0, "whole blocks");
   if (step == 1) {
     const long skipped = first % 4;
@@ -153,7 +153,7 @@ static inline void draw(u32 (&words)[N], long first, long step, u64 seed, u64 of
     draw_apart(words + k, first + k * step, step, seed, offset);
   }
 }
-static inline Mask below(const u32* words, u64, u64, u64 number) {
+static inline Mask below(const u32* words, u64 number) {
   U32 v;
   __builtin_memcpy(&v, words, sizeof v);
   // number - 1 is a word, unless no word is below the number
@@ -161,8 +161,8 @@ static inline Mask below(const u32* words, u64, u64, u64 number) {
 }
 static inline Mask drawn_(long first, long step, u64 seed, u64 offset, u64 number) {
   u32 words[2 * W];
-  draw(words, first, step, seed, offset, number);
-  return below(words, seed, offset, number);
+  draw(words, first, step, seed, offset);
+  return below(words, number);
 }
 
 static inline F32 cast_F64_F32(F64 v) { return CONVERT(v, F32); }

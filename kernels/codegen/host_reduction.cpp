@@ -270,7 +270,8 @@ class ReductionWriter : HostWriter {
       } else if (instruction.fn == Fn::kPosition) {
         line("const F32 v", i, " = splat_F32(r", instruction.index, ");");
       } else if (instruction.fn == Fn::kDrawn) {
-        line("const Mask v", i, " = drawn_(r", instruction.index, ", 0", draw_numbers(i), ");");
+        line("const Mask v", i, " = drawn_(r", instruction.index, ", 0, ", stream(i), ", ",
+             bound(i), ");");
       } else {
         define(i);
       }

@@ -83,15 +83,16 @@ void HostWriter::draw_ahead() {
     if (instruction.fn != graph::Fn::kDrawn || uniform_[i]) continue;
     const size_t at = instruction.index;
     line("u32 words", i, "[", turn(), "];");
-    line("draw(words", i, ", q", at, " + at * t", at, ", t", at, draw_numbers(i), ");");
+    line("draw(words", i, ", q", at, " + at * t", at, ", t", at, ", ", stream(i), ");");
   }
 }
 
 std::string HostWriter::drawn(size_t i) const {
   const size_t at = kernel_.instructions[i].index;
-  if (uniform_[i]) return concat("drawn_(q", at, ", 0", draw_numbers(i), ")");
-  if (draws_ahead_) return concat("below(words", i, " + ", vector_, " * W", draw_numbers(i), ")");
-  return concat("drawn_(q", at, " + ", place(), " * t", at, ", t", at, draw_numbers(i), ")");
+  const std::string last = concat(", ", bound(i), ")");
+  if (uniform_[i]) return concat("drawn_(q", at, ", 0, ", stream(i), last);
+  if (draws_ahead_) return concat("below(words", i, " + ", vector_, " * W", last);
+  return concat("drawn_(q", at, " + ", place(), " * t", at, ", t", at, ", ", stream(i), last);
 }
 
 std::string HostWriter::name_of(graph::Fn fn, uint8_t type) const {

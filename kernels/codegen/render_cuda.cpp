@@ -131,8 +131,8 @@ class CudaWriter : Writer {
     return concat(base, i, " + ", kernel_.columns ? "column" : "(at + e)", " * t", i);
   }
   std::string drawn(size_t i) const override {
-    return concat("drawn_(words", i, ", ", index(kernel_.instructions[i].index), draw_numbers(i),
-                  ")");
+    return concat("drawn_(words", i, ", ", index(kernel_.instructions[i].index), ", ", stream(i),
+                  ", ", bound(i), ")");
   }
   std::string name_of(Fn fn, uint8_t) const override { return concat(graph::name_of(fn), "_"); }
 

@@ -177,14 +177,16 @@ std::string Writer::input(const Instruction& instruction, size_t i) const {
   return value(instruction.inputs[i]);
 }
 
-std::string Writer::draw_numbers(size_t i) const {
-  const auto& [below, seed, offset] = kernel_.instructions[i].inputs;
-  std::string text;
-  for (const uint32_t input : {seed, offset, below}) {
-    text += concat(", numbers[", kernel_.instructions[input].index, "]");
-  }
-  return text;
+std::string Writer::number(size_t i) const {
+  return concat("numbers[", kernel_.instructions[i].index, "]");
 }
+
+std::string Writer::stream(size_t i) const {
+  const auto& [below, seed, offset] = kernel_.instructions[i].inputs;
+  return concat(number(seed), ", ", number(offset));
+}
+
+std::string Writer::bound(size_t i) const { return number(kernel_.instructions[i].inputs[0]); }
 
 std::string Writer::expression(size_t i) const {
   const Instruction& instruction = kernel_.instructions[i];

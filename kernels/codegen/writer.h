@@ -55,8 +55,9 @@ class Writer {
   virtual std::string count(size_t position) const = 0;
   // Whether the word at the position of an instruction kDrawn is below its number.
   virtual std::string drawn(size_t instruction) const = 0;
-  // The seed, the offset and that number, each behind a comma.
-  std::string draw_numbers(size_t instruction) const;
+  // Its seed and its offset; that number.
+  std::string stream(size_t instruction) const;
+  std::string bound(size_t instruction) const;
   // What the function is called for values of a type.
   virtual std::string name_of(graph::Fn fn, uint8_t type) const = 0;
 
@@ -65,6 +66,7 @@ class Writer {
 
  private:
   std::string input(const Instruction& instruction, size_t i) const;
+  std::string number(size_t instruction) const;  // of a kScalar
   std::string expression(size_t i) const;
 
   std::string body_;

@@ -90,6 +90,7 @@ class DeviceCall final : public KernelCall {
              const device::DeviceKernels& kernels)
       : KernelCall(plan, step, slots, table), function_(function), kernels_(kernels) {
     kernels_.prepare(function);
+    count_keyed("kernels", "prepared for a device");
     std::vector<std::span<const int64_t>> sizes;
     for (const passes::Launch& launch : step.launches) {
       sizes.emplace_back(launch.geometry.data(), kernel_.loops);
@@ -110,7 +111,6 @@ class DeviceCall final : public KernelCall {
 
   void launch() const override {
     count(Counter::KernelLaunches, launches_.size());
-    count_keyed("kernels", "launched on a device", launches_.size());
     for (const Launch& each : launches_) {
       kernels_.launch(function_, each.launch, table_.on_device(each.at), each.calls);
     }

@@ -8,8 +8,9 @@ float64 twin on the CPU. What a step then computes - loss, gradients, updates of
 from __future__ import annotations
 
 import copy
+import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,16 +64,33 @@ class Step:
     values: dict[str, Tensor | Change] = field(default_factory=dict)
 
 
+def pieces(value: Tensor | Change) -> Iterator[Tensor]:
+    """The value's elements in row-major order, as float64 on the CPU; so many as caches hold.
+
+    Whole copies of a large model's tensors in float64 took more time than its steps.
+    """
+    if isinstance(value, Change):
+        for after, before in zip(pieces(value.after), pieces(value.before), strict=True):
+            yield after - before
+    else:
+        for piece in value.detach().to("cpu").reshape(-1).split(2**17):
+            yield piece.to(torch.float64)
+
+
 def wide(value: Tensor | Change) -> Tensor:
     """The value as float64 on the CPU."""
-    if isinstance(value, Change):
-        return wide(value.after) - wide(value.before)
-    return value.detach().to("cpu", torch.float64)
+    shape = value.after.shape if isinstance(value, Change) else value.shape
+    return torch.cat(list(pieces(value))).reshape(shape)
 
 
-def norm(t: Tensor) -> float:
-    """The L2 norm."""
-    return float(torch.linalg.vector_norm(t))
+def norm(parts: Iterable[Tensor]) -> float:
+    """The L2 norm of a value in pieces."""
+    return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in parts))
+
+
+def distance(a: Tensor | Change, b: Tensor | Change) -> float:
+    """The L2 norm of the difference."""
+    return norm(x - y for x, y in zip(pieces(a), pieces(b), strict=True))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -142,14 +160,13 @@ def errors(mine: Step, eager: Step, exact: Step) -> Errors:
     """
     found = {}
     for name, value in exact.values.items():
-        right = wide(value)
-        size = norm(right) or 1.0
+        size = norm(pieces(value)) or 1.0
         # A parameter is a float32: its update is known to half of its last bit.
-        rounding = 2.0**-24 * norm(wide(value.before)) / size if isinstance(value, Change) else 0.0
+        kept = norm(pieces(value.before)) if isinstance(value, Change) else 0.0
         found[name] = (
-            norm(wide(mine.values[name]) - right) / size,
-            norm(wide(eager.values[name]) - right) / size,
-            rounding,
+            distance(mine.values[name], value) / size,
+            distance(eager.values[name], value) / size,
+            2.0**-24 * kept / size,
         )
     return found
 

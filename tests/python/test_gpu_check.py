@@ -26,7 +26,9 @@ def run_check(out: Path, *arguments: str) -> tuple[int, list[str]]:
     return done.returncode, table.read_text().splitlines() if table.exists() else [done.stderr]
 
 
-@pytest.mark.parametrize("part", ["env", "steps", "numerics", "kernels", "tests", "bench"])
+@pytest.mark.parametrize(
+    "part", ["env", "steps", "numerics", "kernels", "tests", "bench", "opinfo"]
+)
 def test_a_part_works(tmp_path, part):
     status, rows = run_check(tmp_path, "--dry-run", "--only", part)
     assert status == 0, "\n".join([*rows, (tmp_path / "log.txt").read_text()[-3000:]])
