@@ -5,6 +5,8 @@
 #include <functional>
 #include <numeric>
 
+#include "kernels/codegen/phases.h"
+
 namespace acc::codegen {
 namespace {
 
@@ -21,10 +23,33 @@ int64_t product(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
+// Blocks below which a GPU is not full, by their threads. Not of the GPU at hand: equal sizes are
+// to give equal bits on all of them.
+constexpr int64_t kSpread = 128 * kResident;
+// What a thread goes through, at least, in a part; and how many parts are worth more launches.
+constexpr int64_t kElementsOfPart = 16;
+constexpr int64_t kFewestParts = 4;
+
 // The power of two that is not less, within bounds that are powers of two.
 uint32_t power(int64_t count, int64_t least, int64_t most) {
   const auto next = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
   return static_cast<uint32_t>(std::clamp(next, least, most));
+}
+
+// `blocks`: without parts.
+CudaParts parts_of(const KernelSpec& kernel, std::span<const int64_t> sizes,
+                   const CudaLaunch& launch, int64_t blocks) {
+  const size_t outermost = sizes.size() - kernel.reduced - (kernel.columns ? 1 : 0);
+  const std::span<const int64_t> reduced = sizes.subspan(outermost, kernel.reduced);
+  const int64_t threads = launch.x * launch.y;
+  const int64_t turns = product(reduced) / (kernel.columns ? launch.y : launch.x);
+  const int64_t most = std::min(kSpread / threads / blocks, turns / kElementsOfPart);
+  if (most < kFewestParts) return {};
+  CudaParts parts;
+  if (reduced.size() > 1) parts.outer = std::min(most, reduced.front());
+  const int64_t neighbours = kernel.columns ? launch.y : launch.x * kElements;
+  parts.inner = std::clamp(reduced.back() / neighbours, int64_t{1}, most / parts.outer);
+  return parts.count() < kFewestParts ? CudaParts{} : parts;
 }
 
 }  // namespace
@@ -47,9 +72,25 @@ CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
     made.y = static_cast<uint32_t>(most / made.x);
     blocks = ceil_div(product(sizes.first(kept)), made.y);
   }
+  if (kernel.reduced > 0) made.parts = parts_of(kernel, sizes, made, blocks);
+  blocks *= made.parts.count();
   const int64_t resident = multiprocessors * kResident / (made.x * made.y);
   made.blocks = static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, resident));
   return made;
+}
+
+int cuda_stages(const KernelSpec& kernel) {
+  const Phases phases = find_phases(kernel);
+  return static_cast<int>(phases.phases.size()) + (phases.kept_stores.empty() ? 0 : 1);
+}
+
+size_t cuda_work_words(const KernelSpec& kernel, std::span<const int64_t> sizes, CudaParts parts) {
+  const size_t outermost = sizes.size() - kernel.reduced - (kernel.columns ? 1 : 0);
+  int64_t kept = product(sizes.first(outermost));
+  if (kernel.columns) kept *= sizes.back();
+  const auto reductions = std::ranges::count_if(
+      kernel.instructions, [](const Instruction& each) { return graph::is_reduction(each.fn); });
+  return static_cast<size_t>(reductions * kept * parts.count());
 }
 
 std::vector<CudaCalls> cuda_launches(const KernelSpec& kernel,
@@ -58,13 +99,15 @@ std::vector<CudaCalls> cuda_launches(const KernelSpec& kernel,
   std::vector<CudaCalls> made;
   for (size_t call = 0; call < sizes.size(); ++call) {
     const CudaLaunch launch = cuda_launch(kernel, sizes[call], multiprocessors);
+    const int stages = launch.parts.count() == 1 ? 0 : cuda_stages(kernel);
     auto group = std::ranges::find_if(made, [&](const CudaCalls& each) {
-      return each.launch.x == launch.x && each.launch.y == launch.y;
+      return each.launch.x == launch.x && each.launch.y == launch.y && each.stages == stages;
     });
     if (group == made.end()) {
-      group = made.insert(made.end(), CudaCalls{{0, launch.x, launch.y}, {}, {0}});
+      group = made.insert(made.end(), CudaCalls{{0, launch.x, launch.y, {}}, stages, {}, {}, {0}});
     }
     group->calls.push_back(call);
+    group->parts.push_back(launch.parts);
     group->launch.blocks += launch.blocks;
     group->first_blocks.push_back(group->launch.blocks);
   }

@@ -12,23 +12,49 @@ namespace acc::codegen {
 // Threads of a block, at most: registers are dealt out for so many.
 constexpr int64_t most_threads(const KernelSpec& kernel) { return kernel.columns ? 1024 : 256; }
 
-// Blocks of threads for a kernel of render_cuda. The result of reductions depends on x and y, and
-// so on the sizes of the loops, not on how many blocks there are. One kept element is the work of
-// one block, however many are reduced to it.
+// In how many parts blocks take the reduced elements of each kept one: of the outermost reduced
+// loop, and of the innermost.
+struct CudaParts {
+  int64_t outer = 1;
+  int64_t inner = 1;
+
+  int64_t count() const { return outer * inner; }
+};
+
+// Blocks of threads for a kernel of render_cuda. The result of reductions depends on x, y and the
+// parts, and so on the sizes of the loops, not on how many blocks there are.
 struct CudaLaunch {
   uint32_t blocks = 1;
   uint32_t x = 1;  // threads of a block
   uint32_t y = 1;
+  CudaParts parts;
 };
 
 // `sizes`: of the loops, outermost first. `multiprocessors`: of the GPU.
 CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
                        int64_t multiprocessors);
 
-// One launch for all calls of a kernel whose blocks have the same threads.
+// Whether few blocks would go through much, one per kept element or strip of them: then each is the
+// work of several, stage by stage. No stage needs what another block does in it.
+inline bool has_parts(const KernelSpec& kernel, std::span<const int64_t> sizes) {
+  return kernel.reduced > 0 && cuda_launch(kernel, sizes, 1).parts.count() > 1;
+}
+
+// The stage of a launch that is the only one.
+inline constexpr int kAtOnce = -1;
+
+// Launches, one after the other, of a kernel in stages.
+int cuda_stages(const KernelSpec& kernel);
+
+// What the blocks of a stage leave for the next ones, in words of 64 bits.
+size_t cuda_work_words(const KernelSpec& kernel, std::span<const int64_t> sizes, CudaParts parts);
+
+// One launch, or one for each stage, for all calls of a kernel whose blocks have the same threads.
 struct CudaCalls {
   CudaLaunch launch;                  // `blocks`: of all of them
+  int stages = 0;                     // 0: all at once
   std::vector<size_t> calls;          // positions in what was given
+  std::vector<CudaParts> parts;       // of each
   std::vector<int64_t> first_blocks;  // of each, and how many there are: the begin of the table
 };
 

@@ -221,6 +221,22 @@ template <class Op, class T> DEVICE T across_y(T v, long* scratch) {
   for (unsigned i = 1; i < blockDim.y; ++i) v = Op::of(v, part[i * blockDim.x]);
   return v;
 }
+
+// What blocks leave for those of later stages: `at` of those that begin after so many words. And all
+// parts of it together, `step` apart: every thread with the same y, or with the same x, gets it.
+template <class T> DEVICE T* left(const long* parts, long words, long at) {
+  return global<T>((char*)parts[0] + 8 * words) + at;
+}
+template <class Op, class T>
+DEVICE T gathered_x(const T* left, long count, long step, T v, long* scratch) {
+  for (long i = threadIdx.x; i < count; i += blockDim.x) v = Op::of(v, left[i * step]);
+  return across_x<Op>(v, scratch);
+}
+template <class Op, class T>
+DEVICE T gathered_y(const T* left, long count, long step, T v, long* scratch) {
+  for (long i = threadIdx.y; i < count; i += blockDim.y) v = Op::of(v, left[i * step]);
+  return across_y<Op>(v, scratch);
+}
 )";
 
 }  // namespace

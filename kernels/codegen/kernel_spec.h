@@ -77,19 +77,25 @@ struct KernelSpec {
   bool operator==(const KernelSpec&) const = default;
 };
 
-// What a call of a kernel passes, on the host as arguments, to CUDA in `argument_words` words of 64
-// bits in a row:
+// What a call of a kernel passes, on the host as arguments, to CUDA in `cuda_argument_words` words
+// of 64 bits in a row:
 //   pointers  per operand, its first element
 //   geometry  the sizes of the loops, outermost first; then the strides of each operand and of each
 //             position, in elements
 //   numbers   per scalar, the bits of a double or an int64
 //   begin,end on the host: which elements, counted through all kept loops
+//   parts     for CUDA, where something is reduced: what blocks leave for later stages (a pointer),
+//             and in how many parts they take the outermost reduced loop and the innermost
 using HostFunction = void (*)(char* const* pointers, const int64_t* geometry,
                               const int64_t* numbers, int64_t begin, int64_t end);
 
 constexpr size_t argument_words(const KernelSpec& kernel) {
   const size_t strided = 1 + kernel.operands.size() + kernel.positions.size();
   return kernel.operands.size() + kernel.loops * strided + kernel.scalars.size();
+}
+
+constexpr size_t cuda_argument_words(const KernelSpec& kernel) {
+  return argument_words(kernel) + (kernel.reduced > 0 ? 3 : 0);
 }
 
 }  // namespace acc::codegen

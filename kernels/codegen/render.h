@@ -17,11 +17,12 @@ struct KernelText {
 // A function of type HostFunction in C++ with the compiler's vector types.
 KernelText render_host(const KernelSpec& kernel);
 
-// A function in CUDA C++ of a table in the GPU's memory and a count of calls: one launch for all of
-// them, as the kernels of an optimizer have. The table is words of 64 bits: the first block of each
-// call, and how many blocks there are; then what each call passes (kernel_spec.h). `cuda_launch`
-// says how many blocks a call gets, and their threads, which are the same for all.
-KernelText render_cuda(const KernelSpec& kernel);
+// A function in CUDA C++ of a table in the GPU's memory, a count of calls, and a stage: one launch
+// for all calls, as the kernels of an optimizer have. The table is words of 64 bits: the first
+// block of each call, and how many blocks there are; then what each call passes (kernel_spec.h).
+// `cuda_launch` says how many blocks a call gets, and their threads, which are the same for all.
+// Stage kAtOnce is all of the kernel; `in_parts`: it can go by stages, too (cuda_launch.h).
+KernelText render_cuda(const KernelSpec& kernel, bool in_parts = false);
 
 // What has to stand before the functions, in one file: types, conversions, mathematics. It is the
 // same for all, so that a kernel is the same thing in whichever file it is compiled.

@@ -20,9 +20,11 @@ using graph::Fn;
 // the type is float32, and rounded once.
 class CudaWriter : Writer {
  public:
-  explicit CudaWriter(const KernelSpec& kernel) : Writer(kernel), phases_(find_phases(kernel)) {}
+  CudaWriter(const KernelSpec& kernel, bool in_parts)
+      : Writer(kernel), phases_(find_phases(kernel)), in_parts_(in_parts) {}
 
-  KernelText run() {
+  // What a block does, all at once or in the stage that it is told.
+  KernelText body() {
     if (!kernel_.columns) line("constexpr int V = ", neighbours(), ";");
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       if (kernel_.operands[i].walk == Walk::kStrided) {
@@ -44,11 +46,45 @@ class CudaWriter : Writer {
       add_rows();
     }
     line("}");
-    KernelText made = finish("template <bool WHOLE> DEVICE void body_",
-                             "(char* const* pointers, const long* geometry, const long* numbers, "
-                             "long block, long blocks, long* scratch)");
-    made.text += entry(made.name);
-    return made;
+    return finish("template <bool WHOLE> DEVICE void body_",
+                  "(char* const* pointers, const long* geometry, const long* numbers, "
+                  "const long* parts, int stage, long block, long blocks, long* scratch)");
+  }
+
+  // The function that is launched. Words are whole where all rows begin and end with one.
+  std::string entry(const std::string& at_once, const std::string& in_parts) const {
+    const std::string& name = in_parts.empty() ? at_once : in_parts;
+    const size_t n = neighbours();
+    std::string text = concat(
+        "extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ") ", name,
+        "(const long* table, int calls, int stage) {\n",
+        "const int call = calls == 1 ? 0 : call_of(table, calls);\n",
+        "const long* arguments = table + calls + 1 + call * ", cuda_argument_words(kernel_), "L;\n",
+        "char* const* pointers = (char* const*)arguments;\n", "const long* geometry = arguments + ",
+        kernel_.operands.size(), ";\n", "const long* parts = arguments + ", argument_words(kernel_),
+        ";\n", "const long* numbers = parts - ", kernel_.scalars.size(), ";\n",
+        "const long block = blockIdx.x - table[call];\n",
+        "const long blocks = table[call + 1] - table[call];\n");
+    if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
+    const std::string given = concat("(pointers, geometry, numbers, parts, stage, block, blocks, ",
+                                     kernel_.reduced > 0 ? "scratch" : "nullptr", ");\n");
+    const auto call = [&](const char* whole) {
+      std::string calls = concat("body_", at_once, "<", whole, ">", given);
+      if (in_parts.empty()) return calls;
+      return concat("if (stage < 0) ", calls, "else body_", in_parts, "<", whole, ">", given);
+    };
+    if (n == 1) return concat(text, call("true"), "}\n");
+    text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
+    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+      if (!by_words(i)) continue;
+      const size_t bytes = std::min(n * element_size(i), size_t{16});
+      text += concat("whole &= (long)pointers[", i, "] % ", bytes, " == 0");
+      for (size_t loop = 0; loop + 1 < loops(); ++loop) {
+        text += concat(" && ", stride(i, loop), " % ", n, " == 0");
+      }
+      text += ";\n";
+    }
+    return concat(text, "if (whole) {\n", call("true"), "} else {\n", call("false"), "}\n}\n");
   }
 
  private:
@@ -68,38 +104,6 @@ class CudaWriter : Writer {
       if (by_words(i)) count = std::max(count, 16 / std::max(element_size(i), size_t{2}));
     }
     return count;
-  }
-
-  // The function that is launched. Words are whole where all rows begin and end with one.
-  std::string entry(const std::string& name) const {
-    const size_t n = neighbours();
-    std::string text = concat(
-        "extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ") ", name,
-        "(const long* table, int calls) {\n",
-        "const int call = calls == 1 ? 0 : call_of(table, calls);\n",
-        "const long* arguments = table + calls + 1 + call * ", argument_words(kernel_), "L;\n",
-        "char* const* pointers = (char* const*)arguments;\n", "const long* geometry = arguments + ",
-        kernel_.operands.size(), ";\n", "const long* numbers = arguments + ",
-        argument_words(kernel_) - kernel_.scalars.size(), ";\n",
-        "const long block = blockIdx.x - table[call];\n",
-        "const long blocks = table[call + 1] - table[call];\n");
-    if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
-    const char* scratch = kernel_.reduced > 0 ? "scratch" : "nullptr";
-    const std::string call =
-        concat("(pointers, geometry, numbers, block, blocks, ", scratch, ");\n");
-    if (n == 1) return concat(text, "body_", name, "<true>", call, "}\n");
-    text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
-    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-      if (!by_words(i)) continue;
-      const size_t bytes = std::min(n * element_size(i), size_t{16});
-      text += concat("whole &= (long)pointers[", i, "] % ", bytes, " == 0");
-      for (size_t loop = 0; loop + 1 < loops(); ++loop) {
-        text += concat(" && ", stride(i, loop), " % ", n, " == 0");
-      }
-      text += ";\n";
-    }
-    return concat(text, "if (whole) {\nbody_", name, "<true>", call, "} else {\nbody_", name,
-                  "<false>", call, "}\n}\n");
   }
 
   // ---- elements
@@ -325,37 +329,120 @@ class CudaWriter : Writer {
     line("}");
     if (!last) line(turns_of(phase), " = 0;\n}");
   }
-  void add_totals(const Phase& phase, const char* across) {
+  // What the threads of a block have together.
+  std::string total(uint32_t i) const {
+    const char* operation = operation_of(kernel_.instructions[i].fn);
+    const char* across = kernel_.columns ? "across_y" : "across_x";
+    return concat(across, "<", operation, ">(fold<", operation, ">(a", i, "), scratch)");
+  }
+  void add_totals(const Phase& phase) {
     for (const uint32_t i : phase.reductions) {
-      const char* operation = operation_of(kernel_.instructions[i].fn);
-      line("const ", type_of(i), " v", i, " = (", type_of(i), ")", across, "<", operation,
-           ">(fold<", operation, ">(a", i, "), scratch);");
+      line("const ", type_of(i), " v", i, " = (", type_of(i), ")", total(i), ";");
     }
+  }
+
+  // ---- stages: a phase each, and one for what is kept
+
+  // What a block leaves of a reduction, for the blocks of the next stage. The parts of rows stand
+  // in a row, those of columns below each other.
+  size_t number_of(uint32_t reduction) const {
+    return static_cast<size_t>(std::ranges::count_if(
+        kernel_.instructions.begin(), kernel_.instructions.begin() + reduction,
+        [](const Instruction& each) { return graph::is_reduction(each.fn); }));
+  }
+  std::string left(uint32_t i) const {
+    return concat("left<", accumulator_of(i), ">(parts, ", number_of(i), " * kept * count, ",
+                  kernel_.columns ? "element)" : "element * count)");
+  }
+  const char* step_of_parts() const { return kernel_.columns ? "kept" : "1"; }
+
+  void open_stage(size_t stage) {
+    if (in_parts_) line("if (stage == ", stage, ") {");
+  }
+  // The values of the phase's reductions.
+  void end_stage(const Phase& phase) {
+    if (!in_parts_) return add_totals(phase);
+    const char* leader = kernel_.columns ? "threadIdx.y == 0" : "threadIdx.x == 0";
+    for (const uint32_t i : phase.reductions) {
+      line("const ", accumulator_of(i), " t", i, " = ", total(i), ";");
+      line("if (here && ", leader, ") ", left(i), "[part * ", step_of_parts(), "] = t", i, ";");
+    }
+    line("continue;\n}");
+    for (const uint32_t i : phase.reductions) {
+      const char* begin = is_sum(i) ? "0" : nullptr;
+      line("const ", type_of(i), " v", i, " = (", type_of(i), ")",
+           kernel_.columns ? "gathered_y<" : "gathered_x<",
+           operation_of(kernel_.instructions[i].fn), ">(", left(i), ", count, ", step_of_parts(),
+           ", (", accumulator_of(i), ")",
+           begin != nullptr ? begin : neutral(kernel_.instructions[i]), ", scratch);");
+    }
+  }
+  void add_kept_stores() {
+    // All threads have read what was there before they met in a reduction; other blocks read it in
+    // earlier stages.
+    const std::string guard = concat("if (here && ", in_parts_ ? "part == 0 && " : "",
+                                     kernel_.columns ? "threadIdx.y" : "threadIdx.x", " == 0) ");
+    for (const Store& store : phases_.kept_stores) add_store(guard.c_str(), store);
+  }
+  // Groups of kept elements, each as often as it has parts, over the blocks.
+  void open_groups(const char* groups) {
+    if (!in_parts_) {
+      line("for (long group = block; group < ", groups, "; group += blocks) {");
+      return;
+    }
+    line("const long count = parts[1] * parts[2];");
+    line("for (long turn = block; turn < ", groups, " * count; turn += blocks) {");
+    line("const long group = turn / count, part = turn % count;");
+  }
+  // Reduced loops but for the innermost.
+  void open_reduced_loops(size_t first, size_t last) {
+    for (size_t loop = first; loop < last; ++loop) {
+      const bool divided = in_parts_ && loop == first;
+      const std::string size = concat("geometry[", loop, "]");
+      const std::string begin =
+          divided ? concat(size, " * (part / parts[2]) / parts[1]") : std::string("0");
+      const std::string end = divided ? concat(size, " * (part / parts[2] + 1) / parts[1]") : size;
+      line("for (long i", loop, " = ", begin, "; i", loop, " < ", end, "; ++i", loop, ") {");
+    }
+  }
+  // Where the innermost begins and ends, in steps of `step`.
+  void open_range(size_t loop, const char* step) {
+    const std::string size = concat("geometry[", loop, "]");
+    if (!in_parts_) {
+      line("const long begin = 0, end = ", size, ";");
+      return;
+    }
+    line("const long steps = (", size, " + ", step, " - 1) / ", step, ";");
+    line("const long begin = steps * (part % parts[2]) / parts[2] * ", step, ";");
+    line("const long behind = steps * (part % parts[2] + 1) / parts[2] * ", step, ";");
+    line("const long end = behind < ", size, " ? behind : ", size, ";");
   }
 
   // A row of threads for each kept element.
   void add_rows() {
     const size_t last = loops() - 1;
-    line("const long all = ", turns_before(kept_loops()), ";");
-    line(
-        "for (long first = block * blockDim.y; first < all; "
-        "first += blocks * blockDim.y) {");
+    line("const long kept = ", turns_before(kept_loops()), ";");
+    line("const long groups = (kept + blockDim.y - 1) / blockDim.y;");
+    open_groups("groups");
     // Threads without an element take part in barriers, on the last one.
-    line("const bool here = first + threadIdx.y < all;");
-    open_row("here ? first + threadIdx.y : all - 1", kept_loops());
+    line("const bool here = group * blockDim.y + threadIdx.y < kept;");
+    if (in_parts_ || kept_loops() > 0) {
+      line("const long element = here ? group * blockDim.y + threadIdx.y : kept - 1;");
+    }
+    open_row("element", kept_loops());
     open_pointers("b", operands(), "", 0, kept_loops());
     open_positions("r", positions(), "", 0, kept_loops());
     define_all(phases_.before);
-    for (const Phase& phase : phases_.phases) {
+    for (size_t stage = 0; stage < phases_.phases.size(); ++stage) {
+      const Phase& phase = phases_.phases[stage];
+      open_stage(stage);
       open_accumulators(phase, "V");
       line("{");
-      for (size_t loop = kept_loops(); loop < last; ++loop) {
-        line("for (long i", loop, " = 0; i", loop, " < geometry[", loop, "]; ++i", loop, ") {");
-      }
+      open_range(last, "V");
+      open_reduced_loops(kept_loops(), last);
       open_pointers("p", operands_of(phase), "b", kept_loops(), last);
       open_positions("q", positions_of(phase), "r", kept_loops(), last);
-      line("for (long at = threadIdx.x * (long)V; at < geometry[", last,
-           "]; at += blockDim.x * (long)V) {");
+      line("for (long at = begin + threadIdx.x * (long)V; at < end; at += blockDim.x * (long)V) {");
       add_neighbours(loaded_by(phase.instructions, phase.loads), phase.stores, "if (here) ", [&] {
         define_loads(phase.loads);
         define_all(phase.instructions);
@@ -365,13 +452,10 @@ class CudaWriter : Writer {
       for (size_t loop = kept_loops(); loop <= last; ++loop) line("}");
       line("}");
       end_parts(phase, "V", true);
-      add_totals(phase, "across_x");
+      end_stage(phase);
       define_all(phase.after);
     }
-    // All threads have read what was there before they met in a reduction.
-    for (const Store& store : phases_.kept_stores) {
-      add_store("if (here && threadIdx.x == 0) ", store);
-    }
+    add_kept_stores();
     line("}");
   }
 
@@ -382,22 +466,26 @@ class CudaWriter : Writer {
     const size_t inner = last - 1;
     line("const long columns = geometry[", last, "];");
     line("const long strips = (columns + blockDim.x - 1) / blockDim.x;");
-    line("const long all = strips * ", turns_before(outer), ";");
-    line("for (long strip = block; strip < all; strip += blocks) {");
-    line("long column = strip % strips * blockDim.x + threadIdx.x;");
+    line("const long rows = ", turns_before(outer), ";");
+    if (in_parts_) line("const long kept = rows * columns;");
+    open_groups("strips * rows");
+    line("long column = group % strips * blockDim.x + threadIdx.x;");
     line("const bool here = column < columns;");
     line("if (!here) column = columns - 1;");
-    open_row("strip / strips", outer);
+    if (in_parts_) line("const long element = group / strips * columns + column;");
+    open_row("group / strips", outer);
     open_pointers("b", operands(), "", 0, outer);
     open_positions("r", positions(), "", 0, outer);
     define_all(phases_.before);
-    for (const Phase& phase : phases_.phases) {
+    for (size_t stage = 0; stage < phases_.phases.size(); ++stage) {
+      const Phase& phase = phases_.phases[stage];
+      open_stage(stage);
       open_accumulators(phase, "1");
-      for (size_t loop = outer; loop < inner; ++loop) {
-        line("for (long i", loop, " = 0; i", loop, " < geometry[", loop, "]; ++i", loop, ") {");
-      }
+      line("{");
+      open_range(inner, "1");
+      open_reduced_loops(outer, inner);
       line("#pragma unroll 4");
-      line("for (long i", inner, " = threadIdx.y; i", inner, " < geometry[", inner, "]; i", inner,
+      line("for (long i", inner, " = begin + threadIdx.y; i", inner, " < end; i", inner,
            " += blockDim.y) {");
       open_pointers("p", operands_of(phase), "b", outer, last);
       open_positions("q", positions_of(phase), "r", outer, last);
@@ -407,13 +495,12 @@ class CudaWriter : Writer {
       end_parts(phase, "1", false);
       for (const Store& store : phase.stores) add_store("if (here) ", store);
       for (size_t loop = outer; loop < last; ++loop) line("}");
+      line("}");
       end_parts(phase, "1", true);
-      add_totals(phase, "across_y");
+      end_stage(phase);
       define_all(phase.after);
     }
-    for (const Store& store : phases_.kept_stores) {
-      add_store("if (here && threadIdx.y == 0) ", store);
-    }
+    add_kept_stores();
     line("}");
   }
 
@@ -423,10 +510,21 @@ class CudaWriter : Writer {
   static constexpr size_t kScratch = 1024;
 
   const Phases phases_;
+  const bool in_parts_;
 };
 
 }  // namespace
 
-KernelText render_cuda(const KernelSpec& kernel) { return CudaWriter(kernel).run(); }
+KernelText render_cuda(const KernelSpec& kernel, bool in_parts) {
+  CudaWriter writer(kernel, /*in_parts=*/false);
+  KernelText made = writer.body();
+  if (!in_parts) {
+    made.text += writer.entry(made.name, "");
+    return made;
+  }
+  KernelText staged = CudaWriter(kernel, true).body();
+  staged.text += made.text + writer.entry(made.name, staged.name);
+  return staged;
+}
 
 }  // namespace acc::codegen

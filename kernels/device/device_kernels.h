@@ -22,10 +22,10 @@ class DeviceKernels {
   // Loads what the toolchain made onto this device, as CUDA else would at its first launch: that
   // may be in the middle of a capture.
   virtual void prepare(void* function) const = 0;
-  // `function`: from the toolchain. `table`: in the GPU's memory, for so many calls
-  // (kernels/codegen/render.h). On the current stream.
+  // `function`: from the toolchain. `table`: in the GPU's memory, for so many calls, and the stage:
+  // see kernels/codegen/render.h. On the current stream.
   virtual void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table,
-                      int calls) const = 0;
+                      int calls, int stage) const = 0;
 };
 
 // Those of a device; null on the host, whose kernels are functions that are called. The first call

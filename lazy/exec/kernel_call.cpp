@@ -97,22 +97,32 @@ class DeviceCall final : public KernelCall {
     }
     for (const codegen::CudaCalls& made :
          codegen::cuda_launches(kernel_, sizes, kernels.multiprocessors())) {
-      const size_t words = codegen::argument_words(kernel_);
+      const size_t words = codegen::cuda_argument_words(kernel_);
       const size_t at = add(made.first_blocks.size() + made.calls.size() * words);
       std::ranges::copy(made.first_blocks, table.words(at));
       size_t next = at + made.first_blocks.size();
-      for (const size_t call : made.calls) {
-        place(step.launches[call], next);
-        next += words;
+      for (size_t i = 0; i < made.calls.size(); ++i, next += words) {
+        place(step.launches[made.calls[i]], next);
+        if (made.stages == 0) continue;
+        const codegen::CudaParts parts = made.parts[i];
+        const size_t where = next + codegen::argument_words(kernel_);
+        table.add_work(where, codegen::cuda_work_words(kernel_, sizes[made.calls[i]], parts));
+        table.words(where)[1] = parts.outer;
+        table.words(where)[2] = parts.inner;
       }
-      launches_.push_back({made.launch, at, static_cast<int>(made.calls.size())});
+      const auto calls = static_cast<int>(made.calls.size());
+      if (made.stages == 0) launches_.push_back({made.launch, at, calls, codegen::kAtOnce});
+      if (made.stages > 0) count_keyed("kernels", "prepared in stages");
+      for (int stage = 0; stage < made.stages; ++stage) {
+        launches_.push_back({made.launch, at, calls, stage});
+      }
     }
   }
 
   void launch() const override {
     count(Counter::KernelLaunches, launches_.size());
     for (const Launch& each : launches_) {
-      kernels_.launch(function_, each.launch, table_.on_device(each.at), each.calls);
+      kernels_.launch(function_, each.launch, table_.on_device(each.at), each.calls, each.stage);
     }
   }
 
@@ -121,6 +131,7 @@ class DeviceCall final : public KernelCall {
     codegen::CudaLaunch launch;
     size_t at;  // in the table
     int calls;
+    int stage;
   };
 
   void* const function_;
@@ -137,9 +148,19 @@ size_t ArgumentTable::add(size_t words) {
   return at;
 }
 
+void ArgumentTable::add_work(size_t at, size_t words) {
+  ACC_CHECK(!memory_);
+  work_.push_back({at, work_words_});
+  work_words_ += words;
+}
+
 void ArgumentTable::allocate() {
   if (words_.empty()) return;
-  memory_ = runtime::backend().allocator()->allocate(words_.size() * sizeof(int64_t));
+  const size_t words = words_.size() + work_words_;
+  memory_ = runtime::backend().allocator()->allocate(words * sizeof(int64_t));
+  for (const Work& work : work_) {
+    words_[work.at] = reinterpret_cast<int64_t>(on_device(words_.size() + work.begin));
+  }
 }
 
 void ArgumentTable::upload(size_t begin, size_t end) {

@@ -25,6 +25,8 @@ class ArgumentTable {
 
   // Room for so many words; where they are. No more once there is memory.
   size_t add(size_t words);
+  // Room for so many more in the device's memory only, whose address the word at `at` becomes.
+  void add_work(size_t at, size_t words);
   // The memory. Not from a pool of captured work, whose blocks that work writes over before kernels
   // read what was uploaded.
   void allocate();
@@ -40,6 +42,12 @@ class ArgumentTable {
  private:
   const c10::DeviceIndex device_;
   std::vector<int64_t> words_;
+  struct Work {
+    size_t at;
+    size_t begin;  // behind the words
+  };
+  std::vector<Work> work_;
+  size_t work_words_ = 0;
   c10::DataPtr memory_;
 };
 

@@ -15,6 +15,7 @@
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
+#include "kernels/codegen/cuda_launch.h"
 #include "kernels/codegen/render.h"
 #include "kernels/device/device_kernels.h"
 #include "kernels/jit/compile.h"
@@ -46,9 +47,9 @@ void request(plan::Plan& plan, c10::DeviceIndex device) {
   const device::DeviceKernels* on_device = device::device_kernels(device);
   auto compilation = std::make_shared<Compilation>();
   std::vector<jit::Source> sources;
-  for (const codegen::KernelSpec& kernel : plan.kernels) {
+  for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
     codegen::KernelText text =
-        on_device == nullptr ? codegen::render_host(kernel) : codegen::render_cuda(kernel);
+        on_device == nullptr ? codegen::render_host(plan.kernels[i]) : gpu_text(plan, i);
     compilation->names.push_back(text.name);
     sources.push_back({std::move(text.name), std::move(text.text)});
   }
@@ -183,6 +184,16 @@ bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
 }
 
 bool choose_alike() { return !alike().exchange(true); }
+
+codegen::KernelText gpu_text(const plan::Plan& plan, uint32_t kernel) {
+  const codegen::KernelSpec& spec = plan.kernels[kernel];
+  const bool in_parts = std::ranges::any_of(plan.fused.steps, [&](const plan::Step& step) {
+    return step.kernel == kernel && std::ranges::any_of(step.launches, [&](const auto& launch) {
+             return codegen::has_parts(spec, {launch.geometry.data(), spec.loops});
+           });
+  });
+  return codegen::render_cuda(spec, in_parts);
+}
 
 void* function_of(const plan::Plan& plan, uint32_t kernel) {
   return compilation_of(plan).functions[kernel];

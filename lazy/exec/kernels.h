@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/codegen/render.h"
 #include "lazy/plan/plan.h"
 
 // Generated kernels of a plan: made while its first run goes on without them, called from the
@@ -25,6 +26,9 @@ bool choose_alike();
 
 // Whether all runs of the plan from now on go by this schedule, as far as can be told.
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
+
+// The text of a kernel of the plan for a GPU.
+codegen::KernelText gpu_text(const plan::Plan& plan, uint32_t kernel);
 
 // What became of a kernel of the plan, for make_kernel_call. Only for those that steps call.
 void* function_of(const plan::Plan& plan, uint32_t kernel);

@@ -466,8 +466,9 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
       plan.trial != nullptr || (ran.schedule->steps.empty() && !plan.fused.steps.empty());
   LastPlan made;
   made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
-  for (const codegen::KernelSpec& kernel : plan.kernels) {
-    made.kernels.push_back({codegen::render_host(kernel).name, codegen::render_cuda(kernel).text});
+  for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
+    made.kernels.push_back(
+        {codegen::render_host(plan.kernels[i]).name, exec::gpu_text(plan, i).text});
   }
   made.cuda_preamble = codegen::cuda_preamble();
   made.cuda_options.assign(std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions));

@@ -147,30 +147,57 @@ void run_host(const Call& call, const jit::Job& job, Memory* memory) {
        call.kept_elements());
 }
 
-// Of calls of one kernel whose blocks have the same threads, and the launch for them.
-std::vector<long> table_of(const std::vector<Call>& calls,
-                           const std::vector<std::vector<char*>>& pointers,
-                           codegen::CudaLaunch* launch = nullptr) {
-  std::vector<std::span<const int64_t>> sizes;
-  for (const Call& call : calls) sizes.emplace_back(call.sizes);
-  const std::vector<codegen::CudaCalls> made = cuda_launches(calls.front().kernel, sizes, 2);
-  EXPECT_EQ(made.size(), 1U);
-  if (launch != nullptr) *launch = made.front().launch;
-  std::vector<long> table(made.front().first_blocks.begin(), made.front().first_blocks.end());
-  for (size_t i = 0; i < calls.size(); ++i) {
-    for (char* pointer : pointers[i]) table.push_back(reinterpret_cast<long>(pointer));
-    const std::vector<int64_t> geometry = calls[i].geometry();
-    table.insert(table.end(), geometry.begin(), geometry.end());
-    table.insert(table.end(), calls[i].numbers.begin(), calls[i].numbers.end());
-  }
-  return table;
+codegen::KernelText text_of(const Call& call) {
+  return codegen::render_cuda(call.kernel, codegen::has_parts(call.kernel, call.sizes));
 }
+
+// Calls of one kernel whose blocks have the same threads.
+class Launches {
+ public:
+  Launches(const std::vector<Call>& calls, const std::vector<std::vector<char*>>& pointers) {
+    const KernelSpec& kernel = calls.front().kernel;
+    std::vector<std::span<const int64_t>> sizes;
+    for (const Call& call : calls) sizes.emplace_back(call.sizes);
+    const std::vector<codegen::CudaCalls> made = cuda_launches(kernel, sizes, 2);
+    EXPECT_EQ(made.size(), 1U);
+    made_ = made.front();
+    table_.assign(made_.first_blocks.begin(), made_.first_blocks.end());
+    for (size_t i = 0; i < calls.size(); ++i) {
+      for (char* pointer : pointers[i]) table_.push_back(reinterpret_cast<long>(pointer));
+      const std::vector<int64_t> geometry = calls[i].geometry();
+      table_.insert(table_.end(), geometry.begin(), geometry.end());
+      table_.insert(table_.end(), calls[i].numbers.begin(), calls[i].numbers.end());
+      if (kernel.reduced == 0) continue;
+      const codegen::CudaParts parts = made_.parts[i];
+      const size_t words = codegen::cuda_work_words(kernel, sizes[i], parts);
+      work_.emplace_back(words + 1, kUntouched);
+      table_.push_back(reinterpret_cast<long>(work_.back().data()));
+      table_.push_back(parts.outer);
+      table_.push_back(parts.inner);
+    }
+  }
+
+  void run(const testing::EmulatedKernels& kernels, const std::string& name,
+           bool backwards = false) const {
+    const auto calls = static_cast<int>(made_.calls.size());
+    const int first = made_.stages == 0 ? codegen::kAtOnce : 0;
+    for (int stage = first; stage < made_.stages; ++stage) {
+      kernels.run(name, made_.launch, table_.data(), calls, stage, backwards);
+    }
+    for (const std::vector<long>& work : work_) EXPECT_EQ(work.back(), kUntouched);
+  }
+
+ private:
+  static constexpr long kUntouched = 0x7ff4000000000000;  // NaN
+
+  codegen::CudaCalls made_;
+  std::vector<long> table_;
+  std::vector<std::vector<long>> work_;
+};
 
 void run_emulated(const Call& call, const testing::EmulatedKernels& kernels, bool backwards,
                   Memory* memory) {
-  const std::vector<long> table = table_of({call}, {pointers_of(call, *memory)});
-  kernels.run(codegen::render_cuda(call.kernel).name,
-              codegen::cuda_launch(call.kernel, call.sizes, 2), table.data(), 1, backwards);
+  Launches({call}, {pointers_of(call, *memory)}).run(kernels, text_of(call).name, backwards);
 }
 
 // Both dialects of all calls, compiled together; the threads of a block in either order.
@@ -181,7 +208,7 @@ void check(const std::vector<Call>& calls) {
   std::vector<codegen::KernelText> texts;
   std::vector<jit::Source> sources;
   for (const Call& call : calls) {
-    const codegen::KernelText text = codegen::render_cuda(call.kernel);
+    const codegen::KernelText text = text_of(call);
     const auto same = [&](const codegen::KernelText& other) { return other.name == text.name; };
     if (std::ranges::any_of(texts, same)) continue;
     texts.push_back(text);
@@ -390,6 +417,53 @@ TEST(CudaKernels, SeveralReducedLoops) {
          {columns, {3, 4, 5, 50}, {{1000, 250, 50, 1}, {50, 0, 0, 1}}, {}, {}}});
 }
 
+// A mean of rows that is kept over steps, in place.
+KernelSpec kept_mean(bool columns) {
+  KernelSpec kernel = testing::softmax(columns);
+  kernel.instructions.insert(kernel.instructions.end(),
+                             {operand(2), apply(Fn::kAdd, dtype::kF32, 4, 6)});
+  kernel.stores = {{1, 5}, {2, 7}};
+  return kernel;
+}
+
+// Few kept elements of many: each is the work of several blocks.
+TEST(CudaKernels, ReductionsInParts) {
+  std::vector<Call> calls;
+  KernelSpec three = testing::reduction(Fn::kSum, false);
+  three.loops = 3;
+  three.reduced = 2;
+  KernelSpec four = testing::reduction(Fn::kSum, true);
+  four.loops = 4;
+  four.reduced = 2;
+  for (const int64_t length : {70000, 70001}) {
+    for (const Fn fn : {Fn::kSum, Fn::kAmax, Fn::kAmin}) {
+      calls.push_back({testing::reduction(fn, false), {2, length}, {{length, 1}, {1, 0}}, {}, {}});
+    }
+    calls.push_back({two_sums(false), {2, length}, {{length, 1}, {1, 0}}, {}, {}, 1e-5});
+    calls.push_back(
+        {kept_mean(false), {2, length}, {{length, 1}, {length, 1}, {1, 0}}, {}, {}, 1e-5});
+    // more rows and images than there are parts of them
+    calls.push_back({three, {3, 19, length / 9}, {{length / 9, length, 1}, {1, 0, 0}}, {}, {}});
+    calls.push_back({three, {3, 5, length / 2}, {{length / 2, 2 * length, 1}, {1, 0, 0}}, {}, {}});
+  }
+  for (const int64_t columns : {1, 40}) {
+    for (const Fn fn : {Fn::kSum, Fn::kAmax}) {
+      calls.push_back(
+          {testing::reduction(fn, true), {3000, columns}, {{columns, 1}, {0, 1}}, {}, {}});
+    }
+    calls.push_back({two_sums(true), {3001, columns}, {{columns, 1}, {0, 1}}, {}, {}, 1e-5});
+    calls.push_back(
+        {kept_mean(true), {3001, columns}, {{columns, 1}, {columns, 1}, {0, 1}}, {}, {}, 1e-5});
+    calls.push_back({four,
+                     {2, 7, 700, columns},
+                     {{4900 * columns, 700 * columns, columns, 1}, {columns, 0, 0, 1}},
+                     {},
+                     {}});
+  }
+  for (const Call& call : calls) EXPECT_TRUE(codegen::has_parts(call.kernel, call.sizes));
+  check(calls);
+}
+
 // Whether words are whole or not, and as exactly as the host: 0.1 is no binary fraction.
 TEST(CudaKernels, SumsDependOnNothingButTheSizes) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -404,18 +478,15 @@ TEST(CudaKernels, SumsDependOnNothingButTheSizes) {
         {{sizes[1], 1}, columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
         {},
         {}};
-    const codegen::KernelText text = codegen::render_cuda(call.kernel);
+    const codegen::KernelText text = text_of(call);
     const testing::EmulatedKernels emulated({text});
     std::vector<std::vector<float>> sums;
     for (const size_t first : {0, 1, 4}) {
       std::vector<float> x(400000 + first, 0.1F);
       std::vector<float> made(4);
-      codegen::CudaLaunch launch;
-      const std::vector<long> table = table_of(
-          {call},
-          {{reinterpret_cast<char*>(x.data() + first), reinterpret_cast<char*>(made.data())}},
-          &launch);
-      emulated.run(text.name, launch, table.data(), 1);
+      const std::vector<char*> pointers{reinterpret_cast<char*>(x.data() + first),
+                                        reinterpret_cast<char*>(made.data())};
+      Launches({call}, {pointers}).run(emulated, text.name);
       sums.push_back(made);
     }
     EXPECT_EQ(sums[1], sums[0]);
@@ -472,15 +543,6 @@ TEST(CudaKernels, NaNAndInfinityGoThrough) {
   }
 }
 
-// A mean of rows that is kept over steps, in place.
-KernelSpec kept_mean(bool columns) {
-  KernelSpec kernel = testing::softmax(columns);
-  kernel.instructions.insert(kernel.instructions.end(),
-                             {operand(2), apply(Fn::kAdd, dtype::kF32, 4, 6)});
-  kernel.stores = {{1, 5}, {2, 7}};
-  return kernel;
-}
-
 // What stands `number` times before it in the text, replaced.
 std::string mutate(std::string text, const std::string& from, const std::string& to, int number) {
   size_t at = text.find(from);
@@ -489,7 +551,7 @@ std::string mutate(std::string text, const std::string& from, const std::string&
   return text.replace(at, from.size(), to);
 }
 
-enum class Kind { kElements, kRows, kColumns };
+enum class Kind { kElements, kRows, kColumns, kRowsInParts, kColumnsInParts };
 
 struct Mutant {
   Kind kind;
@@ -502,10 +564,11 @@ Call call_of(Kind kind) {
   if (kind == Kind::kElements) {
     return {scale(), {1000}, {{1}, {1}}, {std::bit_cast<int64_t>(3.0)}, {}};
   }
-  const bool columns = kind == Kind::kColumns;
-  const int64_t length = columns ? 70 : 1002;
+  const bool columns = kind == Kind::kColumns || kind == Kind::kColumnsInParts;
+  const int64_t length = columns ? 70 : kind == Kind::kRows ? 1002 : 70002;
+  const int64_t rows = kind == Kind::kColumnsInParts ? 3000 : kind == Kind::kRowsInParts ? 2 : 300;
   const std::vector<int64_t> kept{columns ? 0 : 1, columns ? 1 : 0};
-  return {kept_mean(columns), {300, length}, {{length, 1}, {length, 1}, kept}, {}, {}};
+  return {kept_mean(columns), {rows, length}, {{length, 1}, {length, 1}, kept}, {}, {}};
 }
 
 TEST(CudaEmulator, SeesWhatIsWrong) {
@@ -523,14 +586,25 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kColumns, "__syncthreads();", "", 2},                               // across_y
       {Kind::kColumns, "__syncthreads();", "", 3},
       {Kind::kColumns, "i < blockDim.y", "i < blockDim.y - 1", 0},
-      {Kind::kColumns, "strip < all", "strip <= all", 0},
+      {Kind::kColumns, "group < strips * rows", "group <= strips * rows", 0},
+      {Kind::kRowsInParts, "turn % count", "turn % (count - 1)", 0},
+      {Kind::kRowsInParts, "i = threadIdx.x; i < count", "i = threadIdx.x; i < count - 1", 0},
+      {Kind::kRowsInParts, "(part % parts[2] + 1)", "(part % parts[2])", 0},
+      {Kind::kRowsInParts, "* (part % parts[2]) /", "* (part % parts[2] + 1) /", 1},
+      {Kind::kRowsInParts, "1 * kept * count", "0 * kept * count", 1},  // of one reduction
+      {Kind::kRowsInParts, "[part * 1]", "[0]", 0},
+      {Kind::kColumnsInParts, "part = turn % count", "part = 0", 0},
+      {Kind::kColumnsInParts, "[part * kept]", "[part]", 0},
+      {Kind::kColumnsInParts, "i < count; i += blockDim.y", "i < count - 1; i += blockDim.y", 0},
+      {Kind::kColumnsInParts, "part == 0 && ", "", 0},
       {Kind::kElements, "turn % turns * V", "(turn % turns + 1) * V", 0},
       {Kind::kElements, "turn < all", "turn + 1 < all", 0},
       {Kind::kElements, "\nfor (int e = 0; e < V", "\nfor (int e = 0; e < V - 1", 0},
   };
-  for (const Kind kind : {Kind::kElements, Kind::kRows, Kind::kColumns}) {
+  for (const Kind kind :
+       {Kind::kElements, Kind::kRows, Kind::kColumns, Kind::kRowsInParts, Kind::kColumnsInParts}) {
     const Call call = call_of(kind);
-    const codegen::KernelText right = codegen::render_cuda(call.kernel);
+    const codegen::KernelText right = text_of(call);
     const std::string text = codegen::cuda_preamble() + right.text;
     const testing::EmulatedKernels good({{right.name, text}}, "");
     Memory expected = make_memory(call);
@@ -574,9 +648,7 @@ TEST(CudaKernels, OneLaunchForManyCalls) {
     std::vector<std::vector<char*>> pointers;
     for (const Call& call : some) made.push_back(make_memory(call));
     for (size_t i = 0; i < count; ++i) pointers.push_back(pointers_of(some[i], made[i]));
-    codegen::CudaLaunch launch;
-    const std::vector<long> table = table_of(some, pointers, &launch);
-    emulated.run(text.name, launch, table.data(), static_cast<int>(count));
+    Launches(some, pointers).run(emulated, text.name);
     for (size_t i = 0; i < count; ++i) {
       Memory expected = make_memory(some[i]);
       run_host(some[i], *job, &expected);
@@ -614,6 +686,8 @@ TEST(CudaLaunch, WhatDecidesBitsDependsOnSizesAlone) {
         const codegen::CudaLaunch many = codegen::cuda_launch(kernel, sizes, 1000);
         EXPECT_EQ(few.x, many.x);
         EXPECT_EQ(few.y, many.y);
+        EXPECT_EQ(few.parts.outer, many.parts.outer);
+        EXPECT_EQ(few.parts.inner, many.parts.inner);
         EXPECT_LE(few.blocks, many.blocks);
         EXPECT_LE(many.x * many.y, 1024U);
         EXPECT_EQ(many.x % 32, 0U);

@@ -32,7 +32,7 @@ struct Emulated {
   void (*exchange)(void*, unsigned long, unsigned, int) = nullptr;
 };
 
-using Kernel = void (*)(const long* table, int calls);
+using Kernel = void (*)(const long* table, int calls, int stage);
 
 constexpr size_t kStack = size_t{64} << 10;
 constexpr unsigned kWarp = 32;
@@ -54,8 +54,13 @@ struct Fiber {
 // The blocks of a launch, one after the other; there is one emulation at a time.
 class Blocks {
  public:
-  Blocks(Kernel kernel, const long* table, int calls, Emulated* device, bool backwards)
-      : kernel_(kernel), table_(table), calls_(calls), device_(device), backwards_(backwards) {}
+  Blocks(Kernel kernel, const long* table, int calls, int stage, Emulated* device, bool backwards)
+      : kernel_(kernel),
+        table_(table),
+        calls_(calls),
+        stage_(stage),
+        device_(device),
+        backwards_(backwards) {}
 
   void run(unsigned threads_x, unsigned threads_y) {
     running = this;
@@ -90,7 +95,7 @@ class Blocks {
  private:
   static void begin() {
     Blocks& blocks = *running;
-    blocks.kernel_(blocks.table_, blocks.calls_);
+    blocks.kernel_(blocks.table_, blocks.calls_, blocks.stage_);
     blocks.fibers_[blocks.current_]->state = State::kDone;
   }
 
@@ -165,6 +170,7 @@ class Blocks {
   const Kernel kernel_;
   const long* const table_;
   const int calls_;
+  const int stage_;
   Emulated* const device_;
   const bool backwards_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
@@ -174,12 +180,13 @@ class Blocks {
 
 // One launch. `poison` fills the memory of a block before each.
 inline void run(Kernel kernel, Emulated* device, void (*poison)(),
-                const codegen::CudaLaunch& launch, const long* table, int calls, bool backwards) {
+                const codegen::CudaLaunch& launch, const long* table, int calls, int stage,
+                bool backwards) {
   device->block_size = {launch.x, launch.y, 1};
   device->grid_size = {launch.blocks, 1, 1};
   device->barrier = &Blocks::barrier;
   device->exchange = &Blocks::exchange;
-  Blocks blocks(kernel, table, calls, device, backwards);
+  Blocks blocks(kernel, table, calls, stage, device, backwards);
   for (unsigned block = 0; block < launch.blocks; ++block) {
     poison();
     device->block = {block, 0, 0};
@@ -214,12 +221,12 @@ class EmulatedKernels {
 
   // `table`: see kernels/codegen/render.h. `backwards`: threads run in the other order.
   void run(const std::string& name, const codegen::CudaLaunch& launch, const long* table, int calls,
-           bool backwards = false) const {
+           int stage, bool backwards = false) const {
     const auto kernel = reinterpret_cast<emulator::Kernel>(dlsym(library_, name.c_str()));
     const auto of = reinterpret_cast<emulator::Emulated* (*)()>(dlsym(library_, "acc_emulated"));
     if (kernel == nullptr) throw std::runtime_error("no kernel " + name);
     const auto poison = reinterpret_cast<void (*)()>(dlsym(library_, "acc_poison"));
-    emulator::run(kernel, of(), poison, launch, table, calls, backwards);
+    emulator::run(kernel, of(), poison, launch, table, calls, stage, backwards);
   }
 
  private:

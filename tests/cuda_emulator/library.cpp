@@ -42,11 +42,11 @@ class EmulatedToolchain final : public jit::Toolchain {
                    const jit::Workspace& workspace, std::string_view text) const override {
     jit::Built built =
         jit::files_for(workspace, "kernels.cpp", "kernels.so", base::concat(device_, text));
-    const jit::Outcome outcome = jit::run_compiler(
-        compiler,
-        {"-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-w",
-         built.source, "-o", built.path},
-        settings, &workspace);
+    const jit::Outcome outcome =
+        jit::run_compiler(compiler,
+                          {"-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off",
+                           "-fvisibility=hidden", "-w", built.source, "-o", built.path},
+                          settings, &workspace);
     if (!outcome.success) jit::compiler_failed(compiler, outcome.problem, outcome.output);
     jit::take_result(compiler, outcome, built);
     return built;
@@ -90,12 +90,12 @@ class EmulatedDevice final : public device::DeviceKernels {
   const jit::Toolchain& toolchain() const override { return toolchain_; }
   int64_t multiprocessors() const override { return 2; }
   void prepare(void*) const override {}
-  void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table,
-              int calls) const override {
+  void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table, int calls,
+              int stage) const override {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     const auto& kernel = *static_cast<const Function*>(function);
-    emulator::run(kernel.kernel, kernel.device, kernel.poison, launch, table, calls,
+    emulator::run(kernel.kernel, kernel.device, kernel.poison, launch, table, calls, stage,
                   /*backwards=*/false);
   }
 

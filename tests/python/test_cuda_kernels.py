@@ -111,6 +111,21 @@ def convolutional(dtype: torch.dtype) -> Callable[[], None]:
     return step
 
 
+def large_maps() -> Callable[[], Tensor]:
+    """Batch normalisation in parts, of both layouts."""
+    maps = torch.randn(8, 16, 64, 64).to(helpers.DEVICE)
+    last = maps.to(memory_format=torch.channels_last)
+    norm = nn.BatchNorm2d(16).to(helpers.DEVICE)
+
+    def step() -> Tensor:
+        loss = (norm(maps).relu() * norm(last).sigmoid()).mean()
+        norm.zero_grad()
+        loss.backward()
+        return norm.weight.grad
+
+    return step
+
+
 def assorted() -> Callable[[], Tensor]:
     doubles = torch.rand(7, 33, dtype=torch.float64).to(helpers.DEVICE)
     numbers = torch.arange(7 * 33).reshape(7, 33).to(helpers.DEVICE)
@@ -128,6 +143,7 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "convolutional, bfloat16": lambda: convolutional(torch.bfloat16),
     "convolutional, float16": lambda: convolutional(torch.float16),
     "assorted types": assorted,
+    "large maps": large_maps,
 }
 
 

@@ -1,0 +1,87 @@
+"""Reductions of many elements to few: on a GPU several blocks work for each, in stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+RUNS = 4  # the first without kernels, the last captured
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_a_gpu(device) -> Iterator[None]:
+    """Emulated where there is none."""
+    helpers.emulate_gpu()
+    with helpers.counting() as counted:
+        yield
+    assert counted["kernels/prepared in stages"] > 0
+    helpers.emulate_gpu(on=False)
+
+
+def check(run: Callable[[list[Tensor]], list[Tensor]], inputs: list[Tensor]) -> None:
+    """The same on the device as on the CPU in float64; `run` changes none of its inputs."""
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    mine = [t.to(helpers.DEVICE) for t in inputs]
+    for t in (*wide, *mine):
+        t.requires_grad_(t.is_floating_point())
+    expected = run(wide)
+    for _ in range(RUNS):
+        made = run(mine)
+        helpers.flush()
+    for a, b in zip(made, expected, strict=True):
+        torch.testing.assert_close(a.cpu().to(b.dtype), b, rtol=1e-5, atol=1e-5)
+
+
+def test_mean_of_everything():
+    check(
+        lambda ts: [(ts[0] * ts[0]).mean(), ts[0].amax(), ts[0].abs().sum()], [torch.randn(65_537)]
+    )
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm(layout):
+    def run(ts: list[Tensor]) -> list[Tensor]:
+        x, weight, bias, images = ts
+        mean = torch.zeros_like(weight).detach()
+        variance = torch.ones_like(weight).detach()
+        y = F.batch_norm(x, mean, variance, weight, bias, training=True).relu()
+        gradients = torch.autograd.grad((y * images).sum(), (x, weight, bias))
+        return [y, mean, variance, *gradients]
+
+    x, images = (torch.randn(5, 3, 64, 65).to(memory_format=layout) for _ in range(2))
+    check(run, [x, torch.rand(3), torch.randn(3), images])
+
+
+def test_gradient_of_a_bias():
+    def run(ts: list[Tensor]) -> list[Tensor]:
+        return list(torch.autograd.grad(F.gelu(ts[0] + ts[1]).square().sum(), ts))
+
+    check(run, [torch.randn(3000, 70), torch.randn(70)])
+
+
+def test_norms_of_many_sizes():
+    """One kernel for all; some of its calls go in parts, others at once."""
+    sizes = (70_000, 3, 90_001, 256, 65_536, 1)
+    check(
+        lambda ts: list(torch._foreach_norm([t.detach() for t in ts])),
+        [torch.randn(n) for n in sizes],
+    )
+
+
+def test_bits_stay_the_same():
+    """However often they are computed, captured or not."""
+    x = torch.randn(200_000).to(helpers.DEVICE)
+    sums = []
+    for _ in range(6):
+        made = (x * 3).sum()
+        helpers.flush()
+        sums.append(made.item())
+    assert len(set(sums[2:])) == 1
