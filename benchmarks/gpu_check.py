@@ -32,7 +32,7 @@ LEAST_S = 5.0  # no command is worth beginning with less
 # Tests of what differs between executors: memory, streams, captured plans, kernels, numbers.
 TESTS = (
     "test_captured_plans",
-    "test_dropout",
+    "test_drawing_kernels",
     "test_fusion",
     "test_reductions",
     "test_rows",

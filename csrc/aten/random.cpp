@@ -132,9 +132,9 @@ Tensor& random_from(Tensor& self, int64_t from, std::optional<int64_t> to,
 }
 
 Tensor& bernoulli(Tensor& self, double p, MaybeGenerator generator) {
-  static const Fill<double> fill("acc::bernoulli_");
+  static const Fill<int64_t> fill("acc::bernoulli_");
   check_bernoulli(self.scalar_type(), p);
-  return fill(self, p, generator);
+  return fill(self, static_cast<int64_t>(base::words_below(p)), generator);
 }
 
 Tensor& bernoulli_tensor(Tensor& self, const Tensor& p, MaybeGenerator generator) {

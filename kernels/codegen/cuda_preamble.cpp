@@ -65,23 +65,74 @@ struct Words4 {
   long block = -1;
   u32 x0, x1, x2, x3;
 };
+DEVICE void draw(Words4& words, long index, unsigned long seed, unsigned long offset) {
+  if (words.block == index / 4) return;
+  words.block = index / 4;
+  u32 x0 = (u32)words.block, x1 = (u32)(words.block >> 32);
+  u32 x2 = (u32)offset, x3 = (u32)(offset >> 32);
+  u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long a = x0 * 0xD2511F53ul, b = x2 * 0xCD9E8D57ul;
+    x0 = (u32)(b >> 32) ^ x1 ^ key0; x1 = (u32)b;
+    x2 = (u32)(a >> 32) ^ x3 ^ key1; x3 = (u32)a;
+    key0 += 0x9E3779B9u; key1 += 0xBB67AE85u;
+  }
+  words.x0 = x0; words.x1 = x1; words.x2 = x2; words.x3 = x3;
+}
+DEVICE u32 word_of(Words4& words, long index, unsigned long seed, unsigned long offset) {
+  draw(words, index, seed, offset);
+  const u32 low = index & 1 ? words.x1 : words.x0, high = index & 1 ? words.x3 : words.x2;
+  return index & 2 ? high : low;
+}
+// The steps of log_float and `turn` in kernels/library/random_words.cpp, so that bits are the same.
+DEVICE float open_unit(u32 word) {
+  return ((float)(int)(word >> 16) * 0x1p16f + (float)(int)(word & 0xffff)) * 0x1p-32f + 0x1p-33f;
+}
+DEVICE float drawn_log(float x) {
+  const u32 bits = __float_as_uint(x);
+  const int exponent = (int)(bits - 0x3F3504F3u) >> 23;
+  const float f = __uint_as_float(bits - ((u32)exponent << 23)) - 1.0f;
+  float p = f * 0.0697161147f - 0.114797338f;
+  p = p * f + 0.116854199f;
+  p = p * f - 0.124256873f;
+  p = p * f + 0.142490576f;
+  p = p * f - 0.166678023f;
+  p = p * f + 0.200007157f;
+  p = p * f - 0.249999970f;
+  p = p * f + 0.333333312f;
+  const float e = (float)exponent, square = f * f;
+  const float small = e * -2.12194440e-4f + (square * f * p - 0.5f * square);
+  return e * 0.693359375f + (f + small);
+}
+DEVICE float drawn_sine(u32 word) {
+  const u32 quadrant = (word + 0x20000000u) >> 30;
+  const float t = (float)(int)(word - (quadrant << 30)) * 0x1p-29f, z = t * t;
+  float s = z * -3.59542907e-5f + 0.00249000680f;
+  s = s * z - 0.0807454347f;
+  s = (s * z + 0.785398161f) * t;
+  float c = z * 3.52979713e-6f - 3.25938586e-4f;
+  c = c * z + 0.0158543252f;
+  c = c * z - 0.308425135f;
+  c = c * z + 1.0f;
+  return __uint_as_float(__float_as_uint(quadrant & 1 ? c : s) ^ (quadrant & 2) << 30);
+}
 DEVICE bool drawn_(Words4& words, long index, unsigned long seed, unsigned long offset,
                    long number) {
-  if (words.block != index / 4) {
-    words.block = index / 4;
-    u32 x0 = (u32)words.block, x1 = (u32)(words.block >> 32);
-    u32 x2 = (u32)offset, x3 = (u32)(offset >> 32);
-    u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const unsigned long a = x0 * 0xD2511F53ul, b = x2 * 0xCD9E8D57ul;
-      x0 = (u32)(b >> 32) ^ x1 ^ key0; x1 = (u32)b;
-      x2 = (u32)(a >> 32) ^ x3 ^ key1; x3 = (u32)a;
-      key0 += 0x9E3779B9u; key1 += 0xBB67AE85u;
-    }
-    words.x0 = x0; words.x1 = x1; words.x2 = x2; words.x3 = x3;
-  }
-  const u32 low = index & 1 ? words.x1 : words.x0, high = index & 1 ? words.x3 : words.x2;
-  return (long)(index & 2 ? high : low) < number;
+  return (long)word_of(words, index, seed, offset) < number;
+}
+DEVICE float uniform_(Words4& words, long index, unsigned long seed, unsigned long offset) {
+  return (float)(int)(word_of(words, index, seed, offset) >> 8) * 0x1p-24f;
+}
+DEVICE float exponential_(Words4& words, long index, unsigned long seed, unsigned long offset) {
+  const float value = -drawn_log(open_unit(word_of(words, index, seed, offset)));
+  return value > 0x1p-25f ? value : 0x1p-25f;
+}
+// Of two elements together, the first takes the cosine: a sine a quarter of a turn further.
+DEVICE float normal_(Words4& words, long index, unsigned long seed, unsigned long offset) {
+  draw(words, index, seed, offset);
+  const float square = -2.0f * drawn_log(open_unit(index & 2 ? words.x2 : words.x0));
+  const u32 angle = (index & 2 ? words.x3 : words.x1) + (index & 1 ? 0u : 1u << 30);
+  return sqrtf(square > 0.0f ? square : 0.0f) * drawn_sine(angle);
 }
 
 DEVICE double as_double(long bits) { return __longlong_as_double(bits); }

@@ -1,13 +1,17 @@
 #include <string_view>
 
+#include "csrc/base/check.h"
 #include "kernels/codegen/host_math.h"
+#include "kernels/codegen/host_random.h"
 #include "kernels/codegen/render.h"
 
 // The first part of a file of host kernels, with everything that the functions of render_host.cpp
-// call but mathematics: names end in what they take (to_bf16, cast_I64_F32) where C++ cannot tell
-// by type.
+// call but mathematics and random numbers: names end in what they take (to_bf16, cast_I64_F32)
+// where C++ cannot tell by type.
 namespace acc::codegen {
 namespace {
+
+using base::concat;
 
 constexpr std::string_view kVectors = R"(
 #if __AVX512F__
@@ -76,93 +80,6 @@ static inline F32 count_F32(long first, long step) {
   F32 lane;
   for (int k = 0; k < W; ++k) lane[k] = k;
   return splat_F32(first) + lane * (f32)step;
-}
-
-// Philox 4x32-10 (csrc/base/philox.h), a block in each lane, in the lower halves. What is above
-// them is of no meaning: products leave it out.
-typedef u64 Blocks __attribute__((vector_size(W * sizeof(u32))));
-#define LANES (W / 2)
-static inline Blocks product(Blocks a, Blocks b) {
-#if __AVX512F__
-  Blocks c;
-  asm("vpmuludq %2, %1, %0" : "=v"(c) : "v"(a), "v"(b));
-  return c;
-#elif __AVX2__
-  Blocks c;
-  asm("vpmuludq %2, %1, %0" : "=x"(c) : "x"(a), "x"(b));
-  return c;
-#else
-  return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
-#endif
-}
-static inline void rounds(Blocks& x0, Blocks& x1, Blocks& x2, Blocks& x3, u64 seed,
-                          u64 offset) {
-  x1 = x0 >> 32;
-  x2 = offset - Blocks{};
-  x3 = (offset >> 32) - Blocks{};
-  const Blocks m0 = 0xD2511F53u - Blocks{}, m1 = 0xCD9E8D57u - Blocks{};
-  u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const Blocks a = product(x0, m0), b = product(x2, m1);
-    x0 = (b >> 32) ^ x1 ^ ((u64)key0 - Blocks{});
-    x2 = (a >> 32) ^ x3 ^ ((u64)key1 - Blocks{});
-    x1 = b;
-    x3 = a;
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
-}
-// The 2 W words of the blocks from `block` on.
-static inline void draw_blocks(u32* words, u64 block, u64 seed, u64 offset) {
-  Blocks x0, x1, x2, x3;
-  for (int k = 0; k < LANES; ++k) x0[k] = block + k;
-  rounds(x0, x1, x2, x3, seed, offset);
-  const Blocks low = (x0 & 0xFFFFFFFFu) | x1 << 32, high = (x2 & 0xFFFFFFFFu) | x3 << 32;
-  u64 pairs[2 * LANES];
-  for (int k = 0; k < LANES; ++k) {
-    pairs[2 * k] = low[k];
-    pairs[2 * k + 1] = high[k];
-  }
-  __builtin_memcpy(words, pairs, sizeof pairs);
-}
-// Of elements that are `step` apart, each has a block of its own.
-static inline void draw_apart(u32* words, long first, long step, u64 seed, u64 offset) {
-  Blocks x0, x1, x2, x3, index;
-  for (int k = 0; k < LANES; ++k) index[k] = first + k * step;
-  x0 = index >> 2;
-  rounds(x0, x1, x2, x3, seed, offset);
-  const Blocks odd = -(index & 1), upper = -(index >> 1 & 1);
-  const Blocks low = (x0 & ~odd) | (x1 & odd), high = (x2 & ~odd) | (x3 & odd);
-  const Blocks chosen = (low & ~upper) | (high & upper);
-  for (int k = 0; k < LANES; ++k) words[k] = (u32)chosen[k];
-}
-// The words of elements from `first` on, `step` apart. There are N, in room for whole blocks.
-template <int N>
-static inline void draw(u32 (&words)[N], long first, long step, u64 seed, u64 offset) {
-  static_assert(N % (2 * W) == 0, "whole blocks");
-  if (step == 1) {
-    const long skipped = first % 4;
-    u32 drawn[N + 2 * W];
-    for (int k = 0; k < N + (skipped != 0) * 2 * W; k += 2 * W) {
-      draw_blocks(drawn + k, (u64)(first - skipped + k) / 4, seed, offset);
-    }
-    __builtin_memcpy(words, drawn + skipped, sizeof words);
-    return;
-  }
-  for (int k = 0; k < N; k += LANES) {
-    draw_apart(words + k, first + k * step, step, seed, offset);
-  }
-}
-static inline Mask below(const u32* words, u64 number) {
-  U32 v;
-  __builtin_memcpy(&v, words, sizeof v);
-  // number - 1 is a word, unless no word is below the number
-  return (Mask)(v <= (u32)(number - 1) - U32{}) & splat_Mask(number);
-}
-static inline Mask drawn_(long first, long step, u64 seed, u64 offset, u64 number) {
-  u32 words[2 * W];
-  draw(words, first, step, seed, offset);
-  return below(words, number);
 }
 
 static inline F32 cast_F64_F32(F64 v) { return CONVERT(v, F32); }
@@ -321,7 +238,7 @@ static inline F64 reciprocal_(F64 a) { return 1.0 / a; }
 
 const std::string& host_preamble() {
   static const std::string& text =
-      *new std::string(std::string(kVectors) + host_math(host_math_names()));
+      *new std::string(concat(kVectors, host_math(host_math_names()), host_random()));
   return text;
 }
 

@@ -269,9 +269,9 @@ class ReductionWriter : HostWriter {
              element(instruction.index), "(spread(*b", instruction.index, "));");
       } else if (instruction.fn == Fn::kPosition) {
         line("const F32 v", i, " = splat_F32(r", instruction.index, ");");
-      } else if (instruction.fn == Fn::kDrawn) {
-        line("const Mask v", i, " = drawn_(r", instruction.index, ", 0, ", stream(i), ", ",
-             bound(i), ");");
+      } else if (graph::is_draw(instruction.fn)) {
+        line("const ", vector_of(instruction.dtype), " v", i, " = ",
+             draw_here(i, concat("r", instruction.index), "0"), ";");
       } else {
         define(i);
       }

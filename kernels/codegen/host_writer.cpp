@@ -16,6 +16,9 @@ bool is_host_math(const std::string& name) {
   return std::ranges::binary_search(names, name);
 }
 
+// Of what a turn draws, in the preamble.
+const char* words_of(graph::Fn fn) { return fn == graph::Fn::kNormal ? "Pairs" : "Words"; }
+
 }  // namespace
 
 KernelText HostWriter::finish() const {
@@ -80,19 +83,29 @@ void HostWriter::draw_ahead() {
   draws_ahead_ = true;
   for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
     const Instruction& instruction = kernel_.instructions[i];
-    if (instruction.fn != graph::Fn::kDrawn || uniform_[i]) continue;
+    if (!graph::is_draw(instruction.fn) || uniform_[i]) continue;
     const size_t at = instruction.index;
-    line("u32 words", i, "[", turn(), "];");
-    line("draw(words", i, ", q", at, " + at * t", at, ", t", at, ", ", stream(i), ");");
+    line(words_of(instruction.fn), "<", turn(), "> words", i, "(q", at, " + at * t", at, ", t", at,
+         ", ", stream(i), ");");
   }
 }
 
 std::string HostWriter::drawn(size_t i) const {
-  const size_t at = kernel_.instructions[i].index;
-  const std::string last = concat(", ", bound(i), ")");
-  if (uniform_[i]) return concat("drawn_(q", at, ", 0, ", stream(i), last);
-  if (draws_ahead_) return concat("below(words", i, " + ", vector_, " * W", last);
-  return concat("drawn_(q", at, " + ", place(), " * t", at, ", t", at, ", ", stream(i), last);
+  const Instruction& instruction = kernel_.instructions[i];
+  const size_t at = instruction.index;
+  if (uniform_[i]) return draw_here(i, concat("q", at), "0");
+  if (draws_ahead_) {
+    return concat(graph::name_of(instruction.fn), "_(words", i, ", ", vector_, " * W", bound(i),
+                  ")");
+  }
+  return draw_here(i, concat("q", at, " + ", place(), " * t", at), concat("t", at));
+}
+
+std::string HostWriter::draw_here(size_t i, const std::string& first,
+                                  const std::string& step) const {
+  const graph::Fn fn = kernel_.instructions[i].fn;
+  return concat(graph::name_of(fn), "_(", words_of(fn), "<2 * W>(", first, ", ", step, ", ",
+                stream(i), "), 0", bound(i), ")");
 }
 
 std::string HostWriter::name_of(graph::Fn fn, uint8_t type) const {

@@ -32,6 +32,9 @@ class HostWriter : protected Writer {
   std::string load(size_t operand) const override;
   std::string count(size_t position) const override;
   std::string drawn(size_t instruction) const override;
+  // A vector of what is drawn, from an index on in steps.
+  std::string draw_here(size_t instruction, const std::string& first,
+                        const std::string& step) const;
   std::string name_of(graph::Fn fn, uint8_t type) const override;
   void add_store(const Store& store);
 

@@ -41,7 +41,7 @@ struct Instruction {
   graph::Fn fn = graph::Fn::kConstant;
   uint8_t dtype = 0;  // of the value
   std::array<uint32_t, 3> inputs{};
-  // kOperand, kScalar: which; kPosition, kDrawn: of which position; kCast: the half type that it
+  // kOperand, kScalar: which; kPosition, draws: of which position; kCast: the half type that it
   // rounds to, or 0
   uint32_t index = 0;
   double constant = 0;  // kConstant
@@ -50,7 +50,7 @@ struct Instruction {
 };
 
 constexpr bool has_position(const Instruction& instruction) {
-  return instruction.fn == graph::Fn::kPosition || instruction.fn == graph::Fn::kDrawn;
+  return instruction.fn == graph::Fn::kPosition || graph::is_draw(instruction.fn);
 }
 
 struct Store {

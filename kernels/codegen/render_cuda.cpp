@@ -36,7 +36,7 @@ class CudaWriter : Writer {
     }
     for (size_t i = 0; i < kernel_.instructions.size(); ++i) {
       if (is_constant(i)) define(i);
-      if (kernel_.instructions[i].fn == Fn::kDrawn) line("Words4 words", i, ";");
+      if (graph::is_draw(kernel_.instructions[i].fn)) line("Words4 words", i, ";");
     }
     if (kernel_.reduced == 0) {
       add_elements();
@@ -135,8 +135,9 @@ class CudaWriter : Writer {
     return concat(base, i, " + ", kernel_.columns ? "column" : "(at + e)", " * t", i);
   }
   std::string drawn(size_t i) const override {
-    return concat("drawn_(words", i, ", ", index(kernel_.instructions[i].index), ", ", stream(i),
-                  ", ", bound(i), ")");
+    const Instruction& instruction = kernel_.instructions[i];
+    return concat(graph::name_of(instruction.fn), "_(words", i, ", ", index(instruction.index),
+                  ", ", stream(i), bound(i), ")");
   }
   std::string name_of(Fn fn, uint8_t) const override { return concat(graph::name_of(fn), "_"); }
 

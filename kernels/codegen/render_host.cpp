@@ -40,7 +40,7 @@ size_t choose_vectors(const KernelSpec& kernel) {
     chain.push_back(length);
     longest = std::max(longest, length);
   }
-  const auto draws = [](const Instruction& each) { return each.fn == Fn::kDrawn; };
+  const auto draws = [](const Instruction& each) { return graph::is_draw(each.fn); };
   return longest > 1 || std::ranges::any_of(kernel.instructions, draws) ? kVectors : 1;
 }
 

@@ -182,11 +182,14 @@ std::string Writer::number(size_t i) const {
 }
 
 std::string Writer::stream(size_t i) const {
-  const auto& [below, seed, offset] = kernel_.instructions[i].inputs;
-  return concat(number(seed), ", ", number(offset));
+  const auto& inputs = kernel_.instructions[i].inputs;
+  return concat(number(inputs[0]), ", ", number(inputs[1]));
 }
 
-std::string Writer::bound(size_t i) const { return number(kernel_.instructions[i].inputs[0]); }
+std::string Writer::bound(size_t i) const {
+  const Instruction& instruction = kernel_.instructions[i];
+  return instruction.fn == Fn::kDrawn ? concat(", ", number(instruction.inputs[2])) : "";
+}
 
 std::string Writer::expression(size_t i) const {
   const Instruction& instruction = kernel_.instructions[i];
@@ -211,6 +214,9 @@ std::string Writer::expression(size_t i) const {
       return concat("cast_", vector_of(kernel_.instructions[instruction.inputs[0]].dtype), "_",
                     vector, "(", input(instruction, 0), ")");
     case Fn::kDrawn:
+    case Fn::kUniform:
+    case Fn::kExponential:
+    case Fn::kNormal:
       return drawn(i);
     case Fn::kSelect:
       return concat("select(", input(instruction, 0), ", ", input(instruction, 1), ", ",

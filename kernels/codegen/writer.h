@@ -53,9 +53,9 @@ class Writer {
   virtual std::string value(size_t i) const;
   virtual std::string load(size_t operand) const = 0;
   virtual std::string count(size_t position) const = 0;
-  // Whether the word at the position of an instruction kDrawn is below its number.
+  // Of an instruction that draws.
   virtual std::string drawn(size_t instruction) const = 0;
-  // Its seed and its offset; that number.
+  // Its seed and its offset; what else it is told, behind a comma.
   std::string stream(size_t instruction) const;
   std::string bound(size_t instruction) const;
   // What the function is called for values of a type.

@@ -30,7 +30,8 @@ TORCH_LIBRARY_FRAGMENT(acc, m) {
   def("exponential_(Tensor(a!) self, float lambd, int seed, int offset) -> Tensor(a!)");
   def("cauchy_(Tensor(a!) self, float median, float sigma, int seed, int offset) -> Tensor(a!)");
   def("geometric_(Tensor(a!) self, float p, int seed, int offset) -> Tensor(a!)");
-  def("bernoulli_(Tensor(a!) self, float p, int seed, int offset) -> Tensor(a!)");
+  // 1 where the word is below a number.
+  def("bernoulli_(Tensor(a!) self, int below, int seed, int offset) -> Tensor(a!)");
   // `p`, `std`: anything that expands to self's shape.
   def("bernoulli_tensor_(Tensor(a!) self, Tensor p, int seed, int offset) -> Tensor(a!)");
   def("normal_std_(Tensor(a!) self, Tensor std, int seed, int offset) -> Tensor(a!)");

@@ -153,8 +153,8 @@ Tensor& geometric(Tensor& self, double p, int64_t seed, int64_t offset) {
   return self;
 }
 
-Tensor& bernoulli(Tensor& self, double p, int64_t seed, int64_t offset) {
-  const uint64_t limit = words_below(p);
+Tensor& bernoulli(Tensor& self, int64_t below, int64_t seed, int64_t offset) {
+  const auto limit = static_cast<uint64_t>(below);
   fill_random<1, float>(self, stream_of(seed, offset),
                         [&](const uint32_t* words, int64_t n, float* out) {
                           flag_floats(words, word_groups(n), limit, out);

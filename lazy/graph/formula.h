@@ -48,9 +48,13 @@ enum class Fn : uint8_t {
   kXor,
   kNot,
   kSelect,  // a ? b : c
-  // "drawn(below, seed, offset)", of integers: whether the random word of the element's index is
-  // less (docs/random.md); in kernels, the index is a position
-  kDrawn,
+  // Of the random words of the element's index (docs/random.md), which in kernels is a position;
+  // seed,
+  // offset and `below` are integers.
+  kDrawn,        // "drawn(seed, offset, below)": whether the word is less
+  kUniform,      // "uniform(seed, offset)": from 0 to 1, which it is not; these are float32
+  kExponential,  // "exponential(seed, offset)": of rate 1
+  kNormal,       // "normal(seed, offset)": of mean 0 and deviation 1
   // over the loops that the operator reduces; one value for all their elements
   kSum,
   kAmax,  // NaN if any is
@@ -91,6 +95,7 @@ const char* name_of(Fn fn);
 int arity(Fn fn);
 
 constexpr bool is_comparison(Fn fn) { return fn >= Fn::kEq && fn <= Fn::kGe; }
+constexpr bool is_draw(Fn fn) { return fn >= Fn::kDrawn && fn <= Fn::kNormal; }
 constexpr bool is_reduction(Fn fn) { return fn >= Fn::kSum && fn <= Fn::kAmin; }
 constexpr bool is_function(Fn fn) { return fn >= Fn::kSqrt; }
 

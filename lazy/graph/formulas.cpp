@@ -145,7 +145,11 @@ constexpr Row kRows[] = {
     {"aten::mse_loss_backward", "reduction=1", "2 / count * (self - target) * grad_output"},
     {"aten::mse_loss_backward", "", "2 * (self - target) * grad_output"},
     {"acc::native_dropout", "",
-     "kept = drawn(below, seed, offset); input * (kept ? 1 : 0) * scale, kept"},
+     "kept = drawn(seed, offset, below); input * (kept ? 1 : 0) * scale, kept"},
+    {"acc::bernoulli_", "", "drawn(seed, offset, below) ? 1 : 0"},
+    {"acc::uniform_", "", "x = uniform(seed, offset) * (to - from) + from; x < to ? x : from"},
+    {"acc::normal_", "", "normal(seed, offset) * std + mean"},
+    {"acc::exponential_", "", "exponential(seed, offset) / lambd"},
     {"aten::native_dropout_backward", "", "grad_output * (mask ? scale : 0)"},
 
     {"aten::sum", "", "sum(self)", "*"},

@@ -45,7 +45,13 @@ std::vector<bool> find_stored(const graph::Graph& graph, const std::vector<Clust
 
 bool has_function(const codegen::KernelSpec& kernel) {
   return std::ranges::any_of(kernel.instructions, [](const codegen::Instruction& instruction) {
-    return graph::is_function(instruction.fn) || instruction.fn == graph::Fn::kDrawn;
+    return graph::is_function(instruction.fn);
+  });
+}
+
+bool has_draw(const codegen::KernelSpec& kernel) {
+  return std::ranges::any_of(kernel.instructions, [](const codegen::Instruction& instruction) {
+    return graph::is_draw(instruction.fn);
   });
 }
 
@@ -63,8 +69,10 @@ class Batches {
     for (Cluster& cluster : clusters_) add(cluster);
     for (Batch& batch : batches_) {
       std::ranges::sort(batch.nodes);
-      // A node alone is ATen's, unless its kernel is known to be faster: reductions are.
+      // A node alone is ATen's, unless its kernel is known to be faster: reductions are, and draws,
+      // which no operator can do in the middle of what a GPU captured.
       const bool worth = batch.nodes.size() > 1 || batch.kernel.reduced > 0 ||
+                         has_draw(batch.kernel) ||
                          (!batch.launches.empty() && has_function(batch.kernel) &&
                           batch.launches.front().elements >= kWorthAlone);
       if (!worth) batch.launches.clear();

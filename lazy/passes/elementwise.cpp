@@ -122,7 +122,8 @@ class Analysis {
       made_.operands[term.argument] = static_cast<int32_t>(nest.accesses.size());
       nest.accesses.push_back(*access);
     }
-    if (has_term(Fn::kDrawn)) {
+    if (std::ranges::any_of(made_.formula->terms,
+                            [](const graph::Term& term) { return graph::is_draw(term.fn); })) {
       made_.index = static_cast<int32_t>(nest.accesses.size());
       nest.accesses.push_back(axes_->index());
     }
@@ -234,6 +235,11 @@ class Analysis {
         case Fn::kPosition:
         case Fn::kSelect:
         case Fn::kDrawn:
+          break;
+        case Fn::kUniform:
+        case Fn::kExponential:
+        case Fn::kNormal:
+          if (result_.dtype != dtype::kF32) return false;
           break;
         case Fn::kConstant:
           if (!dtype::is_floating(type) && !is_whole(term.constant)) return false;

@@ -197,13 +197,13 @@ class Lowering {
     return add(instruction);
   }
 
-  // Whether the element's random word is below a number: of arguments, which are integers.
+  // Of the element's random words; of arguments, which are integers.
   uint32_t drawn(const Elementwise& node, const graph::Term& term, uint32_t access) {
     Instruction instruction;
-    instruction.fn = Fn::kDrawn;
-    instruction.dtype = dtype::kBool;
+    instruction.fn = term.fn;
+    instruction.dtype = term.truth ? dtype::kBool : node.computed;
     instruction.index = add_position(access);
-    for (size_t i = 0; i < 3; ++i) {
+    for (size_t i = 0; i < static_cast<size_t>(graph::arity(term.fn)); ++i) {
       const uint32_t place = node.formula->terms[term.inputs[i]].argument;
       const int64_t* word = node.items[place];
       const bool varies = (graph::flags_of(*word) & graph::kValueFlag) != 0;
@@ -217,8 +217,8 @@ class Lowering {
   static std::vector<bool> used_by_draws(const graph::Formula& formula) {
     std::vector<bool> used(formula.terms.size(), false);
     for (const graph::Term& term : formula.terms) {
-      if (term.fn != Fn::kDrawn) continue;
-      for (const uint32_t input : term.inputs) used[input] = true;
+      if (!graph::is_draw(term.fn)) continue;
+      for (int i = 0; i < graph::arity(term.fn); ++i) used[term.inputs[i]] = true;
     }
     return used;
   }
@@ -295,7 +295,7 @@ class Lowering {
     for (const graph::Term& term : node.formula->terms) {
       if (drawn_with[values.size()]) {
         values.push_back(kNone);
-      } else if (term.fn == Fn::kDrawn) {
+      } else if (graph::is_draw(term.fn)) {
         values.push_back(drawn(node, term, cluster_.first[i] + static_cast<uint32_t>(node.index)));
       } else if (term.fn == Fn::kArgument) {
         values.push_back(argument(node, term, cluster_.first[i]));

@@ -42,6 +42,11 @@ def full(*shape: int, value: float = 0.5, **options: object) -> torch.Tensor:
     return torch.full(shape, value, device=DEVICE, **options)
 
 
+def below(p: float) -> int:
+    """How many of the 2^32 words mean yes."""
+    return int(p * 2**32 + 0.5)
+
+
 def like(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
     """What a fill writes into, on the CPU."""
     return torch.empty(shape or (4, 5), dtype=dtype)
@@ -136,7 +141,7 @@ DRAWS: dict[str, Pair] = {
     ),
     "bernoulli_": (
         lambda: full(4, 5).bernoulli_(0.25),
-        lambda s, o: acc.bernoulli_(like(), 0.25, s, o),
+        lambda s, o: acc.bernoulli_(like(), below(0.25), s, o),
     ),
     "bernoulli_tensor_": (
         lambda: full(4, 5).int().bernoulli_(torch.linspace(0, 1, 5, device=DEVICE)),
@@ -148,15 +153,15 @@ DRAWS: dict[str, Pair] = {
     ),
     "bernoulli": (
         lambda: torch.bernoulli(full(4, 5, value=0.3)),
-        lambda s, o: acc.bernoulli_(like(), 0.3, s, o),
+        lambda s, o: acc.bernoulli_(like(), below(0.3), s, o),
     ),
     "bernoulli_p": (
         lambda: torch.bernoulli(full(4, 5), 0.3),
-        lambda s, o: acc.bernoulli_(like(), 0.3, s, o),
+        lambda s, o: acc.bernoulli_(like(), below(0.3), s, o),
     ),
     "bernoulli_out": (
         lambda: torch.bernoulli(full(4, 5, value=0.3), out=torch.empty(0, device=DEVICE).int()),
-        lambda s, o: acc.bernoulli_(like(torch.int32), 0.3, s, o),
+        lambda s, o: acc.bernoulli_(like(torch.int32), below(0.3), s, o),
     ),
     "rand_out": (
         lambda: torch.rand(4, 5, out=torch.empty(0, device=DEVICE)),
@@ -251,7 +256,7 @@ DRAWS: dict[str, Pair] = {
     ),
     "functional_bernoulli": (
         lambda: torch.ops.aten.bernoulli.Tensor(full(4, 5), full(5, value=0.3)),
-        lambda s, o: acc.bernoulli_(like(), 0.3, s, o),
+        lambda s, o: acc.bernoulli_(like(), below(0.3), s, o),
     ),
 }
 

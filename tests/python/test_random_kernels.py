@@ -64,6 +64,11 @@ def philox(seed: int, offset: int, blocks: np.ndarray) -> np.ndarray:
     return np.stack(x, axis=1)
 
 
+def below(p: float) -> int:
+    """How many of the 2^32 words mean yes."""
+    return int(p * 2**32 + 0.5)
+
+
 def words(n: int, per_element: int = 1, seed: int = SEED, offset: int = OFFSET) -> np.ndarray:
     """The words of elements 0 .. n - 1, shape (n, per_element)."""
     blocks = np.arange((n * per_element + 3) // 4, dtype=np.uint64)
@@ -205,7 +210,7 @@ def test_geometric(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTS, torch.bool))
 @pytest.mark.parametrize("p", (0.0, 1e-9, 0.3, 0.5, 1.0))
 def test_bernoulli(dtype: torch.dtype, p: float) -> None:
-    drawn = acc.bernoulli_(empty(5000, dtype), p, SEED, OFFSET)
+    drawn = acc.bernoulli_(empty(5000, dtype), below(p), SEED, OFFSET)
     expected = words(5000)[:, 0] < np.uint64(p * 2**32 + 0.5)
     assert torch.equal(drawn, exact(expected, dtype))
     each = torch.full((5000,), p, dtype=torch.float64)
@@ -279,7 +284,7 @@ def test_native_dropout(dtype: torch.dtype, p: float) -> None:
     x[7], x[8] = math.nan, math.inf
     output, mask = native_dropout(x, p, SEED, OFFSET)
     assert mask.dtype == torch.bool and output.dtype == dtype
-    assert torch.equal(mask, acc.bernoulli_(torch.empty_like(mask), 1 - p, SEED, OFFSET))
+    assert torch.equal(mask, acc.bernoulli_(torch.empty_like(mask), below(1 - p), SEED, OFFSET))
     scale = 0.0 if p == 1 else 1 / (1 - p)
     wanted = (x.double() * mask * scale).to(dtype)
     if dtype != torch.float64:
@@ -351,7 +356,7 @@ FILLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "exponential": lambda t: acc.exponential_(t, 1.0, SEED, OFFSET),
     "cauchy": lambda t: acc.cauchy_(t, 0.0, 1.0, SEED, OFFSET),
     "geometric": lambda t: acc.geometric_(t, 0.5, SEED, OFFSET),
-    "bernoulli": lambda t: acc.bernoulli_(t, 0.5, SEED, OFFSET),
+    "bernoulli": lambda t: acc.bernoulli_(t, 2**31, SEED, OFFSET),
     "bernoulli_tensor": lambda t: acc.bernoulli_tensor_(t, torch.tensor(0.5), SEED, OFFSET),
     "normal_std": lambda t: acc.normal_std_(t, torch.tensor(2.0), SEED, OFFSET),
     "random": lambda t: acc.random_(t, 0, 100, SEED, OFFSET),
@@ -524,7 +529,7 @@ def test_discrete_distributions() -> None:
     assert chi_square(torch.bincount(drawn, minlength=97), np.ones(97)) > 1e-3
     large = acc.random_(torch.empty(N, dtype=torch.int64), 0, 3 * 2**40 - 1, 5, 0) // 2**40
     assert chi_square(torch.bincount(large, minlength=3), np.ones(3)) > 1e-3
-    ones = acc.bernoulli_(torch.empty(N), 0.2, 5, 0).long()
+    ones = acc.bernoulli_(torch.empty(N), below(0.2), 5, 0).long()
     assert chi_square(torch.bincount(ones, minlength=2), np.array([0.8, 0.2])) > 1e-3
     geometric = acc.geometric_(torch.empty(N, dtype=torch.int64), 0.3, 5, 0).clamp(max=12)
     weights = np.append(stats.geom(0.3).pmf(np.arange(1, 12)), stats.geom(0.3).sf(11))

@@ -1,4 +1,4 @@
-"""Dropout in generated kernels: the masks of docs/random.md, wherever its elements are computed."""
+"""Random numbers in generated kernels: those of docs/random.md, wherever elements are computed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ def kernels(request, device) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+def position() -> tuple[int, int]:
+    """Seed and offset of what the device draws next."""
+    seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
+    return seed, offset
+
+
 def drawn(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Output and mask of the CPU's kernel, of the numbers that the device draws next."""
-    seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
     below = int((1 - p) * 2**32 + 0.5)
-    return torch.ops.acc.native_dropout(x, below, 0.0 if p == 1 else 1 / (1 - p), seed, offset)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return torch.ops.acc.native_dropout(x, below, scale, *position())
 
 
 def check(x: Tensor, p: float, use: Callable[[Tensor], Tensor], close: bool = False) -> None:
@@ -105,7 +111,7 @@ def test_two_draws_and_a_reduction(dim):
     y = x.to(helpers.DEVICE)
     for _ in range(RUNS):
         first = drawn(x, 0.5)[0]
-        seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
+        seed, offset = position()
         second = torch.ops.acc.native_dropout(x, 2**30, 4.0, seed, offset + 4)[0]
         mine = (F.dropout(y, 0.5) - F.dropout(y, 0.75)).square().sum(dim)
         helpers.flush()
@@ -117,7 +123,7 @@ def test_two_draws_in_a_kernel():
     y = x.to(helpers.DEVICE)
     for _ in range(RUNS):
         first = drawn(x, 0.5)[0]
-        seed, offset = torch.acc.get_rng_state().view(torch.int64).tolist()
+        seed, offset = position()
         second = torch.ops.acc.native_dropout(x, 2**30, 4.0, seed, offset + 4)[0]
         mine = F.dropout(y, 0.5) + F.dropout(y, 0.75)
         helpers.flush()
@@ -149,3 +155,111 @@ def test_gradients_and_a_training_step_with_one_plan():
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
     assert counted["kernel_launches"] > 0
     assert counted["plans_built"] <= 3
+
+
+# What fills a tensor, and the CPU's kernel for it, which takes seed and offset.
+FILLS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
+    "uniform": (
+        lambda t: t.uniform_(-2, 0.1),
+        lambda t, *draw: torch.ops.acc.uniform_(t, -2.0, 0.1, *draw),
+    ),
+    "normal": (
+        lambda t: t.normal_(0.3, 1.7),
+        lambda t, *draw: torch.ops.acc.normal_(t, 0.3, 1.7, *draw),
+    ),
+    "exponential": (
+        lambda t: t.exponential_(1.3),
+        lambda t, *draw: torch.ops.acc.exponential_(t, 1.3, *draw),
+    ),
+    "bernoulli": (
+        lambda t: t.bernoulli_(0.25),
+        lambda t, *draw: torch.ops.acc.bernoulli_(t, 2**30, *draw),
+    ),
+}
+
+
+def check_fill(name: str, make: Callable[[str], Tensor], runs: int = RUNS) -> None:
+    """The fill of an empty tensor, alone and with something computed of it."""
+    fill, kernel = FILLS[name]
+    for _ in range(runs):
+        expected = kernel(make("cpu"), *position())
+        with helpers.counting() as counted:
+            mine = fill(make(helpers.DEVICE))
+            helpers.flush()
+        assert helpers.value_difference(mine.cpu(), expected) is None
+    assert counted["kernel_launches"] == 1
+    for _ in range(runs):
+        expected = kernel(make("cpu"), *position())
+        mine = fill(make(helpers.DEVICE)) * 2 - 1
+        helpers.flush()
+        assert helpers.value_difference(mine.cpu(), expected * 2 - 1) is None
+
+
+@pytest.mark.parametrize("n", (1, 2, 3, 5, 63, 64, 65, 127, 129, 1000, 4099))
+@pytest.mark.parametrize("name", FILLS)
+def test_fills_of_every_length(name, n):
+    check_fill(name, lambda device: torch.empty(n, device=device))
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_fills_of_other_strides(name):
+    def channels_last(device: str) -> Tensor:
+        return torch.empty(2, 3, 6, 5, device=device, memory_format=torch.channels_last)
+
+    check_fill(name, channels_last)
+    check_fill(name, lambda device: torch.empty(33, 7, device=device).t())
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int32, torch.bool))
+def test_bernoulli_of_every_type(dtype):
+    fill, kernel = FILLS["bernoulli"]
+    for _ in range(RUNS):
+        expected = kernel(torch.empty(1003, dtype=dtype), *position())
+        mine = fill(torch.empty(1003, dtype=dtype, device=helpers.DEVICE))
+        helpers.flush()
+        assert torch.equal(mine.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("name", ("uniform", "normal", "exponential"))
+def test_what_kernels_do_not_draw_is_the_same_number(name, dtype):
+    """The operator draws; its neighbours are kernels."""
+    fill, kernel = FILLS[name]
+    for _ in range(RUNS):
+        expected = kernel(torch.empty(1003, dtype=dtype), *position()) * 2 + 1
+        mine = fill(torch.empty(1003, dtype=dtype, device=helpers.DEVICE)) * 2 + 1
+        helpers.flush()
+        assert helpers.value_difference(mine.cpu(), expected) is None
+
+
+def test_uniform_numbers_stay_below_their_end():
+    """Where rounding gives the end, it is the begin."""
+    after = torch.tensor(1.0).nextafter(torch.tensor(2.0)).item()
+    for _ in range(RUNS):
+        made = torch.empty(5000, device=helpers.DEVICE).uniform_(1.0, after) + 0
+        helpers.flush()
+        assert made.cpu().eq(1).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 70), (40, 3), (3, 5, 33)], ids=str)
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_normal_numbers_and_reductions(shape, dim):
+    """As in a variational autoencoder: noise of the mean's shape."""
+    mean = torch.randn(shape)
+    y = mean.to(helpers.DEVICE)
+    for _ in range(RUNS):
+        noise = torch.ops.acc.normal_(torch.empty(shape), 0.0, 1.0, *position())
+        mine = (y + 0.5 * torch.randn_like(y)).square().sum(dim)
+        helpers.flush()
+        torch.testing.assert_close(mine.cpu(), (mean + 0.5 * noise).square().sum(dim))
+
+
+def test_a_column_of_draws():
+    """One number for each row, of which nothing varies along it: stochastic depth."""
+    x = torch.randn(6, 3, 40)
+    y = x.to(helpers.DEVICE)
+    for _ in range(RUNS):
+        kept = torch.ops.acc.bernoulli_(torch.empty(6, 1, 1), 2**31, *position()) / 0.5
+        mine = y * torch.empty(6, 1, 1, device=helpers.DEVICE).bernoulli_(0.5).div_(0.5)
+        helpers.flush()
+        assert torch.equal(mine.cpu(), x * kept)
