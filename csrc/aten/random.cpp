@@ -115,7 +115,9 @@ Tensor& geometric(Tensor& self, double p, MaybeGenerator generator) {
 
 Tensor& random_in(Tensor& self, IntegerRange range, const MaybeGenerator& generator) {
   static const Fill<int64_t, int64_t> fill("acc::random_");
-  return fill(self, range.from, range.last, generator);
+  const uint64_t most = static_cast<uint64_t>(range.last) - static_cast<uint64_t>(range.from);
+  const auto count = static_cast<int64_t>(most + 1);
+  return fill(self, count == 0 ? 0 : range.from, count, generator);  // all integers: as drawn
 }
 
 Tensor& random(Tensor& self, MaybeGenerator generator) {

@@ -127,6 +127,22 @@ DEVICE float exponential_(Words4& words, long index, unsigned long seed, unsigne
   const float value = -drawn_log(open_unit(word_of(words, index, seed, offset)));
   return value > 0x1p-25f ? value : 0x1p-25f;
 }
+DEVICE unsigned long wide_of(Words4& words, long at, unsigned long seed, unsigned long offset) {
+  draw(words, at, seed, offset);
+  return at & 2 ? words.x2 | (unsigned long)words.x3 << 32
+                : words.x0 | (unsigned long)words.x1 << 32;
+}
+// From 0 to before `count`, of which 0 stands for 2^64.
+DEVICE long integer_(Words4& words, long index, unsigned long seed, unsigned long offset,
+                     unsigned long count) {
+  if (count <= 1ul << 32) {
+    const unsigned long word = wide_of(words, 2 * index, seed, offset);
+    return count == 0 ? word : __umul64hi(word, count);
+  }
+  const unsigned long low = __umul64hi(wide_of(words, 4 * index, seed, offset), count);
+  const unsigned long word = wide_of(words, 4 * index + 2, seed, offset);
+  return __umul64hi(word, count) + (word * count + low < low ? 1 : 0);
+}
 // Of two elements together, the first takes the cosine: a sine a quarter of a turn further.
 DEVICE float normal_(Words4& words, long index, unsigned long seed, unsigned long offset) {
   draw(words, index, seed, offset);

@@ -115,6 +115,29 @@ template <int N> struct Pairs {
   }
 };
 
+// Two words each, and what more of them can be drawn with.
+template <int N> struct Wide {
+  u64 word[N];
+  long first, step;
+  u64 seed, offset;
+  Wide(long first, long step, u64 seed, u64 offset)
+      : first(first), step(step), seed(seed), offset(offset) {
+    if (step == 1) {
+      u32 drawn[2 * N + 2 * W];
+      const long skipped = draw<2 * N>(drawn, 2 * first, seed, offset);
+      __builtin_memcpy(word, drawn + skipped, sizeof word);
+      return;
+    }
+    for (int k = 0; k < N; ++k) word[k] = draw_wide(2 * (first + k * step));
+  }
+  // The words from an even one on.
+  u64 draw_wide(long at) const {
+    u32 even[LANES], odd[LANES];
+    draw_apart(even, odd, at, 0, seed, offset);
+    return even[0] | (u64)odd[0] << 32;
+  }
+};
+
 static inline U32 vector_of(const u32* words) {
   U32 v;
   __builtin_memcpy(&v, words, sizeof v);
@@ -172,6 +195,22 @@ template <int N> static inline F32 exponential_(const Words<N>& words, int at) {
 template <int N> static inline F32 normal_(const Pairs<N>& words, int at) {
   const F32 square = -2.0f * drawn_log(open_unit(vector_of(words.radius + at)));
   return sqrt_f32(square > 0.0f ? square : F32{}) * drawn_sine(vector_of(words.angle + at));
+}
+// From 0 to before `count`, of which 0 stands for 2^64.
+template <int N> static inline I64 integer_(const Wide<N>& words, int at, u64 count) {
+  typedef unsigned __int128 Product;
+  I64 made;
+  for (int k = 0; k < W; ++k) {
+    const u64 word = words.word[at + k];
+    made[k] = count == 0 ? (i64)word : (i64)((Product)word * count >> 64);
+  }
+  if (count <= 1ul << 32) return made;
+  for (int k = 0; k < W; ++k) {
+    const long index = 4 * (words.first + (at + k) * words.step);
+    const Product low = (Product)words.draw_wide(index) * count >> 64;
+    made[k] = (i64)(((Product)words.draw_wide(index + 2) * count + low) >> 64);
+  }
+  return made;
 }
 )";
 

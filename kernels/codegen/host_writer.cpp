@@ -17,7 +17,9 @@ bool is_host_math(const std::string& name) {
 }
 
 // Of what a turn draws, in the preamble.
-const char* words_of(graph::Fn fn) { return fn == graph::Fn::kNormal ? "Pairs" : "Words"; }
+const char* words_of(graph::Fn fn) {
+  return fn == graph::Fn::kNormal ? "Pairs" : fn == graph::Fn::kInteger ? "Wide" : "Words";
+}
 
 }  // namespace
 

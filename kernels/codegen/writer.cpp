@@ -188,7 +188,7 @@ std::string Writer::stream(size_t i) const {
 
 std::string Writer::bound(size_t i) const {
   const Instruction& instruction = kernel_.instructions[i];
-  return instruction.fn == Fn::kDrawn ? concat(", ", number(instruction.inputs[2])) : "";
+  return graph::arity(instruction.fn) == 3 ? concat(", ", number(instruction.inputs[2])) : "";
 }
 
 std::string Writer::expression(size_t i) const {
@@ -217,6 +217,7 @@ std::string Writer::expression(size_t i) const {
     case Fn::kUniform:
     case Fn::kExponential:
     case Fn::kNormal:
+    case Fn::kInteger:
       return drawn(i);
     case Fn::kSelect:
       return concat("select(", input(instruction, 0), ", ", input(instruction, 1), ", ",

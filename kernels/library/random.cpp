@@ -35,8 +35,8 @@ TORCH_LIBRARY_FRAGMENT(acc, m) {
   // `p`, `std`: anything that expands to self's shape.
   def("bernoulli_tensor_(Tensor(a!) self, Tensor p, int seed, int offset) -> Tensor(a!)");
   def("normal_std_(Tensor(a!) self, Tensor std, int seed, int offset) -> Tensor(a!)");
-  // Integers from `from` to `last`, both included.
-  def("random_(Tensor(a!) self, int from, int last, int seed, int offset) -> Tensor(a!)");
+  // So many integers from `from` on; 0 stands for 2^64.
+  def("random_(Tensor(a!) self, int from, int count, int seed, int offset) -> Tensor(a!)");
   // A permutation of 0 .. numel - 1.
   def("randperm_(Tensor(a!) self, int seed, int offset) -> Tensor(a!)");
   def("multinomial(Tensor probs, int num_samples, bool replacement, int seed, int offset)"

@@ -162,15 +162,15 @@ Tensor& bernoulli(Tensor& self, int64_t below, int64_t seed, int64_t offset) {
   return self;
 }
 
-Tensor& random(Tensor& self, int64_t from, int64_t last, int64_t seed, int64_t offset) {
+Tensor& random(Tensor& self, int64_t from, int64_t count, int64_t seed, int64_t offset) {
   using Wide = unsigned __int128;
   const Stream stream = stream_of(seed, offset);
   const uint64_t base = static_cast<uint64_t>(from);
-  const uint64_t most = static_cast<uint64_t>(last) - base;
+  const uint64_t most = static_cast<uint64_t>(count) - 1;
   const Wide range = Wide{most} + 1;
   if (most == std::numeric_limits<uint64_t>::max()) {
     fill_random<2, int64_t>(self, stream, [&](const uint32_t* words, int64_t n, int64_t* out) {
-      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(wide(words + 2 * i));
+      for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(base + wide(words + 2 * i));
     });
   } else if (most < uint64_t{1} << 32) {
     // Products instead of remainders: a number's probability is off by less than 2^-32 of itself.

@@ -51,6 +51,7 @@ constexpr std::array kFunctions{
     Named{Fn::kUniform, "uniform", 2},
     Named{Fn::kExponential, "exponential", 2},
     Named{Fn::kNormal, "normal", 2},
+    Named{Fn::kInteger, "integer", 3},
     Named{Fn::kSum, "sum", 1},
     Named{Fn::kAmax, "amax", 1},
     Named{Fn::kAmin, "amin", 1},

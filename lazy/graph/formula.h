@@ -55,6 +55,7 @@ enum class Fn : uint8_t {
   kUniform,      // "uniform(seed, offset)": from 0 to 1, which it is not; these are float32
   kExponential,  // "exponential(seed, offset)": of rate 1
   kNormal,       // "normal(seed, offset)": of mean 0 and deviation 1
+  kInteger,      // "integer(seed, offset, count)": from 0 to before it; an int64, as the count is
   // over the loops that the operator reduces; one value for all their elements
   kSum,
   kAmax,  // NaN if any is
@@ -95,7 +96,7 @@ const char* name_of(Fn fn);
 int arity(Fn fn);
 
 constexpr bool is_comparison(Fn fn) { return fn >= Fn::kEq && fn <= Fn::kGe; }
-constexpr bool is_draw(Fn fn) { return fn >= Fn::kDrawn && fn <= Fn::kNormal; }
+constexpr bool is_draw(Fn fn) { return fn >= Fn::kDrawn && fn <= Fn::kInteger; }
 constexpr bool is_reduction(Fn fn) { return fn >= Fn::kSum && fn <= Fn::kAmin; }
 constexpr bool is_function(Fn fn) { return fn >= Fn::kSqrt; }
 

@@ -149,6 +149,7 @@ constexpr Row kRows[] = {
     {"acc::bernoulli_", "", "drawn(seed, offset, below) ? 1 : 0"},
     {"acc::uniform_", "", "x = uniform(seed, offset) * (to - from) + from; x < to ? x : from"},
     {"acc::normal_", "", "normal(seed, offset) * std + mean"},
+    {"acc::random_", "", "integer(seed, offset, count) + from"},
     {"acc::exponential_", "", "exponential(seed, offset) / lambd"},
     {"aten::native_dropout_backward", "", "grad_output * (mask ? scale : 0)"},
 

@@ -236,6 +236,9 @@ class Analysis {
         case Fn::kSelect:
         case Fn::kDrawn:
           break;
+        case Fn::kInteger:
+          if (result_.dtype != dtype::kI64) return false;
+          break;
         case Fn::kUniform:
         case Fn::kExponential:
         case Fn::kNormal:

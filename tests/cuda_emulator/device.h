@@ -52,5 +52,8 @@ static inline To bits_as(From from) {
 static inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
 static inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 static inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+static inline unsigned long __umul64hi(unsigned long a, unsigned long b) {
+  return (unsigned long)((unsigned __int128)a * b >> 64);
+}
 static inline float rsqrtf(float x) { return (float)(1.0 / sqrt((double)x)); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }

@@ -126,6 +126,17 @@ def large_maps() -> Callable[[], Tensor]:
     return step
 
 
+def drawing() -> Callable[[], Tensor]:
+    x = torch.randn(500, 60).to(helpers.DEVICE)
+
+    def step() -> Tensor:
+        noise = torch.randn_like(x) * torch.rand_like(x) + torch.empty_like(x).exponential_()
+        picked = torch.randint(0, 2**40, x.shape, device=x.device) % 7
+        return F.dropout(x + noise).sum(1) + picked.sum(1)
+
+    return step
+
+
 def assorted() -> Callable[[], Tensor]:
     doubles = torch.rand(7, 33, dtype=torch.float64).to(helpers.DEVICE)
     numbers = torch.arange(7 * 33).reshape(7, 33).to(helpers.DEVICE)
@@ -144,6 +155,7 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "convolutional, float16": lambda: convolutional(torch.float16),
     "assorted types": assorted,
     "large maps": large_maps,
+    "random numbers": drawing,
 }
 
 

@@ -157,6 +157,38 @@ def test_gradients_and_a_training_step_with_one_plan():
     assert counted["plans_built"] <= 3
 
 
+INTEGERS = [(0, 9), (-7, -7), (0, 2**32 - 1), (-5, 2**32), (0, 2**63 - 1), (-(2**63), 2**63 - 1)]
+
+
+@pytest.mark.parametrize(("low", "last"), INTEGERS, ids=str)
+def test_integers(low, last):
+    bits = (last - low + 1) % 2**64
+    count = bits - 2**64 if bits >= 2**63 else bits
+    for n in (1, 2, 33, 1000):
+        check_integers(
+            lambda device, n=n: torch.empty(n, dtype=torch.int64, device=device), low, last, count
+        )
+    check_integers(
+        lambda device: torch.empty(5, 70, dtype=torch.int64, device=device).t(), low, last, count
+    )
+
+
+def check_integers(make: Callable[[str], Tensor], low: int, last: int, count: int) -> None:
+    """Alone, and where the next operation needs them."""
+    for after in (lambda t: t, lambda t: t ^ 5):
+        for _ in range(RUNS):
+            expected = after(
+                torch.ops.acc.random_(make("cpu"), low if count else 0, count, *position())
+            )
+            with helpers.counting() as counted:
+                mine = make(helpers.DEVICE)
+                whole = last == 2**63 - 1
+                mine = after(mine.random_(low, None if whole else last + 1))
+                helpers.flush()
+            assert torch.equal(mine.cpu(), expected)
+    assert counted["kernel_launches"] == 1
+
+
 # What fills a tensor, and the CPU's kernel for it, which takes seed and offset.
 FILLS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
     "uniform": (

@@ -89,31 +89,31 @@ DRAWS: dict[str, Pair] = {
     ),
     "randint": (
         lambda: torch.randint(3, 10, (4, 5), device=DEVICE),
-        lambda s, o: acc.random_(like(torch.int64), 3, 9, s, o),
+        lambda s, o: acc.random_(like(torch.int64), 3, 7, s, o),
     ),
     "randint_like": (
         lambda: torch.randint_like(full(4, 5), 10),
-        lambda s, o: acc.random_(like(), 0, 9, s, o),
+        lambda s, o: acc.random_(like(), 0, 10, s, o),
     ),
     "random_": (
         lambda: full(4, 5).random_(),
-        lambda s, o: acc.random_(like(), 0, 2**24, s, o),
+        lambda s, o: acc.random_(like(), 0, 2**24 + 1, s, o),
     ),
     "random_to": (
         lambda: full(4, 5).to(torch.uint8).random_(7),
-        lambda s, o: acc.random_(like(torch.uint8), 0, 6, s, o),
+        lambda s, o: acc.random_(like(torch.uint8), 0, 7, s, o),
     ),
     "random_bool": (
         lambda: full(4, 5).bool().random_(),
-        lambda s, o: acc.random_(like(torch.bool), 0, 1, s, o),
+        lambda s, o: acc.random_(like(torch.bool), 0, 2, s, o),
     ),
     "random_whole_range": (
         lambda: full(4, 5).long().random_(-(2**63), None),
-        lambda s, o: acc.random_(like(torch.int64), -(2**63), 2**63 - 1, s, o),
+        lambda s, o: acc.random_(like(torch.int64), 0, 0, s, o),
     ),
     "random_from": (
         lambda: full(4, 5).to(torch.int8).random_(-5, None),
-        lambda s, o: acc.random_(like(torch.int8), -5, 127, s, o),
+        lambda s, o: acc.random_(like(torch.int8), -5, 133, s, o),
     ),
     "uniform_": (
         lambda: full(4, 5).uniform_(-2, 3),
@@ -252,7 +252,7 @@ DRAWS: dict[str, Pair] = {
     ),
     "functional_random": (
         lambda: torch.ops.aten.random.to(full(4, 5), 9),
-        lambda s, o: acc.random_(like(), 0, 8, s, o),
+        lambda s, o: acc.random_(like(), 0, 9, s, o),
     ),
     "functional_bernoulli": (
         lambda: torch.ops.aten.bernoulli.Tensor(full(4, 5), full(5, value=0.3)),

@@ -124,8 +124,7 @@ def test_philox_reference_gives_the_known_answers() -> None:
 
 
 def test_kernel_gives_the_known_answer() -> None:
-    low, high = -(2**63), 2**63 - 1
-    drawn = acc.random_(torch.empty(2, dtype=torch.int64), low, high, 0, 0)
+    drawn = acc.random_(torch.empty(2, dtype=torch.int64), 0, 0, 0, 0)
     bits = [int(v) & (2**64 - 1) for v in drawn]
     assert [f"{b:016x}" for b in bits] == ["e169c58d6627e8d5", "9b00dbd8bc57ac4c"]
 
@@ -223,8 +222,9 @@ def test_bernoulli(dtype: torch.dtype, p: float) -> None:
     [(0, 9), (-7, -7), (0, 2**32 - 1), (-5, 2**32), (0, 2**63 - 1), (-(2**62) - 3, 2**62)],
 )
 def test_random(n: int, low: int, last: int) -> None:
-    drawn = acc.random_(empty(n, torch.int64), low, last, SEED, OFFSET)
     size = last - low + 1
+    count = size - 2**64 if size >= 2**63 else size  # the bits of an int64
+    drawn = acc.random_(empty(n, torch.int64), low, count, SEED, OFFSET)
     if size <= 2**32:
         bits = [int(w) for w in wide(n)]
         expected = [low + (b * size >> 64) for b in bits]
@@ -240,7 +240,7 @@ def test_random_in_every_dtype(dtype: torch.dtype) -> None:
     wanted = acc.random_(empty(5000, torch.int64), 1, 100, SEED, OFFSET)
     assert torch.equal(drawn.to(torch.int64), wanted)
     assert (int(wanted.min()), int(wanted.max())) == (1, 100)
-    both = acc.random_(torch.empty(100, dtype=torch.bool), 0, 1, SEED, OFFSET)
+    both = acc.random_(torch.empty(100, dtype=torch.bool), 0, 2, SEED, OFFSET)
     assert 20 < int(both.sum()) < 80
 
 
@@ -359,7 +359,7 @@ FILLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bernoulli": lambda t: acc.bernoulli_(t, 2**31, SEED, OFFSET),
     "bernoulli_tensor": lambda t: acc.bernoulli_tensor_(t, torch.tensor(0.5), SEED, OFFSET),
     "normal_std": lambda t: acc.normal_std_(t, torch.tensor(2.0), SEED, OFFSET),
-    "random": lambda t: acc.random_(t, 0, 100, SEED, OFFSET),
+    "random": lambda t: acc.random_(t, 0, 101, SEED, OFFSET),
 }
 
 
@@ -525,9 +525,9 @@ def test_sampled_distributions() -> None:
 
 
 def test_discrete_distributions() -> None:
-    drawn = acc.random_(torch.empty(N, dtype=torch.int64), 0, 96, 5, 0)
+    drawn = acc.random_(torch.empty(N, dtype=torch.int64), 0, 97, 5, 0)
     assert chi_square(torch.bincount(drawn, minlength=97), np.ones(97)) > 1e-3
-    large = acc.random_(torch.empty(N, dtype=torch.int64), 0, 3 * 2**40 - 1, 5, 0) // 2**40
+    large = acc.random_(torch.empty(N, dtype=torch.int64), 0, 3 * 2**40, 5, 0) // 2**40
     assert chi_square(torch.bincount(large, minlength=3), np.ones(3)) > 1e-3
     ones = acc.bernoulli_(torch.empty(N), below(0.2), 5, 0).long()
     assert chi_square(torch.bincount(ones, minlength=2), np.array([0.8, 0.2])) > 1e-3
