@@ -9,8 +9,10 @@
 
 namespace acc::codegen {
 
-// Threads of a block, at most: registers are dealt out for so many.
-constexpr int64_t most_threads(const KernelSpec& kernel) { return kernel.columns ? 1024 : 256; }
+// Threads of a block, at most, and blocks that a multiprocessor is to have room for: registers are
+// dealt out for so many. With fewer threads it would wait for memory most of the time.
+constexpr int64_t most_threads(const KernelSpec& kernel) { return kernel.columns ? 512 : 256; }
+constexpr int64_t kThreadsAtOnce = 512;
 
 // In how many parts blocks take the reduced elements of each kept one: of the outermost reduced
 // loop, and of the innermost.

@@ -289,7 +289,7 @@ template <class Op, class T> DEVICE T across_y(T v, long* scratch) {
   return v;
 }
 
-// What blocks leave for those of later stages: `at` of those that begin after so many words. And all
+// What blocks leave for those of later stages: `at` of those that begin after so many words. All
 // parts of it together, `step` apart: every thread with the same y, or with the same x, gets it.
 template <class T> DEVICE T* left(const long* parts, long words, long at) {
   return global<T>((char*)parts[0] + 8 * words) + at;

@@ -56,7 +56,8 @@ class CudaWriter : Writer {
     const std::string& name = in_parts.empty() ? at_once : in_parts;
     const size_t n = neighbours();
     std::string text = concat(
-        "extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ") ", name,
+        "extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ", ",
+        kThreadsAtOnce / most_threads(kernel_), ") ", name,
         "(const long* table, int calls, int stage) {\n",
         "const int call = calls == 1 ? 0 : call_of(table, calls);\n",
         "const long* arguments = table + calls + 1 + call * ", cuda_argument_words(kernel_), "L;\n",
@@ -97,13 +98,13 @@ class CudaWriter : Writer {
            !kernel_.operands[operand].kept;
   }
 
-  // For 16 bytes of the smallest type.
+  // For 16 bytes of the largest type: more of them would take registers away from other threads.
   size_t neighbours() const {
-    size_t count = 1;
+    size_t largest = 0;
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-      if (by_words(i)) count = std::max(count, 16 / std::max(element_size(i), size_t{2}));
+      if (by_words(i)) largest = std::max(largest, element_size(i));
     }
-    return count;
+    return largest == 0 ? 1 : std::clamp(16 / largest, size_t{4}, size_t{8});
   }
 
   // ---- elements
@@ -295,24 +296,26 @@ class CudaWriter : Writer {
     return concat("turns", phase.reductions.front());
   }
 
-  // Accumulators of `count` neighbours, and parts of sums.
+  // Accumulators of `count` neighbours: of sums, for a part.
   void open_accumulators(const Phase& phase, const char* count) {
     bool parts = false;
     for (const uint32_t i : phase.reductions) {
       parts |= is_sum(i);
-      line(accumulator_of(i), " a", i, "[", count, "];");
-      if (is_sum(i)) line(type_of(i), " sum", i, "[", count, "];");
-      line("for (int e = 0; e < ", count, "; ++e) {");
-      line("a", i, "[e] = ", is_sum(i) ? "0" : neutral(kernel_.instructions[i]), ";");
-      if (is_sum(i)) line("sum", i, "[e] = 0;");
-      line("}");
+      if (is_sum(i)) line(accumulator_of(i), " all", i, " = 0;");
+      line(type_of(i), " a", i, "[", count, "];");
+      begin(i, count);
     }
     if (parts) line("int ", turns_of(phase), " = 0;");
+  }
+  void begin(uint32_t i, const char* count) {
+    line("#pragma unroll");
+    line("for (int e = 0; e < ", count, "; ++e) a", i,
+         "[e] = ", is_sum(i) ? "0" : neutral(kernel_.instructions[i]), ";");
   }
   void accumulate(const Phase& phase, const char* which) {
     for (const uint32_t i : phase.reductions) {
       const Instruction& instruction = kernel_.instructions[i];
-      const std::string to = concat(is_sum(i) ? "sum" : "a", i, "[", which, "]");
+      const std::string to = concat("a", i, "[", which, "]");
       line(to, " = ", operation_of(instruction.fn), "::of(", to, ", v", instruction.inputs[0],
            ");");
     }
@@ -321,20 +324,20 @@ class CudaWriter : Writer {
   void end_parts(const Phase& phase, const char* count, bool last) {
     if (std::ranges::none_of(phase.reductions, [&](uint32_t i) { return is_sum(i); })) return;
     if (!last) line("if (++", turns_of(phase), " == ", kPart, ") {");
-    line("for (int e = 0; e < ", count, "; ++e) {");
     for (const uint32_t i : phase.reductions) {
       if (!is_sum(i)) continue;
-      line("a", i, "[e] += sum", i, "[e];");
-      if (!last) line("sum", i, "[e] = 0;");
+      line("all", i, " += fold<Sum>(a", i, ");");
+      if (!last) begin(i, count);
     }
-    line("}");
     if (!last) line(turns_of(phase), " = 0;\n}");
   }
   // What the threads of a block have together.
   std::string total(uint32_t i) const {
     const char* operation = operation_of(kernel_.instructions[i].fn);
     const char* across = kernel_.columns ? "across_y" : "across_x";
-    return concat(across, "<", operation, ">(fold<", operation, ">(a", i, "), scratch)");
+    const std::string own =
+        is_sum(i) ? concat("all", i) : concat("fold<", operation, ">(a", i, ")");
+    return concat(across, "<", operation, ">(", own, ", scratch)");
   }
   void add_totals(const Phase& phase) {
     for (const uint32_t i : phase.reductions) {
@@ -508,7 +511,7 @@ class CudaWriter : Writer {
   // Turns whose sum is taken in the type of the elements.
   static constexpr int kPart = 16;
   // As many as there are threads in a block of across_y.
-  static constexpr size_t kScratch = 1024;
+  static constexpr size_t kScratch = 512;
 
   const Phases phases_;
   const bool in_parts_;

@@ -102,8 +102,8 @@ class CudaKernels final : public DeviceKernels {
     cudaFuncAttributes attributes;
     C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, function));
   }
-  void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table,
-              int calls, int stage) const override {
+  void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table, int calls,
+              int stage) const override {
     void* arguments[] = {&table, &calls, &stage};
     C10_CUDA_CHECK(cudaLaunchKernel(function, dim3(launch.blocks), dim3(launch.x, launch.y),
                                     arguments, 0, c10::cuda::getCurrentCUDAStream().stream()));

@@ -6,11 +6,11 @@
 #define __device__
 #define __global__ __attribute__((visibility("default")))
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(threads, blocks)
 // Memory of a block, which the emulator fills before each: the kernel's array is this one.
 #define __shared__ extern
-extern long scratch[1024];
-long scratch[1024];
+extern long scratch[512];
+long scratch[512];
 
 #define __isGlobal(pointer) true
 #define __builtin_assume(condition)

@@ -71,6 +71,14 @@ def program_of(step: Callable[[], object]) -> Program:
     return Program(plan["cuda_preamble"] + "".join(texts), plan["cuda_options"])
 
 
+def triton_tool(name: str, *arguments: str | Path) -> str:
+    """What a program of NVIDIA's that comes with Triton prints."""
+    tool = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin" / name
+    if not tool.exists():
+        pytest.skip(f"{name} is not installed; it comes with Triton")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
 def transformer() -> Callable[[], None]:
     model = nn.Sequential(
         nn.Embedding(50, 64),
@@ -159,11 +167,24 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
 }
 
 
+# What a thread may have: half of a multiprocessor's threads fit beside each other then, at least.
+# The rest of what it needs is in memory, in bytes; nearly all kernels need none.
+REGISTERS = 128
+SPILLED = 160
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_kernels_compile_for_every_generation(name, tmp_path):
     source = program_of(STEPS[name]())
-    for architecture in ARCHITECTURES if helpers.FULL else ("sm_75", "sm_90", "sm_120"):
-        assert compiled(source, architecture, tmp_path).stat().st_size > 1000
+    for architecture in ARCHITECTURES:
+        usage = triton_tool(
+            "cuobjdump", "--dump-resource-usage", compiled(source, architecture, tmp_path)
+        )
+        kernels = re.findall(r"Function (acc_\w+):\s+REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
+        assert len(kernels) == source.text.count("__global__")
+        for kernel, registers, stack, local in kernels:
+            assert int(registers) <= REGISTERS, f"{kernel} on {architecture}"
+            assert int(stack) + int(local) <= SPILLED, f"{kernel} on {architecture}"
 
 
 def test_the_compiler_says_what_is_wrong(tmp_path):
@@ -191,13 +212,9 @@ def test_the_compiler_says_what_is_wrong(tmp_path):
 
 def test_neighbours_are_read_at_once(tmp_path):
     """16 bytes per instruction, of float32 and of half types."""
-    tool = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin/nvdisasm"
-    if not tool.exists():
-        pytest.skip("nvdisasm is not installed; it comes with Triton")
     for dtype in (torch.float32, torch.float16):
         a, b = (torch.randn(5000).to(helpers.DEVICE, dtype) for _ in range(2))
         source = program_of(lambda a=a, b=b: (a * b + a).tanh())
-        file = compiled(source, "sm_90", tmp_path)
-        listing = subprocess.run([tool, file], capture_output=True, text=True, check=True).stdout
+        listing = triton_tool("nvdisasm", compiled(source, "sm_90", tmp_path))
         assert len(re.findall(r"LDG\.E\.128", listing)) >= 2
         assert re.search(r"STG\.E\.128", listing)
