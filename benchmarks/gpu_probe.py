@@ -68,7 +68,8 @@ def steps(case: str, small: bool) -> None:
     row(f"{case}: a step", "ok", times)
     changed = {key: after[key] - before.get(key, 0) for key in after}
     submitted = changed.get("captures_submitted", 0)
-    said = f"{submitted} submissions of captured work, {changed.get('captures', 0)} captures"
+    launches, captures = changed.get("captured_launches", 0), changed.get("captures", 0)
+    said = f"{submitted} submissions of captured work, {launches} launches, {captures} captures"
     row(f"{case}: {counted} steps", "ok" if submitted >= counted else "BAD", said)
     for key, number in sorted(after.items()):
         reasons = ("not_captured", "captured_again", "fallback", "jit/", "kernel_put_aside")
@@ -117,6 +118,7 @@ def kernels(small: bool) -> None:
         "pointwise": (lambda: torch.tanh(x * y + x) * 0.5, 3 * size),
         "dropout": (lambda: functional.dropout(x + y, 0.1), 3 * size),
         "softmax": (lambda: functional.softmax(x * 0.5, -1), 2 * size),
+        "sum": (lambda: (x * 0.5).sum(), size),
         "layer norm": (lambda: functional.layer_norm(x, (columns,), weight, bias), 2 * size),
         "column sums": (lambda: (x * y).sum(0), 2 * size),
         "moments (Adam)": (moments, 7 * size),

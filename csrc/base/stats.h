@@ -48,6 +48,7 @@ namespace acc::base {
   X(Replays, "replays")                         \
   X(Captures, "captures")                       \
   X(CapturesSubmitted, "captures_submitted")    \
+  X(CapturedLaunches, "captured_launches")      \
   X(ResultsMoved, "results_moved")              \
   X(Errors, "errors")
 

@@ -218,6 +218,7 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
   for (const Piece& piece : pieces_) {
     *step = piece.begin;
     if (piece.work != nullptr) {
+      count(Counter::CapturedLaunches);
       piece.work->submit();
       continue;
     }

@@ -263,6 +263,30 @@ def test_a_loop_is_captured_once(device):
     assert (counted["captures"], counted["captures_submitted"]) == (0, 20)
 
 
+@pytest.mark.parametrize("captured", ["kernels", "kernels of a GPU"], indirect=True)
+def test_a_step_is_one_launch(device):
+    """With a batch from the host, dropout, a schedule, and what is kept of the step before."""
+    model, batch = nn.Sequential(network(device), nn.Dropout(0.2)), Batches("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    averages = [p.detach().clone() for p in model.parameters()]
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            with torch.no_grad():
+                for average, p in zip(averages, model.parameters(), strict=True):
+                    average.lerp_(p, 0.01)
+            step(model, optimizer, *(t.to(device) for t in batch()))
+            rates.step()
+        helpers.flush()
+
+    steps(8)
+    with helpers.counting() as counted:
+        steps(20)
+    assert (counted["captures"], counted["captures_submitted"]) == (0, 20)
+    assert counted["captured_launches"] == 20
+
+
 def test_what_always_moves_is_captured_a_few_times(device):
     """Gradients that lie elsewhere at each update: the operators that write them are called."""
     model, batch = network(device), Batches(device)
