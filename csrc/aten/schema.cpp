@@ -71,11 +71,11 @@ graph::Role role_of(const std::string& op, const c10::Argument& argument) {
   const bool number = type.kind() == TypeKind::NumberType || type.kind() == TypeKind::FloatType ||
                       list_of(type) == graph::ListOf::kScalar;
   if (number) return graph::Role::kValue;
-  // Seeds and offsets of our own random operators are drawn anew for each run.
-  const bool random =
-      op.starts_with("acc::") &&
-      (argument.name() == "seed" || argument.name() == "offset" || argument.name() == "below");
-  return random ? graph::Role::kValue : graph::Role::kStructure;
+  // Our own random operators': seeds and offsets differ from run to run, ranges may.
+  static constexpr std::array kDrawn{"seed", "offset", "below", "from", "count"};
+  const bool drawn = op.starts_with("acc::") && type.kind() == TypeKind::IntType &&
+                     std::ranges::find(kDrawn, argument.name()) != kDrawn.end();
+  return drawn ? graph::Role::kValue : graph::Role::kStructure;
 }
 
 DispatchKey backend_key() {

@@ -115,6 +115,12 @@ template <int N> struct Pairs {
   }
 };
 
+// Two words in one, of places that are even and `step` apart.
+static inline void draw_wide(u64* words, long first, long step, u64 seed, u64 offset) {
+  u32 even[LANES], odd[LANES];
+  draw_apart(even, odd, first, step, seed, offset);
+  for (int k = 0; k < LANES; ++k) words[k] = even[k] | (u64)odd[k] << 32;
+}
 // Two words each, and what more of them can be drawn with.
 template <int N> struct Wide {
   u64 word[N];
@@ -128,13 +134,9 @@ template <int N> struct Wide {
       __builtin_memcpy(word, drawn + skipped, sizeof word);
       return;
     }
-    for (int k = 0; k < N; ++k) word[k] = draw_wide(2 * (first + k * step));
-  }
-  // The words from an even one on.
-  u64 draw_wide(long at) const {
-    u32 even[LANES], odd[LANES];
-    draw_apart(even, odd, at, 0, seed, offset);
-    return even[0] | (u64)odd[0] << 32;
+    for (int k = 0; k < N; k += LANES) {
+      draw_wide(word + k, 2 * (first + k * step), 2 * step, seed, offset);
+    }
   }
 };
 
@@ -205,10 +207,15 @@ template <int N> static inline I64 integer_(const Wide<N>& words, int at, u64 co
     made[k] = count == 0 ? (i64)word : (i64)((Product)word * count >> 64);
   }
   if (count <= 1ul << 32) return made;
-  for (int k = 0; k < W; ++k) {
-    const long index = 4 * (words.first + (at + k) * words.step);
-    const Product low = (Product)words.draw_wide(index) * count >> 64;
-    made[k] = (i64)(((Product)words.draw_wide(index + 2) * count + low) >> 64);
+  for (int k = 0; k < W; k += LANES) {
+    u64 low[LANES], high[LANES];
+    const long first = 4 * (words.first + (at + k) * words.step), step = 4 * words.step;
+    draw_wide(low, first, step, words.seed, words.offset);
+    draw_wide(high, first + 2, step, words.seed, words.offset);
+    for (int e = 0; e < LANES; ++e) {
+      const Product carried = (Product)low[e] * count >> 64;
+      made[k + e] = (i64)(((Product)high[e] * count + carried) >> 64);
+    }
   }
   return made;
 }

@@ -98,7 +98,8 @@ class CudaWriter : Writer {
            !kernel_.operands[operand].kept;
   }
 
-  // For 16 bytes of the largest type: more of them would take registers away from other threads.
+  // For 16 bytes of the largest type, within limits: more of them would take registers away from
+  // other threads.
   size_t neighbours() const {
     size_t largest = 0;
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
@@ -296,16 +297,16 @@ class CudaWriter : Writer {
     return concat("turns", phase.reductions.front());
   }
 
-  // Accumulators of `count` neighbours: of sums, for a part.
+  // Accumulators of `count` neighbours: of sums, for some turns.
   void open_accumulators(const Phase& phase, const char* count) {
-    bool parts = false;
+    bool sums = false;
     for (const uint32_t i : phase.reductions) {
-      parts |= is_sum(i);
+      sums |= is_sum(i);
       if (is_sum(i)) line(accumulator_of(i), " all", i, " = 0;");
       line(type_of(i), " a", i, "[", count, "];");
       begin(i, count);
     }
-    if (parts) line("int ", turns_of(phase), " = 0;");
+    if (sums) line("int ", turns_of(phase), " = 0;");
   }
   void begin(uint32_t i, const char* count) {
     line("#pragma unroll");
@@ -321,9 +322,9 @@ class CudaWriter : Writer {
     }
   }
   // After a turn, and when there are no more.
-  void end_parts(const Phase& phase, const char* count, bool last) {
+  void end_turn(const Phase& phase, const char* count, bool last) {
     if (std::ranges::none_of(phase.reductions, [&](uint32_t i) { return is_sum(i); })) return;
-    if (!last) line("if (++", turns_of(phase), " == ", kPart, ") {");
+    if (!last) line("if (++", turns_of(phase), " == ", kTurns, ") {");
     for (const uint32_t i : phase.reductions) {
       if (!is_sum(i)) continue;
       line("all", i, " += fold<Sum>(a", i, ");");
@@ -368,8 +369,8 @@ class CudaWriter : Writer {
     if (!in_parts_) return add_totals(phase);
     const char* leader = kernel_.columns ? "threadIdx.y == 0" : "threadIdx.x == 0";
     for (const uint32_t i : phase.reductions) {
-      line("const ", accumulator_of(i), " t", i, " = ", total(i), ";");
-      line("if (here && ", leader, ") ", left(i), "[part * ", step_of_parts(), "] = t", i, ";");
+      line("const ", accumulator_of(i), " total", i, " = ", total(i), ";");
+      line("if (here && ", leader, ") ", left(i), "[part * ", step_of_parts(), "] = total", i, ";");
     }
     line("continue;\n}");
     for (const uint32_t i : phase.reductions) {
@@ -384,8 +385,8 @@ class CudaWriter : Writer {
   void add_kept_stores() {
     // All threads have read what was there before they met in a reduction; other blocks read it in
     // earlier stages.
-    const std::string guard = concat("if (here && ", in_parts_ ? "part == 0 && " : "",
-                                     kernel_.columns ? "threadIdx.y" : "threadIdx.x", " == 0) ");
+    const std::string guard =
+        concat("if (here && ", kernel_.columns ? "threadIdx.y" : "threadIdx.x", " == 0) ");
     for (const Store& store : phases_.kept_stores) add_store(guard.c_str(), store);
   }
   // Groups of kept elements, each as often as it has parts, over the blocks.
@@ -397,6 +398,7 @@ class CudaWriter : Writer {
     line("const long count = parts[1] * parts[2];");
     line("for (long turn = block; turn < ", groups, " * count; turn += blocks) {");
     line("const long group = turn / count, part = turn % count;");
+    line("if (stage == ", phases_.phases.size(), " && part > 0) continue;");  // of what is kept
   }
   // Reduced loops but for the innermost.
   void open_reduced_loops(size_t first, size_t last) {
@@ -452,10 +454,10 @@ class CudaWriter : Writer {
         define_all(phase.instructions);
         accumulate(phase, "e");
       });
-      end_parts(phase, "V", false);
+      end_turn(phase, "V", false);
       for (size_t loop = kept_loops(); loop <= last; ++loop) line("}");
       line("}");
-      end_parts(phase, "V", true);
+      end_turn(phase, "V", true);
       end_stage(phase);
       define_all(phase.after);
     }
@@ -496,11 +498,11 @@ class CudaWriter : Writer {
       define_loads(phase.loads);
       define_all(phase.instructions);
       accumulate(phase, "0");
-      end_parts(phase, "1", false);
+      end_turn(phase, "1", false);
       for (const Store& store : phase.stores) add_store("if (here) ", store);
       for (size_t loop = outer; loop < last; ++loop) line("}");
       line("}");
-      end_parts(phase, "1", true);
+      end_turn(phase, "1", true);
       end_stage(phase);
       define_all(phase.after);
     }
@@ -509,7 +511,7 @@ class CudaWriter : Writer {
   }
 
   // Turns whose sum is taken in the type of the elements.
-  static constexpr int kPart = 16;
+  static constexpr int kTurns = 16;
   // As many as there are threads in a block of across_y.
   static constexpr size_t kScratch = 512;
 

@@ -18,6 +18,11 @@ const DeviceKernels* device_kernels(c10::DeviceIndex device) {
   return instead.load(std::memory_order_acquire);
 }
 
+bool are_of_gpus() {
+  return runtime::backend().alias_type() != c10::kCPU ||
+         instead.load(std::memory_order_acquire) != nullptr;
+}
+
 void use_device_kernels(const DeviceKernels* kernels) {
   ACC_CHECK(runtime::backend().alias_type() == c10::kCPU,
             "[torch.acc] kernels can be emulated on the host only, and this process uses a GPU. "

@@ -32,6 +32,9 @@ class DeviceKernels {
 // for a device asks what it is.
 const DeviceKernels* device_kernels(c10::DeviceIndex device);
 
+// Whether there are some, without asking a device.
+bool are_of_gpus();
+
 // The kernels of every device from now on, where there is no GPU: for tests. They live for ever.
 void use_device_kernels(const DeviceKernels* kernels);
 

@@ -62,7 +62,7 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
       const bool fits = std::equal(alive.begin(), alive.end(), plan->outputs.begin());
       if (!last || fits) return nullptr;
       // Other steps with this graph needed more of what it makes.
-      own = plan::build(plan->graph, plan->key, alive, session::may_fuse());
+      own = session::build(plan->graph, plan->key, alive);
       return own;
     };
     if (!session::submit_watched(device, look)) continue;

@@ -49,14 +49,13 @@ enum class Fn : uint8_t {
   kNot,
   kSelect,  // a ? b : c
   // Of the random words of the element's index (docs/random.md), which in kernels is a position;
-  // seed,
-  // offset and `below` are integers.
+  // their arguments are integers.
   kDrawn,        // "drawn(seed, offset, below)": whether the word is less
   kUniform,      // "uniform(seed, offset)": from 0 to 1, which it is not; these are float32
   kExponential,  // "exponential(seed, offset)": of rate 1
   kNormal,       // "normal(seed, offset)": of mean 0 and deviation 1
   kInteger,      // "integer(seed, offset, count)": from 0 to before it; an int64, as the count is
-  // over the loops that the operator reduces; one value for all their elements
+  // reductions, over the loops that the operator reduces; one value for all their elements
   kSum,
   kAmax,  // NaN if any is
   kAmin,

@@ -215,7 +215,13 @@ class Analysis {
     // Truths are compared with a number as integers.
     const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);
     if (made_.formula->truth() && type == dtype::kBool && integer) return false;
-    if (tag == Tag::kInt || tag == Tag::kBool) return true;
+    if (tag == Tag::kBool) return true;
+    if (tag == Tag::kInt) {
+      // One that is no argument of kernels becomes a constant, and these are doubles.
+      const bool value = (graph::flags_of(*word) & graph::kValueFlag) != 0;
+      constexpr int64_t kExact = int64_t{1} << 53;
+      return value || (word[1] >= -kExact && word[1] <= kExact);
+    }
     if (number && !dtype::is_known(graph::dtype_of(*word))) return false;
     if (tag == Tag::kFloat || (number && dtype::is_floating(graph::dtype_of(*word)))) {
       // Sums round the number to the half type first, products do not.

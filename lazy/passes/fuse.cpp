@@ -19,7 +19,7 @@ using graph::Graph;
 // kernel: 38 operators, half of them tanh, took g++ 1.9 s.
 constexpr size_t kMaxAccesses = 96;
 
-// Elements of one reduction. Each is done by one thread, so the sum of a larger tensor is ATen's.
+// Elements of one reduction that is done by one thread: the sum of a larger tensor is ATen's.
 constexpr int64_t kMaxReduced = int64_t{1} << 20;
 
 // More loops than these do not occur in programs; each costs every row an addition per operand.
@@ -42,8 +42,11 @@ enum class Shared : uint8_t { kWritten, kRead };
 
 class Fusion {
  public:
-  explicit Fusion(const Graph& graph)
-      : graph_(graph), before_(graph::predecessors(graph)), owner_(graph.nodes.size()) {
+  Fusion(const Graph& graph, bool in_parts)
+      : graph_(graph),
+        in_parts_(in_parts),
+        before_(graph::predecessors(graph)),
+        owner_(graph.nodes.size()) {
     std::iota(owner_.begin(), owner_.end(), 0U);
     find_uses();
     others_before_.assign(graph.nodes.size() + 1, 0);
@@ -130,7 +133,7 @@ class Fusion {
     made.writes.assign(nest.accesses.size(), false);
     for (const Elementwise::Result& result : found->results) made.writes[result.access] = true;
     made.elements = product(nest.sizes);
-    if (made.elements / nest.kept_elements() > kMaxReduced) return made;
+    if (!in_parts_ && made.elements / nest.kept_elements() > kMaxReduced) return made;
     // A call that reads what it writes element by element, and nothing else of it.
     if (clash(nest, made.writes, nest, made.writes)) return made;
     made.nest = std::move(nest);
@@ -365,6 +368,7 @@ class Fusion {
   }
 
   const Graph& graph_;
+  const bool in_parts_;
   const std::vector<std::vector<uint32_t>> before_;  // per node: those that it depends on
   std::vector<uint32_t> owner_;                      // per node: its cluster
   std::vector<uint32_t> first_use_;                  // per storage, by its first buffer: nodes
@@ -380,6 +384,8 @@ class Fusion {
 
 }  // namespace
 
-std::vector<Cluster> fuse(const Graph& graph) { return Fusion(graph).run(); }
+std::vector<Cluster> fuse(const Graph& graph, bool in_parts) {
+  return Fusion(graph, in_parts).run();
+}
 
 }  // namespace acc::passes

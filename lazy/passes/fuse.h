@@ -26,6 +26,8 @@ struct Cluster {
 // that both touch and one writes is walked through alike by both, or is disjoint; no path of
 // dependences leads from one to the other through a third; same settings; not above the caps in
 // fuse.cpp.
-std::vector<Cluster> fuse(const graph::Graph& graph);
+//
+// `in_parts`: however many elements a reduction has, it is not the work of one thread.
+std::vector<Cluster> fuse(const graph::Graph& graph, bool in_parts = false);
 
 }  // namespace acc::passes

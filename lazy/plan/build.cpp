@@ -34,10 +34,10 @@ std::vector<Step> one_by_one(const graph::Graph& program) {
 
 // Takes over what the pass makes of the program, unless something of it would be computed on its
 // own.
-void recompute(Plan& plan, std::vector<passes::Cluster>* clusters) {
+void recompute(Plan& plan, std::vector<passes::Cluster>* clusters, bool in_parts) {
   auto program = passes::recompute(plan.program, *clusters, plan.outputs);
   if (!program.has_value()) return;
-  std::vector<passes::Cluster> joined = passes::fuse(*program);
+  std::vector<passes::Cluster> joined = passes::fuse(*program, in_parts);
   for (const passes::Cluster& cluster : joined) {
     const bool alone = std::ranges::all_of(
         cluster.nodes, [&](uint32_t node) { return program->nodes[node].again; });
@@ -60,7 +60,7 @@ uint64_t Plan::bytes() const {
 }
 
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer) {
+                            bool fuse, const Observer& observer, bool in_parts) {
   auto plan = std::make_shared<Plan>();
   plan->graph = std::move(graph);
   plan->graph.shrink_to_fit();
@@ -110,10 +110,10 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   }
   std::vector<passes::Cluster> clusters;
   if (fuse && enabled(Pass::kFuse)) {
-    clusters = passes::fuse(plan->program);
+    clusters = passes::fuse(plan->program, in_parts);
     if (observer) observer("fuse", print(plan->program, clusters));
     if (enabled(Pass::kRecompute)) {
-      recompute(*plan, &clusters);
+      recompute(*plan, &clusters, in_parts);
       if (observer) observer("recompute", print(plan->program, clusters));
     }
   }

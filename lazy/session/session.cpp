@@ -41,9 +41,12 @@
 
 namespace acc::session {
 
-bool may_fuse() {
+std::shared_ptr<plan::Plan> build(graph::Graph graph, const base::Hash128& key,
+                                  std::vector<bool> alive, const plan::Observer& observer) {
   const base::env::Mode mode = base::env::mode();
-  return mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph;
+  const bool fuse = mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph;
+  return plan::build(std::move(graph), key, std::move(alive), fuse, observer,
+                     exec::reduces_in_parts());
 }
 
 namespace {
@@ -198,7 +201,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
     return;
   }
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
-  work.plan = plan::build(std::move(trace.graph), key, alive, may_fuse(), pass_observer());
+  work.plan = build(std::move(trace.graph), key, alive, pass_observer());
   work.first = true;
   dump(*work.plan);
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
@@ -211,8 +214,7 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
-  Cached wider =
-      plan::build(plan->graph, plan->key, std::move(outputs), may_fuse(), pass_observer());
+  Cached wider = build(plan->graph, plan->key, std::move(outputs), pass_observer());
   wider->next = plan->next;
   if (Cached* cached =
           device.plans.find(plan->key, [&](const Cached& other) { return other == plan; })) {

@@ -596,7 +596,7 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kColumnsInParts, "part = turn % count", "part = 0", 0},
       {Kind::kColumnsInParts, "[part * kept]", "[part]", 0},
       {Kind::kColumnsInParts, "i < count; i += blockDim.y", "i < count - 1; i += blockDim.y", 0},
-      {Kind::kColumnsInParts, "part == 0 && ", "", 0},
+      {Kind::kColumnsInParts, " && part > 0", " && part > 99", 0},
       {Kind::kElements, "turn % turns * V", "(turn % turns + 1) * V", 0},
       {Kind::kElements, "turn < all", "turn + 1 < all", 0},
       {Kind::kElements, "\nfor (int e = 0; e < V", "\nfor (int e = 0; e < V - 1", 0},

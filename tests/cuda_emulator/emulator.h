@@ -187,9 +187,9 @@ inline void run(Kernel kernel, Emulated* device, void (*poison)(),
   device->barrier = &Blocks::barrier;
   device->exchange = &Blocks::exchange;
   Blocks blocks(kernel, table, calls, stage, device, backwards);
-  for (unsigned block = 0; block < launch.blocks; ++block) {
+  for (unsigned i = 0; i < launch.blocks; ++i) {
     poison();
-    device->block = {block, 0, 0};
+    device->block = {backwards ? launch.blocks - 1 - i : i, 0, 0};
     blocks.run(launch.x, launch.y);
   }
 }

@@ -93,10 +93,12 @@ class EmulatedDevice final : public device::DeviceKernels {
   void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table, int calls,
               int stage) const override {
     static std::mutex mutex;
+    static bool backwards = false;  // in turn: what depends on an order is seen
     const std::lock_guard lock(mutex);
+    backwards = !backwards;
     const auto& kernel = *static_cast<const Function*>(function);
     emulator::run(kernel.kernel, kernel.device, kernel.poison, launch, table, calls, stage,
-                  /*backwards=*/false);
+                  backwards);
   }
 
  private:

@@ -77,19 +77,25 @@ def pieces(value: Tensor | Change) -> Iterator[Tensor]:
             yield piece.to(torch.float64)
 
 
+def shape(value: Tensor | Change) -> torch.Size:
+    """Its sizes."""
+    return value.after.shape if isinstance(value, Change) else value.shape
+
+
 def wide(value: Tensor | Change) -> Tensor:
     """The value as float64 on the CPU."""
-    shape = value.after.shape if isinstance(value, Change) else value.shape
-    return torch.cat(list(pieces(value))).reshape(shape)
+    return torch.cat(list(pieces(value))).reshape(shape(value))
 
 
 def norm(parts: Iterable[Tensor]) -> float:
     """The L2 norm of a value in pieces."""
-    return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in parts))
+    norms = [float(torch.linalg.vector_norm(part)) for part in parts]
+    return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
 
 def distance(a: Tensor | Change, b: Tensor | Change) -> float:
-    """The L2 norm of the difference."""
+    """The L2 norm of the difference of values of one shape."""
+    assert shape(a) == shape(b)
     return norm(x - y for x, y in zip(pieces(a), pieces(b), strict=True))
 
 

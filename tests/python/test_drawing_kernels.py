@@ -21,13 +21,17 @@ RUNS = 4  # the first without kernels
 def kernels(request, device) -> Iterator[None]:
     """Those of the host, or those of a GPU, emulated."""
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # so that draws are alone
     helpers.emulate_gpu(on=request.param == "GPU")
-    with helpers.counting() as counted:
-        yield
+    try:
+        with helpers.counting() as counted:
+            yield
+    finally:
+        helpers.emulate_gpu(on=False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)
     on_a_device = counted["kernels/prepared for a device"] > 0
     assert on_a_device == (request.param == "GPU" or helpers.extension().executor_name() == "cuda")
-    helpers.emulate_gpu(on=False)
-    torch.use_deterministic_algorithms(False)
 
 
 def position() -> tuple[int, int]:
@@ -157,7 +161,19 @@ def test_gradients_and_a_training_step_with_one_plan():
     assert counted["plans_built"] <= 3
 
 
-INTEGERS = [(0, 9), (-7, -7), (0, 2**32 - 1), (-5, 2**32), (0, 2**63 - 1), (-(2**63), 2**63 - 1)]
+INTEGERS = [
+    (0, 9),
+    (-7, -7),
+    (0, 2**32 - 1),
+    (-5, 2**32),
+    (0, 2**63 - 1),
+    (-(2**63), 2**63 - 1),
+    # that no double is
+    (2**53 + 1, 2**53 + 1),
+    (2**60 + 1, 2**60 + 3),
+    (-(2**53) - 1, 4),
+    (2**63 - 100, 2**63 - 91),
+]
 
 
 @pytest.mark.parametrize(("low", "last"), INTEGERS, ids=str)
@@ -243,13 +259,15 @@ def test_fills_of_other_strides(name):
 
 
 @pytest.mark.parametrize("dtype", (*FLOATS, torch.int64, torch.int32, torch.bool))
-def test_bernoulli_of_every_type(dtype):
+def test_bernoulli_of_types_that_kernels_make(dtype):
     fill, kernel = FILLS["bernoulli"]
     for _ in range(RUNS):
         expected = kernel(torch.empty(1003, dtype=dtype), *position())
-        mine = fill(torch.empty(1003, dtype=dtype, device=helpers.DEVICE))
-        helpers.flush()
+        with helpers.counting() as counted:
+            mine = fill(torch.empty(1003, dtype=dtype, device=helpers.DEVICE))
+            helpers.flush()
         assert torch.equal(mine.cpu(), expected)
+    assert counted["kernel_launches"] == 1
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float16, torch.bfloat16))
@@ -295,3 +313,19 @@ def test_a_column_of_draws():
         mine = y * torch.empty(6, 1, 1, device=helpers.DEVICE).bernoulli_(0.5).div_(0.5)
         helpers.flush()
         assert torch.equal(mine.cpu(), x * kept)
+
+
+def test_other_ranges_are_the_same_plan():
+    """As of a buffer that fills."""
+
+    def draws(sizes: range) -> None:
+        for size in sizes:
+            made = torch.randint(size, 3 * size, (100,), device=helpers.DEVICE) + 1
+            helpers.flush()
+            assert made.min().item() > size
+            assert made.max().item() <= 3 * size
+
+    draws(range(10, 15))
+    with helpers.counting() as counted:
+        draws(range(1000, 1010))
+    assert counted["plans_built"] == 0

@@ -13,17 +13,22 @@ from tests import helpers
 
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
-RUNS = 4  # the first without kernels, the last captured
+RUNS = 6  # the first without kernels, the last captured
 
 
 @pytest.fixture(autouse=True)
 def kernels_of_a_gpu(device) -> Iterator[None]:
-    """Emulated where there is none."""
+    """Emulated where there is none: its threads and blocks take turns in either order."""
     helpers.emulate_gpu()
-    with helpers.counting() as counted:
-        yield
+    helpers.extension().capture_plans(True)
+    try:
+        with helpers.counting() as counted:
+            yield
+    finally:
+        helpers.extension().capture_plans(False)
+        helpers.emulate_gpu(on=False)
     assert counted["kernels/prepared in stages"] > 0
-    helpers.emulate_gpu(on=False)
+    assert counted["captures_submitted"] > 0
 
 
 def check(run: Callable[[list[Tensor]], list[Tensor]], inputs: list[Tensor]) -> None:
@@ -77,7 +82,7 @@ def test_norms_of_many_sizes():
 
 
 def test_bits_stay_the_same():
-    """However often they are computed, captured or not."""
+    """However often they are computed, captured or not, in whatever order blocks run."""
     x = torch.randn(200_000).to(helpers.DEVICE)
     sums = []
     for _ in range(6):
