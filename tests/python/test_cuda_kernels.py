@@ -168,10 +168,11 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
 
 
 # What a thread may have: 512 of them are on a multiprocessor then. What it may need besides, in
-# bytes of memory; and how many kernels of a step may need any.
+# bytes of memory; and how many kernels of a step may need any: of the 22 of a transformer's step, 2
+# do on sm_90, 6 on sm_100 and sm_120.
 REGISTERS = 128
 SPILLED = 160
-SPILLING = 3
+SPILLING = 8
 
 
 @pytest.mark.parametrize("name", STEPS)
