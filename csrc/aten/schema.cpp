@@ -3,6 +3,7 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <mutex>
 #include <sstream>

@@ -17,18 +17,18 @@ constexpr int64_t kResident = 2048;
 // tree.
 constexpr int64_t kElements = 4;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-int64_t product(std::span<const int64_t> sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 // Blocks below which a GPU is not full, by their threads. Not of the GPU at hand: equal sizes are
 // to give equal bits on all of them.
 constexpr int64_t kSpread = 128 * kResident;
 // What a thread goes through, at least, in a part; and how many parts are worth more launches.
 constexpr int64_t kElementsOfPart = 16;
 constexpr int64_t kFewestParts = 4;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t product(std::span<const int64_t> sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
 
 // The power of two that is not less, within bounds that are powers of two.
 uint32_t power(int64_t count, int64_t least, int64_t most) {

@@ -1,7 +1,11 @@
+#include "csrc/base/check.h"
+#include "kernels/codegen/drawn_math.h"
 #include "kernels/codegen/render.h"
 
 namespace acc::codegen {
 namespace {
+
+using base::concat;
 
 // The functions that kernels call, for one element; the host's are of the same names, for vectors.
 // Without headers: CUDA's mathematics and conversions are known to NVRTC.
@@ -11,6 +15,7 @@ typedef unsigned short u16; typedef unsigned short f16; typedef unsigned short b
 typedef unsigned u32; typedef int i32; typedef long i64; typedef float f32; typedef double f64;
 typedef i32 I32; typedef i64 I64; typedef f32 F32; typedef f64 F64; typedef bool Mask;
 #define DEVICE __device__ __forceinline__
+#define DRAWN DEVICE
 #define infinity __longlong_as_double(0x7ff0000000000000)
 #define nan __longlong_as_double(0x7ff8000000000000)
 
@@ -84,7 +89,9 @@ DEVICE u32 word_of(Words4& words, long index, unsigned long seed, unsigned long 
   const u32 low = index & 1 ? words.x1 : words.x0, high = index & 1 ? words.x3 : words.x2;
   return index & 2 ? high : low;
 }
-// The steps of log_float and `turn` in kernels/library/random_words.cpp, so that bits are the same.
+)";
+
+constexpr std::string_view kRest = R"(
 DEVICE float open_unit(u32 word) {
   return ((float)(int)(word >> 16) * 0x1p16f + (float)(int)(word & 0xffff)) * 0x1p-32f + 0x1p-33f;
 }
@@ -92,29 +99,13 @@ DEVICE float drawn_log(float x) {
   const u32 bits = __float_as_uint(x);
   const int exponent = (int)(bits - 0x3F3504F3u) >> 23;
   const float f = __uint_as_float(bits - ((u32)exponent << 23)) - 1.0f;
-  float p = f * 0.0697161147f - 0.114797338f;
-  p = p * f + 0.116854199f;
-  p = p * f - 0.124256873f;
-  p = p * f + 0.142490576f;
-  p = p * f - 0.166678023f;
-  p = p * f + 0.200007157f;
-  p = p * f - 0.249999970f;
-  p = p * f + 0.333333312f;
-  const float e = (float)exponent, square = f * f;
-  const float small = e * -2.12194440e-4f + (square * f * p - 0.5f * square);
-  return e * 0.693359375f + (f + small);
+  return log_of(f, (float)exponent);
 }
 DEVICE float drawn_sine(u32 word) {
   const u32 quadrant = (word + 0x20000000u) >> 30;
-  const float t = (float)(int)(word - (quadrant << 30)) * 0x1p-29f, z = t * t;
-  float s = z * -3.59542907e-5f + 0.00249000680f;
-  s = s * z - 0.0807454347f;
-  s = (s * z + 0.785398161f) * t;
-  float c = z * 3.52979713e-6f - 3.25938586e-4f;
-  c = c * z + 0.0158543252f;
-  c = c * z - 0.308425135f;
-  c = c * z + 1.0f;
-  return __uint_as_float(__float_as_uint(quadrant & 1 ? c : s) ^ (quadrant & 2) << 30);
+  const float t = (float)(int)(word - (quadrant << 30)) * 0x1p-29f;
+  const float turned = quadrant & 1 ? cosine_of(t) : sine_of(t);
+  return __uint_as_float(__float_as_uint(turned) ^ (quadrant & 2) << 30);
 }
 DEVICE bool drawn_(Words4& words, long index, unsigned long seed, unsigned long offset,
                    long number) {
@@ -309,7 +300,7 @@ DEVICE T gathered_y(const T* left, long count, long step, T v, long* scratch) {
 }  // namespace
 
 const std::string& cuda_preamble() {
-  static const std::string& text = *new std::string(kPreamble);
+  static const std::string& text = *new std::string(concat(kPreamble, kDrawnMath, kRest));
   return text;
 }
 

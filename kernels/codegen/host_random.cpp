@@ -1,9 +1,15 @@
 #include "kernels/codegen/host_random.h"
 
+#include <string_view>
+
+#include "csrc/base/check.h"
+#include "kernels/codegen/drawn_math.h"
+
 namespace acc::codegen {
 namespace {
 
-constexpr std::string_view kRandom = R"(
+constexpr std::string_view kWords = R"(
+#define DRAWN static inline
 // Philox 4x32-10 (csrc/base/philox.h), a block in each lane, in the lower halves. What is above
 // them is of no meaning: products leave it out.
 typedef u64 Blocks __attribute__((vector_size(W * sizeof(u32))));
@@ -140,6 +146,9 @@ template <int N> struct Wide {
   }
 };
 
+)";
+
+constexpr std::string_view kNumbers = R"(
 static inline U32 vector_of(const u32* words) {
   U32 v;
   __builtin_memcpy(&v, words, sizeof v);
@@ -150,35 +159,18 @@ static inline F32 open_unit(U32 v) {
   const F32 high = CONVERT((I32)(v >> 16), F32), low = CONVERT((I32)(v & 0xffff), F32);
   return (high * 0x1p16f + low) * 0x1p-32f + 0x1p-33f;
 }
-// Of positive normal numbers; the steps of log_float in kernels/library/random_words.cpp.
+// Of positive normal numbers.
 static inline F32 drawn_log(F32 x) {
   const U32 bits = (U32)x;
   const I32 exponent = (I32)(bits - 0x3F3504F3u) >> 23;
   const F32 f = (F32)(bits - ((U32)exponent << 23)) - 1.0f;
-  F32 p = f * 0.0697161147f - 0.114797338f;
-  p = p * f + 0.116854199f;
-  p = p * f - 0.124256873f;
-  p = p * f + 0.142490576f;
-  p = p * f - 0.166678023f;
-  p = p * f + 0.200007157f;
-  p = p * f - 0.249999970f;
-  p = p * f + 0.333333312f;
-  const F32 e = CONVERT(exponent, F32), square = f * f;
-  const F32 small = e * -2.12194440e-4f + (square * f * p - 0.5f * square);
-  return e * 0.693359375f + (f + small);
+  return log_of(f, CONVERT(exponent, F32));
 }
-// The sine of so many 2^-32 of a turn; the steps of `turn` there.
+// The sine of so many 2^-32 of a turn.
 static inline F32 drawn_sine(U32 v) {
   const U32 quadrant = (v + 0x20000000u) >> 30;
-  const F32 t = CONVERT((I32)(v - (quadrant << 30)), F32) * 0x1p-29f, z = t * t;
-  F32 s = z * -3.59542907e-5f + 0.00249000680f;
-  s = s * z - 0.0807454347f;
-  s = (s * z + 0.785398161f) * t;
-  F32 c = z * 3.52979713e-6f - 3.25938586e-4f;
-  c = c * z + 0.0158543252f;
-  c = c * z - 0.308425135f;
-  c = c * z + 1.0f;
-  return (F32)((U32)((quadrant & 1) != 0 ? c : s) ^ (quadrant & 2) << 30);
+  const F32 t = CONVERT((I32)(v - (quadrant << 30)), F32) * 0x1p-29f;
+  return (F32)((U32)((quadrant & 1) != 0 ? cosine_of(t) : sine_of(t)) ^ (quadrant & 2) << 30);
 }
 
 // What is made of them, from the one at `at` on.
@@ -223,6 +215,6 @@ template <int N> static inline I64 integer_(const Wide<N>& words, int at, u64 co
 
 }  // namespace
 
-std::string_view host_random() { return kRandom; }
+std::string host_random() { return base::concat(kWords, kDrawnMath, kNumbers); }
 
 }  // namespace acc::codegen

@@ -293,6 +293,10 @@ class CudaWriter : Writer {
     return widened ? "F64" : type_of(i);
   }
 
+  std::string neutral_of(uint32_t i) const {
+    return is_sum(i) ? "0" : neutral(kernel_.instructions[i]);
+  }
+
   static std::string turns_of(const Phase& phase) {
     return concat("turns", phase.reductions.front());
   }
@@ -310,8 +314,7 @@ class CudaWriter : Writer {
   }
   void begin(uint32_t i, const char* count) {
     line("#pragma unroll");
-    line("for (int e = 0; e < ", count, "; ++e) a", i,
-         "[e] = ", is_sum(i) ? "0" : neutral(kernel_.instructions[i]), ";");
+    line("for (int e = 0; e < ", count, "; ++e) a", i, "[e] = ", neutral_of(i), ";");
   }
   void accumulate(const Phase& phase, const char* which) {
     for (const uint32_t i : phase.reductions) {
@@ -374,12 +377,10 @@ class CudaWriter : Writer {
     }
     line("continue;\n}");
     for (const uint32_t i : phase.reductions) {
-      const char* begin = is_sum(i) ? "0" : nullptr;
       line("const ", type_of(i), " v", i, " = (", type_of(i), ")",
            kernel_.columns ? "gathered_y<" : "gathered_x<",
            operation_of(kernel_.instructions[i].fn), ">(", left(i), ", count, ", step_of_parts(),
-           ", (", accumulator_of(i), ")",
-           begin != nullptr ? begin : neutral(kernel_.instructions[i]), ", scratch);");
+           ", (", accumulator_of(i), ")", neutral_of(i), ", scratch);");
     }
   }
   void add_kept_stores() {

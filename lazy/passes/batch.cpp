@@ -43,16 +43,9 @@ std::vector<bool> find_stored(const graph::Graph& graph, const std::vector<Clust
   return stored;
 }
 
-bool has_function(const codegen::KernelSpec& kernel) {
-  return std::ranges::any_of(kernel.instructions, [](const codegen::Instruction& instruction) {
-    return graph::is_function(instruction.fn);
-  });
-}
-
-bool has_draw(const codegen::KernelSpec& kernel) {
-  return std::ranges::any_of(kernel.instructions, [](const codegen::Instruction& instruction) {
-    return graph::is_draw(instruction.fn);
-  });
+// Whether the kernel has an operation of which this holds.
+bool any(const codegen::KernelSpec& kernel, bool (*holds)(graph::Fn)) {
+  return std::ranges::any_of(kernel.instructions, holds, &codegen::Instruction::fn);
 }
 
 class Batches {
@@ -72,8 +65,8 @@ class Batches {
       // A node alone is ATen's, unless its kernel is known to be faster: reductions are, and draws,
       // which no operator can do in the middle of what a GPU captured.
       const bool worth = batch.nodes.size() > 1 || batch.kernel.reduced > 0 ||
-                         has_draw(batch.kernel) ||
-                         (!batch.launches.empty() && has_function(batch.kernel) &&
+                         any(batch.kernel, &graph::is_draw) ||
+                         (!batch.launches.empty() && any(batch.kernel, &graph::is_function) &&
                           batch.launches.front().elements >= kWorthAlone);
       if (!worth) batch.launches.clear();
     }
