@@ -15,6 +15,7 @@ enum class Pass : unsigned char {
   kRows,
   kProducts,
   kAccumulate,
+  kEpilogues,
   kFuse,
   kRecompute,
   kBatch,
