@@ -228,24 +228,21 @@ def find_cuda(torch: Torch, wheels: list[Path], toolkits: list[Path]) -> Cuda:
         used, missing = collect_headers(folders)
         found = next(filter(None, map(cuda_of_headers, folders)), None)
         cudart = find_library(libraries, "libcudart.so", major)
-        cublas_lt = find_library(libraries, "libcublasLt.so", major)
         if missing:
             tried.append(f"{name}: no {', '.join(missing)}")
         elif found is None or found.split(".")[0] != major:
             tried.append(f"{name}: headers of CUDA {found}")
         elif cudart is None:
             tried.append(f"{name}: no libcudart.so.{major}")
-        elif cublas_lt is None:
-            tried.append(f"{name}: no libcublasLt.so.{major}")
         else:
             extra = [part / "include" for part in parts if (part / "include/nccl.h").is_file()]
             rpaths = tuple(
                 f"$ORIGIN/../nvidia/{part.name}/lib"
                 for part in parts
-                if part / "lib" in (cudart.parent, cublas_lt.parent)
+                if part / "lib" == cudart.parent
             )
             includes = (*used, *(folder for folder in extra if folder not in used))
-            return Cuda(found, includes, cudart, (cublas_lt,), rpaths)
+            return Cuda(found, includes, cudart, (), rpaths)
     pins = " ".join(cuda_wheels(torch.cuda))
     install = f"Run `{sys.executable} -m pip install {pins}`, or install" if pins else "Install"
     raise BuildError(

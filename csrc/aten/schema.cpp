@@ -295,11 +295,6 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     op.cat = find_or_make_op(dispatcher.findSchemaOrThrow("aten::cat", ""));
     const c10::OperatorHandle linear = dispatcher.findSchemaOrThrow("acc::linear", "");
     if (linear.hasKernelForDispatchKey(backend_key())) op.linear = find_or_make_op(linear);
-    const auto find = [&](const char* name) {
-      return find_or_make_op(dispatcher.findSchemaOrThrow(name, ""));
-    };
-    op.epilogues = {find("acc::addmm_activation"), find("acc::mm_activation_backward"),
-                    find("acc::mm_bias_gradient")};
   }
   return made_ops[op.name] = &ops().emplace_back(op);
 }

@@ -185,7 +185,7 @@ bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
 
 bool choose_alike() { return !alike().exchange(true); }
 
-bool is_for_gpus() { return device::are_of_gpus(); }
+bool reduces_in_parts() { return device::are_of_gpus(); }
 
 codegen::KernelText gpu_text(const plan::Plan& plan, uint32_t kernel) {
   const codegen::KernelSpec& spec = plan.kernels[kernel];

@@ -27,8 +27,8 @@ bool choose_alike();
 // Whether all runs of the plan from now on go by this schedule, as far as can be told.
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
 
-// Whether plans are for GPUs (see plan::build).
-bool is_for_gpus();
+// Whether kernels take large reductions in parts.
+bool reduces_in_parts();
 
 // The text of a kernel of the plan for a GPU.
 codegen::KernelText gpu_text(const plan::Plan& plan, uint32_t kernel);

@@ -80,14 +80,6 @@ struct Op {
   // Of a product of two matrices: acc::linear, which makes large ones faster. Null: it is none, or
   // nothing is faster on this machine.
   const Op* linear = nullptr;
-  // Of a product of two matrices: those that do more in the same call
-  // (kernels/library/epilogues.h). Null: it is none.
-  struct Epilogues {
-    const Op* activation = nullptr;
-    const Op* activation_backward = nullptr;
-    const Op* bias_gradient = nullptr;
-  };
-  Epilogues epilogues;
   // Of a convolution: aten::copy_, to change the layout of what it reads and makes. Null: it is
   // none.
   const Op* copy = nullptr;

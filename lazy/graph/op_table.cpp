@@ -165,7 +165,6 @@ constexpr std::array kStructureArguments{
     ArgumentOf{"aten::_foreach_pow", "exponent"},
     ArgumentOf{"aten::_foreach_pow_", "exponent"},
     ArgumentOf{"aten::float_power", "exponent"},
-    ArgumentOf{"aten::threshold_backward", "threshold"},
     ArgumentOf{"aten::multi_margin_loss", "p"},
     ArgumentOf{"aten::multi_margin_loss_backward", "p"},
 };
@@ -221,9 +220,6 @@ constexpr std::array kProducts{
     Name("aten::_scaled_dot_product_cudnn_attention_backward"),
     Name("aten::_cdist_forward"),
     Name("aten::_trilinear"),
-    Name("acc::addmm_activation"),
-    Name("acc::mm_activation_backward"),
-    Name("acc::mm_bias_gradient"),
 };
 
 // What optimizers do to lists of tensors.

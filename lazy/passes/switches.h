@@ -15,7 +15,6 @@ enum class Pass : unsigned char {
   kRows,
   kProducts,
   kAccumulate,
-  kEpilogues,
   kFuse,
   kRecompute,
   kBatch,

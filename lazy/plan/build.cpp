@@ -8,7 +8,6 @@
 #include "lazy/passes/copies.h"
 #include "lazy/passes/cse.h"
 #include "lazy/passes/dce.h"
-#include "lazy/passes/epilogues.h"
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/layout.h"
 #include "lazy/passes/lists.h"
@@ -61,7 +60,7 @@ uint64_t Plan::bytes() const {
 }
 
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer, bool for_gpu) {
+                            bool fuse, const Observer& observer, bool in_parts) {
   auto plan = std::make_shared<Plan>();
   plan->graph = std::move(graph);
   plan->graph.shrink_to_fit();
@@ -109,18 +108,12 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
     if (observer) observer("accumulate", graph::print(plan->program));
   }
-  // After products became sums: one that is added to a gradient that is there is no more than that.
-  if (fuse && for_gpu && enabled(Pass::kEpilogues)) {
-    plan->program = passes::join_epilogues(plan->program, plan->outputs);
-    plan->outputs.resize(plan->program.buffers.size(), false);
-    if (observer) observer("epilogues", graph::print(plan->program));
-  }
   std::vector<passes::Cluster> clusters;
   if (fuse && enabled(Pass::kFuse)) {
-    clusters = passes::fuse(plan->program, /*in_parts=*/for_gpu);
+    clusters = passes::fuse(plan->program, in_parts);
     if (observer) observer("fuse", print(plan->program, clusters));
     if (enabled(Pass::kRecompute)) {
-      recompute(*plan, &clusters, /*in_parts=*/for_gpu);
+      recompute(*plan, &clusters, in_parts);
       if (observer) observer("recompute", print(plan->program, clusters));
     }
   }

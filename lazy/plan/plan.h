@@ -92,10 +92,9 @@ struct Plan {
 using Observer = std::function<void(const char* pass, const std::string& graph)>;
 
 // Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the
-// end. `fuse`: whether to look for kernels. `for_gpu`: of GPUs, whose reductions are made in parts
-// and whose products have epilogues.
+// end. `fuse`: whether to look for kernels. `in_parts`: see lazy/passes/fuse.h.
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer = nullptr, bool for_gpu = false);
+                            bool fuse, const Observer& observer = nullptr, bool in_parts = false);
 
 // Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
 // runs node by node.

@@ -45,7 +45,8 @@ std::shared_ptr<plan::Plan> build(graph::Graph graph, const base::Hash128& key,
                                   std::vector<bool> alive, const plan::Observer& observer) {
   const base::env::Mode mode = base::env::mode();
   const bool fuse = mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph;
-  return plan::build(std::move(graph), key, std::move(alive), fuse, observer, exec::is_for_gpus());
+  return plan::build(std::move(graph), key, std::move(alive), fuse, observer,
+                     exec::reduces_in_parts());
 }
 
 namespace {
