@@ -33,6 +33,7 @@ LEAST_S = 5.0  # no command is worth beginning with less
 TESTS = (
     "test_captured_plans",
     "test_drawing_kernels",
+    "test_reductions_in_parts",
     "test_fusion",
     "test_reductions",
     "test_rows",

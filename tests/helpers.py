@@ -22,9 +22,7 @@ DEVICE = os.environ.get("ACC_TEST_DEVICE", "acc")
 ON_ACC = DEVICE != "cpu"
 FULL = os.environ.get("ACC_TEST_FULL", "0") not in ("", "0")
 
-# Names of the modes that are tested everywhere, and of the two that have one smoke test.
-MODES = ("eager", "full")
-SMOKE_MODES = ("nofuse", "nograph")
+MODES = ("eager", "nofuse", "nograph", "full")  # of ACC_MODE
 
 
 # The passes that change last bits, for ACC_SKIP_PASSES: without them every step is ATen's kernels.
@@ -438,21 +436,26 @@ def run_beside(folder: Path, code: str, **env: str | None) -> subprocess.Complet
     )
 
 
-def run_python(
-    code: str, *, timeout: float = 120, check: bool = True, **env: str | None
-) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in a fresh interpreter, the repository's root as its working directory.
-
-    The code finds `DEVICE` and `torch` defined and the device registered. With `check` a non-zero
-    exit status fails the test with the child's output. `env` changes the child's environment.
-    """
+def python_command(code: str) -> list[str]:
+    """The command that runs `code` with `DEVICE` and `torch` defined and the device registered."""
     # A job in the background of a shell ignores interrupts, and so would its children.
     prelude = (
         "import signal, torch\nfrom tests.helpers import DEVICE, load_device\nload_device()\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     )
+    return [sys.executable, "-c", prelude + code]
+
+
+def run_python(
+    code: str, *, timeout: float = 120, check: bool = True, **env: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Runs `code` in a fresh interpreter, the repository's root as its working directory.
+
+    See `python_command` for what the code finds. With `check` a non-zero exit status fails the test
+    with the child's output. `env` changes the child's environment.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", prelude + code],
+        python_command(code),
         cwd=ROOT,
         env=child_env(**env),
         capture_output=True,

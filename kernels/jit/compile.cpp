@@ -255,18 +255,6 @@ void start_thread() {
   }
 }
 
-// The process does not wait for a compiler, and leaves neither it nor its files behind.
-void stop() {
-  stop_processes();
-  for (int waited = 0; waited < kExitWaitMs; ++waited) {
-    {
-      const std::lock_guard lock(mutex);
-      if (state.threads == 0) return;
-    }
-    poll(nullptr, 0, 1);
-  }
-}
-
 void prepare_process() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -282,6 +270,17 @@ void prepare_process() {
 }
 
 }  // namespace
+
+void stop() {
+  stop_processes();
+  for (int waited = 0; waited < kExitWaitMs; ++waited) {
+    {
+      const std::lock_guard lock(mutex);
+      if (state.threads == 0) return;
+    }
+    poll(nullptr, 0, 1);
+  }
+}
 
 bool Job::done() const {
   return std::all_of(kernels_.begin(), kernels_.end(),

@@ -50,6 +50,10 @@ class Job {
 std::shared_ptr<Job> compile(std::string_view preamble, std::vector<Source> sources,
                              const Toolchain& toolchain = host_toolchain());
 
+// For the end of the process, which does not wait for a compiler and leaves neither it nor its
+// files behind. Happens by itself where the process ends with exit().
+void stop();
+
 // What went wrong with the disk cache last; "" when nothing did. Kernels are made all the same.
 std::string cache_problem();
 

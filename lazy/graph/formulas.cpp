@@ -132,6 +132,10 @@ constexpr Row kRows[] = {
     {"aten::gelu_backward", "approximate=none",
      "grad_output * fma(self, 0.3989422804014327 * exp(self * self * -0.5), "
      "0.5 * (1 + erf(self * 0.7071067811865476)))"},
+    {"aten::gelu_backward", "approximate=tanh",
+     "t = tanh(0.7978845608028654 * (self + 0.044715 * (self * self * self))); "
+     "grad_output * (0.5 * (1 + t) + 0.5 * self * (1 - t * t) * "
+     "(0.7978845608028654 * (1 + 0.134145 * (self * self))))"},
     {"aten::leaky_relu", "", "self > 0 ? self : self * negative_slope"},
     {"aten::leaky_relu_backward", "", "self > 0 ? grad_output : grad_output * negative_slope"},
     {"aten::elu", "", "self < 0 ? expm1(self * input_scale) * (alpha * scale) : self * scale"},

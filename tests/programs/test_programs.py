@@ -21,8 +21,6 @@ from tests import helpers
 from tests.programs.batch import Finished, Frozen
 
 NAMES = sorted(p.stem for p in (Path(__file__).parent / "scripts").glob("[a-z]*.py"))
-# For the two modes that are the same as others today: views, autograd, training and a host read.
-SMOKE = ["view_chain_write", "double_backward", "train_adamw", "losses_kept_in_list"]
 
 # Programs whose bits may differ from the CPU's, with the operator that causes it. Their results
 # are compared as those of generated kernels are.
@@ -36,10 +34,12 @@ CLOSE: dict[str, str] = {}
 CAPTURED = {"ACC_MODE": "full", "ACC_HOST_GRAPHS": "1", "ACC_DETERMINISTIC": "1"}
 FUSED = {
     "full": {"ACC_MODE": "full"},
+    "nograph": {"ACC_MODE": "nograph"},
     "captured": CAPTURED,
     "emulated": {**CAPTURED, "ACC_TEST_EMULATOR": "1"},
 }
-ROUNDS = {"full": 4, "captured": 6, "emulated": 6}
+REPEATED = {"nofuse": {"ACC_MODE": "nofuse"}, **FUSED}
+ROUNDS = {"nofuse": 3, "full": 4, "nograph": 4, "captured": 6, "emulated": 6}
 
 # Seconds for all programs of a mode: compilers of some hundred kernels on a busy machine.
 TIMEOUT = 900
@@ -126,9 +126,8 @@ def on_device(tmp_path_factory) -> dict[str, dict[str, Finished]]:
 
     class Modes(dict[str, dict[str, Finished]]):
         def __missing__(self, mode: str) -> dict[str, Finished]:
-            names = NAMES if mode in helpers.MODES else SMOKE
             self[mode] = _batch(
-                helpers.DEVICE, names, folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
+                helpers.DEVICE, NAMES, folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
             )
             return self[mode]
 
@@ -136,13 +135,13 @@ def on_device(tmp_path_factory) -> dict[str, dict[str, Finished]]:
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory) -> dict[str, dict[str, Finished]]:
-    """The results with generated kernels, by the way of running."""
+def repeated(tmp_path_factory) -> dict[str, dict[str, Finished]]:
+    """The results of plans that come again, by the way of running."""
 
     class Ways(dict[str, dict[str, Finished]]):
         def __missing__(self, way: str) -> dict[str, Finished]:
             folder = tmp_path_factory.mktemp(way)
-            env = {"ACC_SKIP_PASSES": None, **FUSED[way]}
+            env = {"ACC_SKIP_PASSES": None, **REPEATED[way]}
             self[way] = _batch(helpers.DEVICE, NAMES, folder, ROUNDS[way], **env)
             return self[way]
 
@@ -199,27 +198,21 @@ def test_program(on_cpu, on_device, device, name, mode):
     _compare(on_device[mode][name], on_cpu[name])
 
 
-@pytest.mark.parametrize("mode", helpers.SMOKE_MODES)
-@pytest.mark.parametrize("name", SMOKE)
-def test_smoke_of_the_other_modes(on_cpu, on_device, device, name, mode):
-    _compare(on_device[mode][name], on_cpu[name])
-
-
-@pytest.mark.parametrize("way", FUSED)
+@pytest.mark.parametrize("way", REPEATED)
 @pytest.mark.parametrize("name", NAMES)
-def test_fused_program(on_cpu, fused, device, name, way):
-    _compare(fused[way][name], on_cpu[name], close=True, apart=AMPLIFIED.get(name, 0.0))
+def test_repeated_program(on_cpu, repeated, device, name, way):
+    _compare(repeated[way][name], on_cpu[name], close=True, apart=AMPLIFIED.get(name, 0.0))
 
 
 @pytest.mark.parametrize("way", FUSED)
-def test_programs_were_fused(fused, acc_only, way):
-    launched = [name for name in NAMES if fused[way][name].launches > 0]
+def test_programs_were_fused(repeated, acc_only, way):
+    launched = [name for name in NAMES if repeated[way][name].launches > 0]
     assert len(launched) >= len(NAMES) // 2, f"only {len(launched)} programs: {launched}"
 
 
-@pytest.mark.parametrize("way", [way for way in FUSED if way != "full"])
-def test_programs_were_captured(fused, acc_only, way):
-    captured = [name for name in NAMES if fused[way][name].captured > 0]
+@pytest.mark.parametrize("way", ["captured", "emulated"])
+def test_programs_were_captured(repeated, acc_only, way):
+    captured = [name for name in NAMES if repeated[way][name].captured > 0]
     assert len(captured) >= len(NAMES) // 2, f"only {len(captured)} programs: {captured}"
 
 

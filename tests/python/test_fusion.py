@@ -611,29 +611,3 @@ def test_exact_rounds_after_each_operator_as_eager_does(tmp_path, exact):
     assert min(launched) > 0
     # Without it float32 is kept between operators: if this were equal, the test could not fail.
     assert same == [exact, exact]
-
-
-def test_without_a_compiler_training_goes_on_and_says_so_once(tmp_path):
-    body = """
-net = helpers.small_net(DEVICE)
-opt = torch.optim.AdamW(net.parameters(), lr=0.01)
-x = torch.ones(6, 4, device=DEVICE)
-losses = []
-for step in range(6):
-    opt.zero_grad()
-    loss = ((net(x) - 1) ** 2).mean()
-    loss.backward()
-    opt.step()
-    losses.append(loss.item())
-for _ in range(3):
-    y = -(x * 2 + 1) - x
-helpers.synchronize()
-print(json.dumps([losses, helpers.stats()["kernel_launches"]]))
-"""
-    done = _child(tmp_path, body, ACC_CXX="/nonexistent")
-    losses, launches = json.loads(done.stdout.splitlines()[-1])
-    assert launches == 0
-    assert losses == sorted(losses, reverse=True)
-    assert len(set(losses)) == len(losses)
-    told = [line for line in done.stderr.splitlines() if "Warning" in line]
-    assert len(told) == 1 and "/nonexistent" in told[0], done.stderr

@@ -214,6 +214,7 @@ void bind_session(py::module_& m) {
   m.def("stop", [] {
     py::gil_scoped_release release;
     session::stop();
+    jit::stop();  // Python ends by a signal after an interrupt, and then nothing happens at exit
   });
   m.def("mode", [] { return std::string(base::env::name(base::env::mode())); });
   m.def("environment", [] {

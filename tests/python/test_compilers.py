@@ -1,0 +1,137 @@
+"""Training goes on, unfused, where kernels cannot be compiled or kept; it says so once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+TRAINING = """
+import json
+from tests import helpers
+net = helpers.small_net(DEVICE)
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+x = torch.ones(6, 4, device=DEVICE)
+losses = []
+for step in range(6):
+    opt.zero_grad()
+    loss = ((net(x) - 1) ** 2).mean()
+    loss.backward()
+    opt.step()
+    losses.append(loss.item())
+for _ in range(3):
+    y = -(x * 2 + 1) - x
+helpers.synchronize()
+print(json.dumps([losses, helpers.stats()["kernel_launches"]]))
+"""
+
+
+def script(path: Path, text: str) -> str:
+    """A program of a line of shell."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def train(cache: Path | str, **env: str) -> tuple[list[float], int, list[str]]:
+    """Losses, launches of kernels and warnings of a process that finds no kernel on the disk."""
+    done = helpers.run_python(TRAINING, ACC_CACHE_DIR=str(cache), ACC_MODE="full", **env)
+    losses, launches = json.loads(done.stdout.splitlines()[-1])
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == len(losses)
+    return losses, launches, [line for line in done.stderr.splitlines() if "Warning" in line]
+
+
+def private(folder: Path) -> Path:
+    folder.chmod(0o700)
+    return folder
+
+
+COMPILERS = {
+    "missing": (None, "/nonexistent"),
+    "fails": ("echo no such option >&2; exit 1", "no such option"),
+    "hangs": ("sleep 600", "1 s"),
+    "makes nothing": ("exit 0", ""),
+    "makes rubbish": ('while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"', ""),
+    "is killed": ("kill -9 $$", "9"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILERS)
+def test_a_compiler_that(name, tmp_path):
+    text, told = COMPILERS[name]
+    compiler = "/nonexistent" if text is None else script(tmp_path / "compiler", text)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    _, launches, warnings = train(private(cache), ACC_CXX=compiler, ACC_COMPILE_TIMEOUT_S="1")
+    assert launches == 0
+    assert len(warnings) == 1 and told in warnings[0], warnings
+    assert not list(cache.rglob("*.so")), "the cache holds what did not compile"
+
+
+@pytest.mark.parametrize("where", ["read-only", "a file", "of others"])
+def test_a_cache_that_cannot_be_used(where, tmp_path):
+    """Kernels are compiled all the same, and not kept."""
+    cache: Path | str = tmp_path / "cache"
+    if where == "read-only":
+        cache = "/proc/acc"  # whoever runs this, root too, cannot write there
+    elif where == "a file":
+        (tmp_path / "cache").write_text("")
+    else:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache").chmod(0o777)
+    _, launches, warnings = train(cache)
+    assert launches > 0
+    assert len(warnings) == 1 and str(cache) in warnings[0], warnings
+
+
+def test_losses_are_those_of_training_with_kernels(tmp_path):
+    fused, launches, warnings = train(private(tmp_path))
+    assert launches > 0 and not warnings
+    unfused, _, _ = train(tmp_path, ACC_CXX="/nonexistent")
+    torch.testing.assert_close(torch.tensor(fused), torch.tensor(unfused), rtol=1e-4, atol=1e-5)
+
+
+def test_an_interrupt_while_a_compiler_works(tmp_path):
+    """Ctrl-C ends the program; neither a compiler nor half a file stays."""
+    started = tmp_path / "started"
+    compiler = script(tmp_path / "compiler", f"echo $$ >> {started}; exec sleep 300")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    body = TRAINING + "\nprint('went on')"
+    child = subprocess.Popen(
+        helpers.python_command(body),
+        cwd=helpers.ROOT,
+        # With ACC_DETERMINISTIC=1 the interrupt comes when the compiler's time is over.
+        env=helpers.child_env(
+            ACC_CACHE_DIR=str(private(cache)),
+            ACC_MODE="full",
+            ACC_CXX=compiler,
+            ACC_DETERMINISTIC="0",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline and child.poll() is None:
+        time.sleep(0.02)
+    assert started.exists(), child.communicate(timeout=60)
+    time.sleep(0.3)  # into the wait of the second run
+    os.killpg(child.pid, signal.SIGINT)
+    said, error = child.communicate(timeout=30)
+    assert "KeyboardInterrupt" in error and "went on" not in said
+    for pid in started.read_text().split():
+        assert not Path(f"/proc/{pid}").exists(), f"compiler {pid} lives on"
+    assert not list(cache.rglob("*.so"))
