@@ -28,7 +28,7 @@ def passes_back(device: str) -> Iterator[None]:
 
 
 class Model(nn.Module):
-    """Something for every pass: convolutions, a recurrence, wide products, norms, a shared input."""
+    """For every pass something: convolutions, a recurrence, wide products, norms, shared inputs."""
 
     def __init__(self) -> None:
         super().__init__()
