@@ -159,6 +159,31 @@ def test_the_update_of_all_parameters_is_one_kernel(acc_only, name, form):
 
 
 @pytest.mark.parametrize("form", ["foreach", "single"])
+def test_clipping_by_the_norm_is_part_of_the_update(acc_only, form):
+    """Kernels for the norms of the gradients, for their norm with what follows, for the updates."""
+    shapes = SHAPES[:3]
+    parameters = parameters_of(shapes, torch.float32)
+    optimizer = create("AdamW", form, parameters)
+    drawn = [helpers.drawn(*shape, device="cpu", seed=i) for i, shape in enumerate(shapes)]
+    for _ in range(SETTLED):
+        for p, gradient in zip(parameters, drawn, strict=True):
+            p.grad = gradient.to(helpers.DEVICE)
+        helpers.flush()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        helpers.flush()
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    steps = [[plan["nodes"][i]["op"] for i in step["nodes"]] for step in plan["steps"]]
+    launches = [step["launches"] for step in plan["steps"]]
+    assert launches == [len(shapes), 0, 1, len(shapes)]
+    norms, joined, total, update = steps
+    assert set(norms) == {"aten::linalg_vector_norm"}
+    assert joined == ["aten::stack"]
+    assert total[0] == "aten::linalg_vector_norm" and "aten::clamp" in total
+    assert {"aten::mul_.Tensor", "aten::addcdiv_"} <= set(update)
+
+
+@pytest.mark.parametrize("form", ["foreach", "single"])
 def test_there_is_a_kernel_for_each_type(acc_only, form):
     types = (torch.float32, torch.float64)
     parameters = [p for dtype in types for p in parameters_of(SHAPES, dtype)]

@@ -14,7 +14,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import cases, driver, load, measure, models, record, report, run, stats, worker
+from benchmarks import (
+    cases,
+    driver,
+    limits,
+    load,
+    measure,
+    models,
+    record,
+    report,
+    run,
+    stats,
+    worker,
+)
 from benchmarks.cases import CASES, Case, Tolerance
 from benchmarks.checksums import Checksum, checksum_of, mismatch
 from benchmarks.driver import Worker, WorkerError, WorkerTimeout
@@ -630,3 +642,18 @@ def test_the_cost_of_recording_is_measured_without_python(acc_only):
     assert line["n"] + line["dropped"] >= 1
     assert line["median_us"] is None or 0.0 < line["median_us"] < 1000.0
     assert "add_below_autograd" in record.table(result.lines)
+
+
+def test_the_parts_of_a_step(acc_only, tmp_path):
+    file = tmp_path / "limits.jsonl"
+    arguments = ["--case", "mlp", "pointwise", "--round-s", "0.01", "--json", str(file)]
+    assert limits.main(arguments) == 0
+    head, mlp, pointwise = map(json.loads, file.read_text().splitlines())
+    assert head["kind"] == "header" and head["cases"] == ["mlp", "pointwise"]
+    for row in (mlp, pointwise):
+        assert row["acc_ms"] > 0 and row["copy_gb_s"] > 0
+        parts = row["library_ms"] + row["kernels_ms"] + row["other_ms"] + row["left_ms"]
+        assert parts == pytest.approx(row["acc_ms"])
+    assert mlp["library_ms"] > mlp["kernels_ms"] > 0
+    assert pointwise["library_ms"] == 0 < pointwise["kernels_ms"]
+    assert pointwise["library_alone"] is None

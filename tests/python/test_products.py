@@ -110,6 +110,28 @@ def test_gradients_of_one_input_add_up(faster):
     assert operators()["acc::linear"] == 6
 
 
+def test_gradients_accumulate_in_the_views_of_a_bucket(device):
+    """As DDP's gradient_as_bucket_view has them: products add to the bucket itself."""
+    x = normal(9, 5)
+    weight, bias = normal(7, 5), normal(7, seed=2)
+    expected = []
+    for place in ("cpu", device):
+        w, b = (nn.Parameter(t.to(place)) for t in (weight, bias))
+        bucket = torch.zeros(42, device=place)
+        w.grad, b.grad = bucket[:35].view(7, 5), bucket[35:]
+        moved = x.to(place)
+        for _ in range(4):
+            bucket.zero_()
+            helpers.flush()
+            for factor in (1.0, 2.0):
+                (torch.nn.functional.linear(moved, w, b) * factor).square().sum().backward()
+            helpers.flush()
+        assert w.grad.data_ptr() == bucket.data_ptr()
+        expected.append(bucket.cpu())
+    torch.testing.assert_close(expected[1], expected[0], rtol=1e-5, atol=1e-4)
+    assert operators()["aten::addmm_"] == 2
+
+
 def test_results_that_are_kept_stay(faster):
     a, b = normal(ROWS, TERMS), normal(TERMS, COLUMNS)
     right = b.to(helpers.DEVICE)

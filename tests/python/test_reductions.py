@@ -433,6 +433,12 @@ def trained(program: Program, *inputs: Tensor) -> list[Tensor]:
             ((4, 6, 9, 9), (6,), (6,)),
             1,
         ),
+        (
+            "batch norm, residual and ReLU",
+            lambda x, w, b, r: (F.batch_norm(x * 2, None, None, w, b, True) + r).relu(),
+            ((4, 6, 9, 9), (6,), (6,), (4, 6, 9, 9)),
+            1,
+        ),
         # The second kernel sums over rows: the gradients of weight and bias.
         ("layer norm", lambda x, w, b: F.layer_norm(x, (50,), w, b), ((20, 50), (50,), (50,)), 2),
         ("RMS norm", lambda x, w: F.rms_norm(x, (50,), w), ((20, 50), (50,)), None),
