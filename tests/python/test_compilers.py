@@ -36,9 +36,9 @@ print(json.dumps([losses, helpers.stats()["kernel_launches"]]))
 """
 
 
-def script(path: Path, text: str) -> str:
-    """A program of a line of shell."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
+def broken_compiler(path: Path, text: str) -> str:
+    """A program that says its version as g++ does, and otherwise does what a line of shell says."""
+    path.write_text(f'#!/bin/sh\ncase "$*" in *version*) exec g++ "$@" ;; esac\n{text}\n')
     path.chmod(0o755)
     return str(path)
 
@@ -60,17 +60,20 @@ def private(folder: Path) -> Path:
 COMPILERS = {
     "missing": (None, "/nonexistent"),
     "fails": ("echo no such option >&2; exit 1", "no such option"),
-    "hangs": ("sleep 600", "1 s"),
-    "makes nothing": ("exit 0", ""),
-    "makes rubbish": ('while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"', ""),
-    "is killed": ("kill -9 $$", "9"),
+    "hangs": ("sleep 600", "took longer than 1 s"),
+    "makes nothing": ("exit 0", "succeeded without a result"),
+    "makes rubbish": (
+        'while [ "$1" != -o ]; do shift; done; echo rubbish > "$2"',
+        "is no whole library",
+    ),
+    "is killed": ("kill -9 $$", "ended by signal 9"),
 }
 
 
 @pytest.mark.parametrize("name", COMPILERS)
 def test_a_compiler_that(name, tmp_path):
     text, told = COMPILERS[name]
-    compiler = "/nonexistent" if text is None else script(tmp_path / "compiler", text)
+    compiler = "/nonexistent" if text is None else broken_compiler(tmp_path / "compiler", text)
     cache = tmp_path / "cache"
     cache.mkdir()
     _, launches, warnings = train(private(cache), ACC_CXX=compiler, ACC_COMPILE_TIMEOUT_S="1")
@@ -105,7 +108,7 @@ def test_losses_are_those_of_training_with_kernels(tmp_path):
 def test_an_interrupt_while_a_compiler_works(tmp_path):
     """Ctrl-C ends the program; neither a compiler nor half a file stays."""
     started = tmp_path / "started"
-    compiler = script(tmp_path / "compiler", f"echo $$ >> {started}; exec sleep 300")
+    compiler = broken_compiler(tmp_path / "compiler", f"echo $$ >> {started}; exec sleep 300")
     cache = tmp_path / "cache"
     cache.mkdir()
     body = TRAINING + "\nprint('went on')"
