@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -74,7 +75,10 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "torchvision": pytest("tests/models/test_vision.py", share="load"),
     "seeds": pytest("tests/seeds", share="load"),
     "opinfo": pytest("tests/opinfo"),
+    "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }
+# Where the stages leave the text of generated kernels for the last one.
+KERNEL_TEXTS = ROOT / "build" / "kernel_texts"
 
 
 def main(argv: list[str]) -> int:
@@ -90,6 +94,10 @@ def main(argv: list[str]) -> int:
     if arguments.full:
         environ["ACC_TEST_FULL"] = "1"
         environ.setdefault("ACC_TEST_RESULTS", str(ROOT / "build" / "accuracy.jsonl"))
+    if arguments.stages != ["gpu_kernels"]:
+        shutil.rmtree(KERNEL_TEXTS, ignore_errors=True)
+    KERNEL_TEXTS.mkdir(parents=True, exist_ok=True)
+    environ["ACC_KERNEL_TEXTS"] = str(KERNEL_TEXTS)
     failed: list[str] = []
     began = time.monotonic()
     for name in arguments.stages or STAGES:

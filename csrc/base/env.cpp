@@ -73,6 +73,7 @@ enum Id : size_t {
   kCompileTimeoutS,
   kCacheDir,
   kCacheMb,
+  kKernelTexts,
   kCount,
 };
 
@@ -125,6 +126,9 @@ constexpr Entry kEntries[] = {
            "XDG_CACHE_HOME or in ~/.cache."),
     integer("ACC_CACHE_MB", 256, 1, 1 << 20,
             "Size of that directory in MiB; the least recently used kernels go first."),
+    string("ACC_KERNEL_TEXTS",
+           "A directory that is given the CUDA text of each generated kernel, on the host too, as "
+           "it stands behind the preamble of a program; unset writes none."),
 };
 static_assert(std::size(kEntries) == kCount);
 
@@ -254,6 +258,7 @@ bool deterministic() { return get(kDeterministic) != 0; }
 std::string cxx() { return get_string(kCxx); }
 int compile_timeout_s() { return static_cast<int>(get(kCompileTimeoutS)); }
 std::string cache_dir() { return get_string(kCacheDir); }
+std::string kernel_texts() { return get_string(kKernelTexts); }
 uint64_t cache_bytes() { return static_cast<uint64_t>(get(kCacheMb)) << 20; }
 
 int host_devices() {

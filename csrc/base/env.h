@@ -53,6 +53,8 @@ int compile_timeout_s();
 std::string cache_dir();
 // The size on disk above which the oldest of them go.
 uint64_t cache_bytes();
+// Where the CUDA text of generated kernels is written; "" for nowhere.
+std::string kernel_texts();
 
 // As they are written in the environment.
 const char* name(Mode value);

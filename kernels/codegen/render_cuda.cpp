@@ -98,14 +98,25 @@ class CudaWriter : Writer {
            !kernel_.operands[operand].kept;
   }
 
+  // Where it is put: the pointers of many results would take registers all the time.
+  bool opened_late(size_t operand) const {
+    return kernel_.reduced == 0 && by_words(operand) && !is_loaded(operand);
+  }
+
   // For 16 bytes of the largest type, within limits: more of them would take registers away from
-  // other threads.
+  // other threads, and those of very many operands would not have registers.
   size_t neighbours() const {
     size_t largest = 0;
+    size_t all = 0;
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-      if (by_words(i)) largest = std::max(largest, element_size(i));
+      if (!by_words(i)) continue;
+      largest = std::max(largest, element_size(i));
+      all += element_size(i);
     }
-    return largest == 0 ? 1 : std::clamp(16 / largest, size_t{4}, size_t{8});
+    if (largest == 0) return 1;
+    size_t count = std::clamp(16 / largest, size_t{4}, size_t{8});
+    while (count > 1 && count * all > kBytesOfNeighbours) count /= 2;
+    return count;
   }
 
   // ---- elements
@@ -232,7 +243,9 @@ class CudaWriter : Writer {
     for (const Store& store : stores) add_store(by_words(store.operand) ? "" : guard, store);
     line("}");
     for (size_t i = 0; i < stored.size(); ++i) {
-      if (by_words(i) && stored[i]) line(guard, "put<WHOLE>(p", i, " + at, w", i, ", stop);");
+      if (!by_words(i) || !stored[i]) continue;
+      if (opened_late(i)) open_pointers("p", {i}, "", 0, loops() - 1);
+      line(guard, "put<WHOLE>(p", i, " + at, w", i, ", stop);");
     }
   }
 
@@ -262,7 +275,9 @@ class CudaWriter : Writer {
         "turn += blocks * blockDim.x) {");
     line("const long at = turn % turns * V;");
     open_row("turn / turns", last);
-    open_pointers("p", operands(), "", 0, last);
+    std::vector<size_t> early = operands();
+    std::erase_if(early, [&](size_t i) { return opened_late(i); });
+    open_pointers("p", early, "", 0, last);
     open_positions("q", positions(), "", 0, last);
     add_neighbours(loaded_by(instructions, {}), kernel_.stores, "", [&] {
       for (const uint32_t i : instructions) define(i);
@@ -511,6 +526,8 @@ class CudaWriter : Writer {
     line("}");
   }
 
+  // What half the registers of a thread hold.
+  static constexpr size_t kBytesOfNeighbours = 256;
   // Turns whose sum is taken in the type of the elements.
   static constexpr int kTurns = 16;
   // As many as there are threads in a block of across_y.

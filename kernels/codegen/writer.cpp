@@ -153,6 +153,7 @@ bool Writer::is_loaded(size_t operand) const {
 bool Writer::is_constant(size_t i) const {
   const Instruction& instruction = kernel_.instructions[i];
   if (instruction.fn == Fn::kOperand || has_position(instruction)) return false;
+  if (graph::is_reduction(instruction.fn)) return false;  // as often as there are elements
   for (int k = 0; k < graph::arity(instruction.fn); ++k) {
     if (!is_constant(instruction.inputs[static_cast<size_t>(k)])) return false;
   }

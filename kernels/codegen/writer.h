@@ -43,7 +43,7 @@ class Writer {
   std::string position_offset(size_t position, size_t first, size_t last) const;
   const char* element(size_t operand) const;
   bool is_loaded(size_t operand) const;
-  // Made of numbers only.
+  // Made of numbers only, none of them reduced.
   bool is_constant(size_t i) const;
 
   void define(size_t i);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <mutex>
 #include <set>
@@ -19,6 +20,7 @@
 #include "kernels/codegen/render.h"
 #include "kernels/device/device_kernels.h"
 #include "kernels/jit/compile.h"
+#include "kernels/jit/files.h"
 #include "lazy/plan/trial.h"
 
 namespace acc::exec {
@@ -43,6 +45,30 @@ Compilation& compilation_of(const plan::Plan& plan) {
   return *static_cast<Compilation*>(plan.compilation.get());
 }
 
+// Says once what keeps kernels from being made or kept.
+void warn_once(const std::string& what) {
+  static std::mutex mutex;
+  static auto& told = *new std::set<std::string>;
+  {
+    const std::lock_guard lock(mutex);
+    if (what.empty() || !told.insert(what).second) return;
+  }
+  TORCH_WARN(what);
+}
+
+// ACC_KERNEL_TEXTS: one file for each kernel, named after it; one that is there is the same.
+void keep_texts(const plan::Plan& plan) {
+  const std::string directory = base::env::kernel_texts();
+  if (directory.empty()) return;
+  for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
+    const codegen::KernelText kernel = gpu_text(plan, i);
+    const std::string path = base::concat(directory, "/", kernel.name, ".cu");
+    if (jit::write_file(path, kernel.text) || errno == EEXIST) continue;
+    warn_once(base::concat("[kernels] ", path, " cannot be written: ", jit::error_text(errno),
+                           ". Set ACC_KERNEL_TEXTS to a directory of your own."));
+  }
+}
+
 void request(plan::Plan& plan, c10::DeviceIndex device) {
   const device::DeviceKernels* on_device = device::device_kernels(device);
   auto compilation = std::make_shared<Compilation>();
@@ -58,17 +84,7 @@ void request(plan::Plan& plan, c10::DeviceIndex device) {
           ? jit::compile(codegen::host_preamble(), std::move(sources))
           : jit::compile(codegen::cuda_preamble(), std::move(sources), on_device->toolchain());
   plan.compilation = std::move(compilation);
-}
-
-// Says once what keeps kernels from being made or kept.
-void warn_once(const std::string& what) {
-  static std::mutex mutex;
-  static auto& told = *new std::set<std::string>;
-  {
-    const std::lock_guard lock(mutex);
-    if (what.empty() || !told.insert(what).second) return;
-  }
-  TORCH_WARN(what);
+  keep_texts(plan);
 }
 
 // Set in one process of several.

@@ -241,6 +241,26 @@ TEST(CudaKernels, EveryLengthFromEveryPlace) {
   check(calls);
 }
 
+TEST(CudaKernels, NeighboursOfManyOperandsAreFewer) {
+  std::vector<Call> calls;
+  for (const auto& [operands, neighbours] : {std::pair{16, 4}, {17, 2}, {33, 1}}) {
+    KernelSpec kernel;
+    kernel.instructions = {operand(0)};
+    kernel.operands = {{dtype::kF32, Walk::kContiguous, false}};
+    std::vector<std::vector<int64_t>> strides = {{1}};
+    for (uint32_t i = 1; i < static_cast<uint32_t>(operands); ++i) {
+      kernel.operands.push_back({dtype::kF32, Walk::kContiguous, true});
+      kernel.instructions.push_back(apply(Fn::kAdd, dtype::kF32, 0, i - 1));
+      kernel.stores.push_back({i, i});
+      strides.push_back({1});
+    }
+    const std::string line = "constexpr int V = " + std::to_string(neighbours) + ";";
+    EXPECT_NE(codegen::render_cuda(kernel).text.find(line), std::string::npos) << line;
+    for (const int64_t n : {400, 403}) calls.push_back({kernel, {n}, strides, {}, {}});
+  }
+  check(calls);
+}
+
 TEST(CudaKernels, RowsWithBroadcastAndStridedOperands) {
   const KernelSpec kernel = testing::broadcast_and_strided();
   std::vector<Call> calls;
@@ -399,6 +419,25 @@ TEST(CudaKernels, KeptElementsAreReadBeforeTheyAreWritten) {
                      {9, 500},
                      {{500, 1}, columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
                      {},
+                     {}});
+  }
+  check(calls);
+}
+
+// As often as there are elements, though no memory has them.
+TEST(CudaKernels, NumbersAreReduced) {
+  std::vector<Call> calls;
+  for (const bool columns : {false, true}) {
+    KernelSpec kernel = testing::reduction(Fn::kSum, columns);
+    kernel.operands = {kernel.operands.back()};
+    kernel.scalars = {true};
+    kernel.instructions = {scalar(0), apply(Fn::kSum, dtype::kF32, 0),
+                           apply(Fn::kMul, dtype::kF32, 0, 1)};
+    kernel.stores = {{0, 2}};
+    calls.push_back({kernel,
+                     {9, 500},
+                     {columns ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{1, 0}},
+                     {std::bit_cast<int64_t>(0.5)},
                      {}});
   }
   check(calls);

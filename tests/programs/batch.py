@@ -71,22 +71,25 @@ def run_program(name: str, device: str, rounds: int = 1) -> Finished:
     """Runs one program; never raises what the program raises."""
     module = importlib.import_module(f"tests.programs.scripts.{name}")
     results: list[Any] = []
+    refused = _counted(device, "jit/failed")
     try:
         for _ in range(rounds):
             torch.manual_seed(0)
             random.seed(0)
-            before = _counted(device)
+            before = _counted(device, "kernel_launches", "captures_submitted")
             results.append(helpers.tree_map(freeze, module.run(device)))
-        launches, captured = (b - a for a, b in zip(before, _counted(device), strict=True))
+        after = _counted(device, "kernel_launches", "captures_submitted")
+        launches, captured = (b - a for a, b in zip(before, after, strict=True))
+        assert _counted(device, "jit/failed") == refused, "kernels could not be compiled"
         return Finished(name, results.pop(), "", results, launches, captured)
     except Exception:  # a finding, told by the parent
         where = f"in round {len(results) + 1}:\n" if results else ""
         return Finished(name, error=where + traceback.format_exc(limit=-4))
 
 
-def _counted(device: str) -> tuple[int, int]:
+def _counted(device: str, *names: str) -> list[int]:
     counters = helpers.stats() if device != "cpu" else {}
-    return counters.get("kernel_launches", 0), counters.get("captures_submitted", 0)
+    return [counters.get(name, 0) for name in names]
 
 
 def main() -> None:

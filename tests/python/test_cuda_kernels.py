@@ -1,82 +1,23 @@
 """The kernels of training steps compile for every GPU generation: NVRTC needs no GPU.
 
-What they compute is compared with the host's kernels in tests/cpp/test_cuda_kernels.cpp, and with
-the CPU where programs run with them (tests/programs, tests/python/test_captured_plans.py).
+tests/gpu_kernels does the same with all kernels that the tests made. What they compute is compared
+with the host's kernels in tests/cpp/test_cuda_kernels.cpp, and with the CPU where programs run with
+them (tests/programs, tests/python/test_captured_plans.py).
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import torchacc_device
-from tests import helpers
+from tests import helpers, nvidia
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
-
-ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-
-
-class Program(NamedTuple):
-    """What NVRTC compiles."""
-
-    text: str
-    options: list[str]
-
-
-@functools.cache
-def nvrtc() -> Path:
-    """NVIDIA's compiler, which comes with PyTorch's wheels for CUDA."""
-    site = Path(torch.__file__).parents[1]
-    found = sorted(site.glob("nvidia/*/lib/libnvrtc.so.*")) or pytest.skip(
-        "this PyTorch has no CUDA: NVRTC is not installed"
-    )
-    return found[-1]
-
-
-def run_compiler(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The program that the package compiles kernels with."""
-    program = Path(torchacc_device.__file__).with_name("acc_nvrtc")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-
-
-def compiled(source: Program, architecture: str, folder: Path) -> Path:
-    """The cubin of a program; fails with the compiler's words."""
-    text, cubin = folder / "kernels.cu", folder / f"{architecture}.cubin"
-    text.write_text(source.text)
-    options = [f"--gpu-architecture={architecture}", *source.options]
-    done = run_compiler(nvrtc(), text, cubin, *options)
-    assert (done.returncode, done.stderr) == (0, "")  # no warning either
-    return cubin
-
-
-def program_of(step: Callable[[], object]) -> Program:
-    """All kernels of a step that has run often enough to have them, as one program."""
-    for _ in range(3):
-        kept = step()  # what nobody holds would not be computed
-        helpers.flush()
-    del kept
-    plan = helpers.extension().plan_data(torch.acc.current_device())
-    texts = [kernel["cuda_text"] for kernel in plan["kernels"]]
-    assert texts
-    return Program(plan["cuda_preamble"] + "".join(texts), plan["cuda_options"])
-
-
-def triton_tool(name: str, *arguments: str | Path) -> str:
-    """What a program of NVIDIA's that comes with Triton prints."""
-    tool = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin" / name
-    if not tool.exists():
-        pytest.skip(f"{name} is not installed; it comes with Triton")
-    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 
 def transformer() -> Callable[[], None]:
@@ -157,6 +98,11 @@ def assorted() -> Callable[[], Tensor]:
     return step
 
 
+def many_results() -> Callable[[], list[Tensor]]:
+    x = torch.randn(200, 4).to(helpers.DEVICE)
+    return lambda: [x * i for i in range(2, 50)]
+
+
 STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "transformer": transformer,
     "convolutional, bfloat16": lambda: convolutional(torch.bfloat16),
@@ -164,59 +110,99 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "assorted types": assorted,
     "large maps": large_maps,
     "random numbers": drawing,
+    "many results": many_results,
 }
 
 
-# What a thread may have: 512 of them are on a multiprocessor then. What it may need besides, in
-# bytes of memory; and how many kernels of a step may need any: of the 22 of a transformer's step, 2
-# do on sm_90, 6 on sm_100 and sm_120.
-REGISTERS = 128
-SPILLED = 160
+# Kernels of a step that need memory for want of registers: of the 22 of a transformer's step, 2 do
+# on sm_90, 6 on sm_100 and sm_120.
 SPILLING = 8
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_kernels_compile_for_every_generation(name, tmp_path):
-    source = program_of(STEPS[name]())
-    cubins = [compiled(source, architecture, tmp_path) for architecture in ARCHITECTURES]
-    for cubin in cubins:
-        usage = triton_tool("cuobjdump", "--dump-resource-usage", cubin)
-        kernels = re.findall(r"Function (acc_\w+):\s+REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
-        assert len(kernels) == source.text.count("__global__")
-        for kernel, registers, stack, local in kernels:
-            assert int(registers) <= REGISTERS, f"{kernel} on {cubin.stem}"
-            assert int(stack) + int(local) <= SPILLED, f"{kernel} on {cubin.stem}"
-        assert sum(int(stack) > 0 for _, _, stack, _ in kernels) <= SPILLING, cubin.stem
+    kernels = nvidia.kernels_of(STEPS[name]())
+    for architecture in nvidia.ARCHITECTURES:
+        made = nvidia.make(kernels, architecture, tmp_path)
+        assert not nvidia.faults(made), architecture
+        assert sum(kernel.spilled > 0 for kernel in made.values()) <= SPILLING, architecture
 
 
 def test_the_compiler_says_what_is_wrong(tmp_path):
     assert re.fullmatch(
-        r"NVRTC \d+\.\d+, .*libnvrtc.*, \d+ bytes\n", run_compiler(nvrtc(), "--version").stdout
+        r"NVRTC \d+\.\d+, .*libnvrtc.*, \d+ bytes\n",
+        nvidia.run_compiler(nvidia.nvrtc(), "--version").stdout,
     )
     text = tmp_path / "wrong.cu"
     text.write_text("__global__ void f() { undeclared = 1; }")
     wrong = [
-        ((nvrtc(), text, tmp_path / "cubin"), '"undeclared" is undefined'),
-        ((nvrtc(), text, tmp_path / "cubin", "--gpu-architecture=sm_1"), "invalid value"),
-        ((nvrtc(), tmp_path / "none", tmp_path / "cubin"), "cannot be read"),
+        ((nvidia.nvrtc(), text, tmp_path / "cubin"), '"undeclared" is undefined'),
+        ((nvidia.nvrtc(), text, tmp_path / "cubin", "--gpu-architecture=sm_1"), "invalid value"),
+        ((nvidia.nvrtc(), tmp_path / "none", tmp_path / "cubin"), "cannot be read"),
         (("libnvrtc.so.1", text, tmp_path / "cubin"), "libnvrtc.so.1: cannot open"),
         (("libc.so.6", text, tmp_path / "cubin"), "nvrtcCreateProgram"),
-        ((nvrtc(),), "LIBRARY SOURCE RESULT"),
+        ((nvidia.nvrtc(),), "LIBRARY SOURCE RESULT"),
     ]
     for arguments, words in wrong:
-        done = run_compiler(*arguments)
+        done = nvidia.run_compiler(*arguments)
         assert done.returncode == 1
         assert words in done.stderr
     text.write_text("__global__ void f() {}")
-    done = run_compiler(nvrtc(), text, tmp_path / "no folder" / "cubin")
+    done = nvidia.run_compiler(nvidia.nvrtc(), text, tmp_path / "no folder" / "cubin")
     assert (done.returncode, "cannot be written" in done.stderr) == (1, True)
 
 
-def test_neighbours_are_read_at_once(tmp_path):
+def added(dtype: torch.dtype = torch.float32) -> nvidia.Kernels:
+    """A kernel of two tensors."""
+    a, b = (torch.randn(5000).to(helpers.DEVICE, dtype) for _ in range(2))
+    return nvidia.kernels_of(lambda: (a * b + a).tanh())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_neighbours_are_read_at_once(dtype, tmp_path):
     """16 bytes per instruction, of float32 and of half types."""
-    for dtype in (torch.float32, torch.float16):
-        a, b = (torch.randn(5000).to(helpers.DEVICE, dtype) for _ in range(2))
-        source = program_of(lambda a=a, b=b: (a * b + a).tanh())
-        listing = triton_tool("nvdisasm", compiled(source, "sm_90", tmp_path))
-        assert len(re.findall(r"LDG\.E\.128", listing)) >= 2
-        assert re.search(r"STG\.E\.128", listing)
+    (kernel,) = nvidia.make(added(dtype), "sm_90", tmp_path).values()
+    assert kernel.planned == 2
+    assert kernel.wide_loads >= 2
+
+
+# Numbers that one thread has at the same time; where each is, is known to the compiler or is not.
+MANY = """
+extern "C" __global__ void acc_{name}(float* numbers, int calls, int stage) {{
+  float many[200];
+  #pragma unroll
+  for (int i = 0; i < 200; ++i) many[i] = numbers[i];
+  __syncthreads();
+  #pragma unroll
+  for (int i = 0; i < 200; ++i) numbers[i] = many[{index}];
+}}
+"""
+
+
+def test_faults_of_kernels_are_seen(tmp_path):
+    good = added()
+    (text,) = good.texts
+    assert not nvidia.faults(nvidia.make(good, "sm_90", tmp_path))
+
+    undefined = good._replace(texts=[text.replace("tanh_(", "tan_h(")])
+    with pytest.raises(AssertionError, match=rf'{nvidia.name_of(text)}.*"tan_h" is undefined'):
+        nvidia.make(undefined, "sm_90", tmp_path)
+
+    unaligned = good._replace(preamble=re.sub(r"alignas\(.*\) Words", "Words", good.preamble))
+    many = [MANY.format(name="known", index="199 - i"), MANY.format(name="not", index="i % calls")]
+    for planted, words in [
+        (unaligned, ["0 loads of 16 bytes, 2 were planned"]),
+        (good._replace(texts=many), ["registers of 128", "800 bytes of a thread in memory"]),
+    ]:
+        found = sorted(nvidia.faults(nvidia.make(planted, "sm_90", tmp_path)))
+        assert len(found) == len(words)
+        assert all(word in fault for word, fault in zip(words, found, strict=True)), found
+
+
+def test_texts_are_kept_where_they_are_wanted(tmp_path):
+    code = "x = torch.ones(9, device=DEVICE)\nfor _ in range(3): print((x * x + 1).tolist())"
+    for directory, refused in [(tmp_path, False), (tmp_path / "none", True)]:
+        done = helpers.run_python(code, ACC_KERNEL_TEXTS=str(directory))
+        assert ("Set ACC_KERNEL_TEXTS to a directory of your own" in done.stderr) == refused
+    (kept,) = tmp_path.iterdir()
+    assert kept.name == nvidia.name_of(kept.read_text()) + ".cu"

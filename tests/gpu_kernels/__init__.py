@@ -1,0 +1,1 @@
+"""Kernels that the other tests made, for every generation of GPUs."""

@@ -1,0 +1,158 @@
+"""What NVIDIA's compiler makes of kernels, and what they may not be; needs no GPU.
+
+A kernel is at fault that the compiler refuses or warns of, that keeps other threads from a
+multiprocessor, that lies in memory for want of registers, or that reads neighbours one by one.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import torchacc_device
+from tests import helpers
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+# What a thread may have: 512 of them are on a multiprocessor then. What it may need besides, in
+# bytes of memory.
+REGISTERS = 128
+SPILLED = 160
+
+WIDE = 16  # bytes that an instruction reads at most
+BYTES = {"i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}  # others: 1
+VALUE = re.compile(r"\bv\d+\b")
+DEFINITION = re.compile(r"const \w+ (v\d+) = ")
+
+
+class Kernels(NamedTuple):
+    """What NVRTC compiles as one program."""
+
+    preamble: str
+    options: list[str]
+    texts: list[str]
+
+
+class Made(NamedTuple):
+    """A kernel for an architecture."""
+
+    registers: int
+    spilled: int  # bytes
+    wide_loads: int
+    planned: int  # as many of them, at least: loops are unrolled
+
+
+@functools.cache
+def nvrtc() -> Path:
+    """NVIDIA's compiler, which comes with PyTorch's wheels for CUDA."""
+    site = Path(torch.__file__).parents[1]
+    found = sorted(site.glob("nvidia/*/lib/libnvrtc.so.*")) or pytest.skip(
+        "this PyTorch has no CUDA: NVRTC is not installed"
+    )
+    return found[-1]
+
+
+def run_compiler(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The program that the package compiles kernels with."""
+    program = Path(torchacc_device.__file__).with_name("acc_nvrtc")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def tool(name: str, *arguments: str | Path) -> str:
+    """What a program of NVIDIA's that comes with Triton prints."""
+    path = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin" / name
+    if not path.exists():
+        pytest.skip(f"{name} is not installed; it comes with Triton")
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def kernels_of(step: Callable[[], object]) -> Kernels:
+    """All kernels of a step that has run often enough to have them."""
+    for _ in range(3):
+        kept = step()  # what nobody holds would not be computed
+        helpers.flush()
+    del kept
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    texts = [kernel["cuda_text"] for kernel in plan["kernels"]]
+    assert texts
+    return Kernels(plan["cuda_preamble"], plan["cuda_options"], texts)
+
+
+def name_of(text: str) -> str:
+    """What a kernel is called."""
+    return re.findall(r"__global__ .* (acc_\w+)\(", text)[0]
+
+
+def planned_loads(text: str) -> int:
+    """The loads of 16 bytes that a kernel's text asks for: of V neighbours together."""
+    count = 0
+    for body in text.split("template <bool WHOLE>"):
+        neighbours = [int(number) for number in re.findall(r"constexpr int V = (\d+);", body)]
+        needed = without_dead_values(body)
+        for element, words in re.findall(r"Words<(\w+), V> (w\d+);\ntake<WHOLE>\(\2,", body):
+            if f"{words}.v[e])" in needed:
+                count += neighbours[0] * BYTES.get(element, 1) // WIDE
+    return count
+
+
+def without_dead_values(body: str) -> str:
+    """What a compiler leaves of a function: fused operators may make what nobody asked for."""
+    lines = body.splitlines()
+    while True:
+        uses = collections.Counter(name for line in lines for name in VALUE.findall(line))
+        needed = [
+            line
+            for line in lines
+            if not (made := DEFINITION.match(line)) or uses[made[1]] > 1  # the definition is one
+        ]
+        if len(needed) == len(lines):
+            return "\n".join(lines)
+        lines = needed
+
+
+def make(kernels: Kernels, architecture: str, folder: Path) -> dict[str, Made]:
+    """Kernels by their names; fails with the compiler's words, which name the kernel."""
+    source, cubin = folder / "kernels.cu", folder / f"{architecture}.cubin"
+    texts = {name_of(text): text for text in kernels.texts}
+    named = [f'\n#line 1 "{name}"\n{text}' for name, text in texts.items()]
+    source.write_text(kernels.preamble + "".join(named))
+    done = run_compiler(
+        nvrtc(), source, cubin, f"--gpu-architecture={architecture}", *kernels.options
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr  # no warning either
+    usage = tool("cuobjdump", "--dump-resource-usage", cubin)
+    rows = re.findall(r"Function (acc_\w+):\s+REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
+    listing = tool("nvdisasm", cubin)
+    code = dict(re.findall(r"^\.text\.(acc_\w+):\n(.*?)(?=^\.text\.|\Z)", listing, re.M | re.S))
+    assert {name for name, *_ in rows} == set(code) == set(texts)
+    return {
+        name: Made(
+            int(registers),
+            int(stack) + int(local),
+            len(re.findall(r"LDG\.E\.128", code[name])),
+            planned_loads(texts[name]),
+        )
+        for name, registers, stack, local in rows
+    }
+
+
+def faults(made: dict[str, Made]) -> list[str]:
+    """A line for each fault."""
+    found = []
+    for name, kernel in made.items():
+        if kernel.registers > REGISTERS:
+            found.append(f"{name}: {kernel.registers} registers of {REGISTERS}")
+        if kernel.spilled > SPILLED:
+            found.append(f"{name}: {kernel.spilled} bytes of a thread in memory; {SPILLED} may be")
+        if kernel.wide_loads < kernel.planned:
+            loads = f"{kernel.wide_loads} loads of {WIDE} bytes, {kernel.planned} were planned"
+            found.append(f"{name}: {loads}")
+    return found
