@@ -207,12 +207,32 @@ static inline Mask lanes_below(int count) {
   for (int k = 0; k < W; ++k) lane[k] = k;
   return lane < count;
 }
+template <class T> static inline void add_to(T& sum, T v) { sum += v; }
 template <class T> static inline auto sum_lanes(T v) {
-  for (int n = W / 2; n > 0; n /= 2) {
+  for (int n = sizeof v / sizeof v[0] / 2; n > 0; n /= 2) {
     for (int k = 0; k < n; ++k) v[k] += v[k + n];
   }
   return v[0];
 }
+// Sums of float32 in float64. A vector of two registers g++ would keep in memory, and wait for it.
+typedef f32 HalfF32 __attribute__((vector_size(sizeof(F32) / 2)));
+typedef f64 HalfF64 __attribute__((vector_size(sizeof(F64) / 2)));
+struct Sums {
+  HalfF64 low, high;
+};
+static inline void add_to(Sums& sums, F32 v) {
+  HalfF32 halves[2];
+  __builtin_memcpy(halves, &v, sizeof v);
+  sums.low += CONVERT(halves[0], HalfF64);
+  sums.high += CONVERT(halves[1], HalfF64);
+}
+static inline F32 rounded(Sums sums) {
+  const HalfF32 halves[2] = {CONVERT(sums.low, HalfF32), CONVERT(sums.high, HalfF32)};
+  F32 v;
+  __builtin_memcpy(&v, halves, sizeof v);
+  return v;
+}
+static inline f64 sum_lanes(Sums sums) { return sum_lanes(sums.low + sums.high); }
 template <class T> static inline auto max_lanes(T v) {
   for (int n = W / 2; n > 0; n /= 2) {
     for (int k = 0; k < n; ++k) v[k] = v[k] < v[k + n] || v[k + n] != v[k + n] ? v[k + n] : v[k];

@@ -19,7 +19,8 @@ namespace dtype = graph::dtype;
 class ReductionWriter : HostWriter {
  public:
   explicit ReductionWriter(const KernelSpec& kernel)
-      : HostWriter(kernel), phases_(find_phases(kernel)) {}
+      : HostWriter(kernel),
+        phases_(find_phases(kernel, kernel.columns ? Again::kComputed : Again::kLoaded)) {}
 
   KernelText run() {
     add_steps();
@@ -84,6 +85,30 @@ class ReductionWriter : HostWriter {
 
   static constexpr int kPart = 4;
 
+  // Kept values, from where the last loop put them.
+  void add_kept(const std::vector<uint32_t>& kept) {
+    for (const uint32_t i : kept) {
+      line("const ", vector_of(kernel_.instructions[i].dtype), " v", i, " = k", i, "[k];");
+    }
+  }
+
+  // What is computed on a vector.
+  void add_values(const std::vector<uint32_t>& instructions, const std::vector<Store>& loads) {
+    for (const Store& store : loads) {
+      line("const ", vector_of(kernel_.instructions[store.value].dtype), " v", store.value, " = ",
+           load(store.operand), ";");
+    }
+    for (const uint32_t i : instructions) {
+      const Instruction& instruction = kernel_.instructions[i];
+      if (!graph::is_reduction(instruction.fn)) {
+        define(i);
+      } else {
+        line("const ", vector_type(i), " v", i, " = ", is_widened(i) ? "rounded" : "", "(a", i,
+             "[k]);");
+      }
+    }
+  }
+
   // What goes along the vectors' loop: instructions that compute, `within` that do something with
   // it, and stores. The rest, shorter than a vector, goes through the same loop in buffers; sums
   // leave out its other lanes.
@@ -118,22 +143,8 @@ class ReductionWriter : HostWriter {
       for (const uint32_t i : sums) line(vector_type(i), " sum", i, " = {};");
       line("for (; at + W <= part; at += W) {");
     }
-    for (const Store& store : loads) {
-      line("const ", vector_of(kernel_.instructions[store.value].dtype), " v", store.value, " = ",
-           load(store.operand), ";");
-    }
-    for (const uint32_t i : kept) {
-      line("const ", vector_of(kernel_.instructions[i].dtype), " v", i, " = k", i, "[k];");
-    }
-    for (const uint32_t i : instructions) {
-      const Instruction& instruction = kernel_.instructions[i];
-      if (!graph::is_reduction(instruction.fn)) {
-        define(i);
-      } else {
-        line("const ", vector_type(i), " v", i, " = ", is_widened(i) ? "cast_F64_F32" : "", "(a", i,
-             "[k]);");
-      }
-    }
+    add_kept(kept);
+    add_values(instructions, loads);
     within();
     for (const Store& store : stores) add_store(store);
     line("}");
@@ -141,7 +152,7 @@ class ReductionWriter : HostWriter {
       for (const uint32_t i : sums) {
         line("if (rest) sum", i, " = select(lanes_below(count), sum", i, ", ", vector_type(i),
              "{});");
-        line("a", i, " += ", widened(i, concat("sum", i)), ";");
+        line("add_to(a", i, ", sum", i, ");");
       }
       line("}");
     }
@@ -190,10 +201,7 @@ class ReductionWriter : HostWriter {
   bool is_widened(uint32_t i) const {
     return is_sum(i) && kernel_.instructions[i].dtype == dtype::kF32;
   }
-  std::string widened(uint32_t i, const std::string& value) const {
-    return is_widened(i) ? concat("cast_F32_F64(", value, ")") : value;
-  }
-  const char* accumulator_type(uint32_t i) const { return is_widened(i) ? "F64" : vector_type(i); }
+  const char* accumulator_type(uint32_t i) const { return is_widened(i) ? "Sums" : vector_type(i); }
 
   // What an accumulator begins with.
   std::string beginning(uint32_t i) const {
@@ -288,7 +296,7 @@ class ReductionWriter : HostWriter {
          "(", lanes, "(a", i, "));");
   }
 
-  // ---- vectors along a kept loop: a strip of them at a time, row by row of the reduced loops
+  // ---- vectors along a kept loop: a strip of them at a time, some rows of the reduced loops each
 
   static constexpr int kStrip = 32;  // vectors: what a strip accumulates stays in the first cache
 
@@ -311,19 +319,19 @@ class ReductionWriter : HostWriter {
     line("for (; column < row_end; column += ", kStrip, " * W) {");
     line("const long strip_end = row_end < column + ", kStrip, " * W ? row_end : column + ", kStrip,
          " * W;");
+    line("const int strip = (int)((strip_end - column + W - 1) / W);");
     add_kept_strip(phases_.before, {});
     for (size_t p = 0; p < phases_.phases.size(); ++p) {
       const Phase& phase = phases_.phases[p];
       for (const uint32_t i : phase.reductions) {
         line(accumulator_type(i), " a", i, "[", kStrip, "];");
-        line("for (int k = 0; k < ", kStrip, "; ++k) a", i, "[k] = ", beginning(i), ";");
+        line("for (int k = 0; k < strip; ++k) a", i, "[k] = ", beginning(i), ";");
       }
-      const std::vector<uint32_t> sums = sums_of(phase);
-      open_parts(sums);
-      add_strip(phase.instructions, phase.loads, phase.stores, phase.reductions, [&] {
-        for (const uint32_t i : phase.reductions) accumulate(i, "[k]");
-      });
-      close_parts(sums);
+      if (phase.reductions.empty() || !positions_of(phase.instructions).empty()) {
+        add_row_by_row(phase);
+      } else {
+        add_vector_by_vector(phase);
+      }
       const bool last = p + 1 == phases_.phases.size();
       add_kept_strip(phase.after, last ? phases_.kept_stores : std::vector<Store>());
     }
@@ -337,34 +345,91 @@ class ReductionWriter : HostWriter {
   }
 
   // The reduced loops, the innermost in pieces of kPart turns, each of which is a part of the sums.
-  void open_parts(const std::vector<uint32_t>& sums) {
+  void open_parts() {
     const auto [first, last] = outer_reduced();
     for (size_t loop = first; loop + 1 < last; ++loop) open_loop(loop);
-    const size_t inner = last - 1;
-    line("for (long part = 0; part < geometry[", inner, "]; part += ", kPart, ") {");
-    for (const uint32_t i : sums) {
-      line(vector_type(i), " sum", i, "[", kStrip, "];");
-      line("for (int k = 0; k < ", kStrip, "; ++k) sum", i, "[k] = ", vector_type(i), "{};");
-    }
-    line("for (long i", inner, " = part; i", inner, " < part + ", kPart, " && i", inner,
-         " < geometry[", inner, "]; ++i", inner, ") {");
+    const std::string turns = concat("geometry[", last - 1, "]");
+    line("for (long part = 0; part < ", turns, "; part += ", kPart, ") {");
+    line("const long behind = part + ", kPart, " < ", turns, " ? part + ", kPart, " : ", turns,
+         ";");
   }
-  void close_parts(const std::vector<uint32_t>& sums) {
-    line("}");
-    for (const uint32_t i : sums) {
-      line("for (int k = 0; k < ", kStrip, "; ++k) a", i,
-           "[k] += ", widened(i, concat("sum", i, "[k]")), ";");
-    }
+  void open_part() {
+    const size_t inner = outer_reduced().second - 1;
+    line("for (long i", inner, " = part; i", inner, " < behind; ++i", inner, ") {");
+  }
+  void close_parts() {
     line("}");
     const auto [first, last] = outer_reduced();
     for (size_t loop = first; loop + 1 < last; ++loop) line("}");
   }
 
-  // A loop over the strip, with the kept values that it uses from where the last loop put them.
-  template <class Within>
-  void add_strip(const std::vector<uint32_t>& instructions, const std::vector<Store>& loads,
-                 const std::vector<Store>& stores, const std::vector<uint32_t>& reductions,
-                 const Within& within) {
+  void add_row_by_row(const Phase& phase) {
+    const std::vector<uint32_t> sums = sums_of(phase);
+    open_parts();
+    for (const uint32_t i : sums) {
+      line(vector_type(i), " sum", i, "[", kStrip, "];");
+      line("for (int k = 0; k < strip; ++k) sum", i, "[k] = ", vector_type(i), "{};");
+    }
+    open_part();
+    add_strip(phase.instructions, phase.loads, phase.stores, phase.reductions, [&] {
+      for (const uint32_t i : phase.reductions) accumulate(i, "[k]");
+    });
+    line("}");
+    for (const uint32_t i : sums) {
+      line("for (int k = 0; k < strip; ++k) add_to(a", i, "[k], sum", i, "[k]);");
+    }
+    close_parts();
+  }
+
+  // The same with a part's rows within the loop of vectors: what they add up to is in a register.
+  void add_vector_by_vector(const Phase& phase) {
+    const auto [first, last] = outer_reduced();
+    const std::vector<size_t> operands = operands_of(phase.instructions, phase.loads, phase.stores);
+    const std::vector<uint32_t> sums = sums_of(phase);
+    open_parts();
+    line("int k = 0;");
+    line("for (long left = column; left < strip_end; left += W, ++k) {");
+    line("const int count = strip_end - left < W ? (int)(strip_end - left) : W;");
+    add_kept(kept_in(phase.instructions, phase.stores, phase.reductions));
+    for (const uint32_t i : sums) line(vector_type(i), " sum", i, " = {};");
+    open_part();
+    line("const long at = 0;");
+    for (const size_t i : operands) open_vector(i, first, last, phase);
+    add_values(phase.instructions, phase.loads);
+    for (const uint32_t i : phase.reductions) accumulate(i, is_sum(i) ? "" : "[k]");
+    for (const Store& store : phase.stores) {
+      add_store(store);
+      if (kernel_.operands[store.operand].walk == Walk::kBroadcast) continue;
+      line("if (count < W) put_rest(back", store.operand, ", ", step_of(store.operand), ", rest",
+           store.operand, ", count);");
+    }
+    line("}");
+    for (const uint32_t i : sums) line("add_to(a", i, "[k], sum", i, ");");
+    line("}");
+    close_parts();
+  }
+
+  // An operand's vector in a row; one that is not whole stands in a buffer.
+  void open_vector(size_t i, size_t first, size_t last, const Phase& phase) {
+    const Operand& operand = kernel_.operands[i];
+    const bool strided = operand.walk == Walk::kStrided;
+    line(element(i), "* p", i, " = b", i, operand.kept ? "" : offset(i, first, last), ";");
+    if (operand.walk == Walk::kBroadcast) return;
+    line("p", i, " += left", strided ? concat(" * step", i) : std::string(), ";");
+    if (strided) line("long s", i, " = step", i, ";");
+    line(element(i), " rest", i, "[W], *back", i, " = p", i, ";");
+    line("if (count < W) {");
+    if (is_loaded(i) || is_in(phase.loads, i)) {
+      line("take_rest(back", i, ", ", step_of(i), ", rest", i, ", count);");
+    }
+    line("p", i, " = rest", i, ";", strided ? concat(" s", i, " = 1;") : std::string());
+    line("}");
+  }
+
+  // The kept values that a phase uses.
+  std::vector<uint32_t> kept_in(const std::vector<uint32_t>& instructions,
+                                const std::vector<Store>& stores,
+                                const std::vector<uint32_t>& reductions) const {
     std::vector<bool> uses(kernel_.instructions.size());
     for (const uint32_t i : instructions) {
       const Instruction& instruction = kernel_.instructions[i];
@@ -380,7 +445,16 @@ class ReductionWriter : HostWriter {
     for (uint32_t i = 0; i < uses.size(); ++i) {
       if (uses[i] && phases_.kept[i]) kept.push_back(i);
     }
-    add_vectors(instructions, loads, stores, {}, kept, "column", "strip_end", within);
+    return kept;
+  }
+
+  // A loop over the strip, with the kept values that it uses from where the last loop put them.
+  template <class Within>
+  void add_strip(const std::vector<uint32_t>& instructions, const std::vector<Store>& loads,
+                 const std::vector<Store>& stores, const std::vector<uint32_t>& reductions,
+                 const Within& within) {
+    add_vectors(instructions, loads, stores, {}, kept_in(instructions, stores, reductions),
+                "column", "strip_end", within);
   }
 
   // What is computed once per kept element, into arrays.

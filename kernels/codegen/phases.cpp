@@ -14,12 +14,13 @@ enum class Domain : uint8_t { kConstant, kKept, kFull };
 
 class Split {
  public:
-  explicit Split(const KernelSpec& kernel) : kernel_(kernel) {
+  Split(const KernelSpec& kernel, Again again) : kernel_(kernel), again_(again) {
     for (const Instruction& instruction : kernel.instructions) classify(instruction);
   }
 
   Phases run() {
     place_roots();
+    if (again_ == Again::kLoaded) store_functions();
     for (size_t i = 0; i < size(); ++i) {
       made_.kept.push_back(domain_[i] == Domain::kKept);
       if (domain_[i] == Domain::kConstant) made_.constants.push_back(static_cast<uint32_t>(i));
@@ -80,6 +81,32 @@ class Split {
     }
   }
 
+  // Functions that a phase computes and the last one needs again wait in results that are written
+  // then: a load and a store cost less.
+  void store_functions() {
+    std::vector<Phase>& phases = made_.phases;
+    const std::vector<Store> results = phases.back().stores;
+    size_t used = 0;
+    for (size_t p = 0; p + 1 < phases.size(); ++p) {
+      for (size_t i = size(); i-- > 0;) {
+        const Instruction& instruction = kernel_.instructions[i];
+        if (!is_slow(instruction.fn) || domain_[i] != Domain::kFull) continue;
+        if (!needed_in(p)[i] || !needed_in(phases.size() - 1)[i]) continue;
+        if (stored_before(static_cast<uint32_t>(i), p + 1) != nullptr) continue;
+        while (used < results.size() && !may_hold(results[used], instruction.dtype)) ++used;
+        if (used == results.size()) return;
+        phases[p].stores.push_back({results[used++].operand, static_cast<uint32_t>(i)});
+      }
+    }
+  }
+  static bool is_slow(Fn fn) {
+    return fn == Fn::kPow || (graph::is_function(fn) && fn > Fn::kReciprocal && fn < Fn::kFloor);
+  }
+  bool may_hold(const Store& result, uint8_t type) const {
+    const Operand& operand = kernel_.operands[result.operand];
+    return operand.walk == Walk::kContiguous && operand.dtype == type && !is_loaded(result.operand);
+  }
+
   bool is_full(const Store& store) const { return !kernel_.operands[store.operand].kept; }
 
   bool is_loaded(uint32_t operand) const {
@@ -91,6 +118,24 @@ class Split {
   // What a phase computes for each element: what its reductions and stores are made of.
   void fill(size_t p) {
     Phase& phase = made_.phases[p];
+    const std::vector<bool> needed = needed_in(p);
+    for (size_t i = size(); i-- > 0;) {
+      if (!needed[i] || domain_[i] != Domain::kFull) continue;
+      if (const Store* store = stored_before(static_cast<uint32_t>(i), p)) {
+        phase.loads.push_back(*store);
+      }
+    }
+    for (size_t i = 0; i < size(); ++i) {
+      if (!needed[i] || domain_[i] != Domain::kFull) continue;
+      if (stored_before(static_cast<uint32_t>(i), p) != nullptr) continue;
+      phase.instructions.push_back(static_cast<uint32_t>(i));
+    }
+  }
+
+  // Per instruction: whether a phase's reductions and stores are made of it, but for what earlier
+  // phases stored and that is made of.
+  std::vector<bool> needed_in(size_t p) const {
+    const Phase& phase = made_.phases[p];
     std::vector<bool> needed(size(), false);
     for (const uint32_t reduction : phase.reductions) {
       needed[kernel_.instructions[reduction].inputs[0]] = true;
@@ -98,21 +143,13 @@ class Split {
     for (const Store& store : phase.stores) needed[store.value] = true;
     for (size_t i = size(); i-- > 0;) {
       if (!needed[i] || domain_[i] != Domain::kFull) continue;
+      if (stored_before(static_cast<uint32_t>(i), p) != nullptr) continue;
       const Instruction& instruction = kernel_.instructions[i];
-      if (const Store* store = stored_before(static_cast<uint32_t>(i), p)) {
-        phase.loads.push_back(*store);
-        needed[i] = false;
-        continue;
-      }
       for (int k = 0; k < graph::arity(instruction.fn); ++k) {
         needed[instruction.inputs[static_cast<size_t>(k)]] = true;
       }
     }
-    for (size_t i = 0; i < size(); ++i) {
-      if (needed[i] && domain_[i] == Domain::kFull) {
-        phase.instructions.push_back(static_cast<uint32_t>(i));
-      }
-    }
+    return needed;
   }
 
   // Where a value stands since an earlier phase, unrounded; null if it does not, or if it was only
@@ -130,6 +167,7 @@ class Split {
   }
 
   const KernelSpec& kernel_;
+  const Again again_;
   std::vector<Domain> domain_;   // per instruction
   std::vector<uint32_t> phase_;  // per instruction
   Phases made_;
@@ -137,6 +175,6 @@ class Split {
 
 }  // namespace
 
-Phases find_phases(const KernelSpec& kernel) { return Split(kernel).run(); }
+Phases find_phases(const KernelSpec& kernel, Again again) { return Split(kernel, again).run(); }
 
 }  // namespace acc::codegen

@@ -27,6 +27,11 @@ struct Phases {
   std::vector<Store> kept_stores;  // at the end
 };
 
-Phases find_phases(const KernelSpec& kernel);
+// What becomes of a function that two phases need.
+enum class Again : uint8_t {
+  kComputed,
+  kLoaded,  // where a result has room for it until the last phase
+};
+Phases find_phases(const KernelSpec& kernel, Again again = Again::kComputed);
 
 }  // namespace acc::codegen

@@ -41,6 +41,31 @@ TEST(Phases, AReductionIsThereFromTheNextPhaseOn) {
   EXPECT_EQ(phases.kept_stores[0].operand, 2U);
 }
 
+TEST(Phases, AFunctionThatIsNeededAgainWaitsInAResult) {
+  KernelSpec kernel = testing::softmax(false);
+  const Phases phases = codegen::find_phases(kernel, codegen::Again::kLoaded);
+  ASSERT_EQ(phases.phases.size(), 3U);
+  ASSERT_EQ(phases.phases[1].stores.size(), 1U);
+  EXPECT_EQ(phases.phases[1].stores[0].operand, 1U);
+  EXPECT_EQ(phases.phases[1].stores[0].value, 3U);
+  ASSERT_EQ(phases.phases[2].loads.size(), 1U);
+  EXPECT_EQ(phases.phases[2].loads[0].value, 3U);
+  EXPECT_EQ(phases.phases[2].instructions, (Indices{5}));
+
+  // Not in memory that is read, of another type, or with gaps.
+  KernelSpec in_place = kernel;
+  in_place.stores[0].operand = 0;
+  KernelSpec half = kernel;
+  half.operands[1].dtype = dtype::kF16;
+  KernelSpec strided = kernel;
+  strided.operands[1].walk = Walk::kStrided;
+  for (const KernelSpec& each : {in_place, half, strided}) {
+    const Phases plain = codegen::find_phases(each, codegen::Again::kLoaded);
+    EXPECT_TRUE(plain.phases[1].stores.empty());
+    EXPECT_EQ(plain.phases[2].instructions, (Indices{0, 2, 3, 5}));
+  }
+}
+
 // y = x + 1, then z = y - sum(y)
 KernelSpec centred(bool in_place) {
   KernelSpec kernel;

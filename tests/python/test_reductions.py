@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 Program = Callable[..., Any]
 aten = torch.ops.aten
@@ -354,6 +354,45 @@ def test_long_sums_keep_their_digits():
     check(lambda x: (x * 1).sum(0), x.T.contiguous())
 
 
+ACCURATE: dict[str, Program] = {
+    "sum": lambda x: [x.sum(0), x.sum(1), x.view(-1, 8, x.shape[1]).sum((0, 2)), x.sum()],
+    "mean": lambda x: [x.mean(0), x.mean(1)],
+    "norm": lambda x: [torch.linalg.vector_norm(x, 2, dim) for dim in (0, 1)],
+    "variance": lambda x: [(x - x.mean(dim, True)).square().mean(dim) for dim in (0, 1)],
+    "mean square error": lambda x: [F.mse_loss(x, x.roll(1, 0))],
+    "softmax": lambda x: [x.softmax(0), x.softmax(1)],
+    "log-softmax": lambda x: [x.log_softmax(0), x.log_softmax(1)],
+    "layer norm": lambda x: [F.layer_norm(x, x.shape[1:])],
+    "RMS norm": lambda x: [F.rms_norm(x, x.shape[1:])],
+    "group norm": lambda x: [F.group_norm(x.view(-1, 4, 16), 2)],
+    "batch norm": lambda x: [F.batch_norm(x, None, None, training=True)],
+}
+
+
+@pytest.mark.parametrize("name", ACCURATE)
+def test_at_least_as_accurate_as_aten(name):
+    """In the root mean square over eight draws."""
+    program = ACCURATE[name]
+    for shape in ((304, 1000), (4096, 64), (64, 4096)):
+        found = []
+        for seed in range(8):
+            x = drawn(*shape, seed=seed) + seed % 2
+            exact, eager = program(x.double()), program(x)
+            moved = x.to(helpers.DEVICE)
+            for _ in range(4):
+                mine = program(moved)
+                helpers.synchronize()
+            found.append(
+                [
+                    (error(a, b) ** 2, error(c, b) ** 2)
+                    for a, b, c in zip(mine, exact, eager, strict=True)
+                ]
+            )
+        for i, draws in enumerate(zip(*found, strict=True)):
+            ours, atens = (sum(squares) for squares in zip(*draws, strict=True))
+            assert 0 < ours <= atens, f"result {i} of {shape}"
+
+
 # --- special values ---------------------------------------------------------------------------
 
 
@@ -573,6 +612,33 @@ def test_group_norm_of_channels_last(shape, frozen):
 
 
 # --- memory that is read and written ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (64, 48), (300, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.softmax(1) * x,
+        lambda x: x.clone().mul_(x.softmax(1)),
+        lambda x: (x.exp().sum(1, keepdim=True) * x + x.exp(), (x * x.exp()).sum(1)),
+        lambda x: (x.tanh() * x.sigmoid().mean(1, keepdim=True), x.sigmoid() * x.amax(1, True)),
+    ],
+)
+def test_functions_that_wait_in_a_result_leave_the_operands_alone(program, shape):
+    def changed(x: Tensor) -> Any:
+        x = x * 2
+        helpers.flush()
+        return program(x)
+
+    check(changed, drawn(*shape), launches=None)
+    in_place = drawn(*shape)
+
+    def over_itself(x: Tensor) -> Tensor:
+        x = x.clone()
+        helpers.flush()
+        return x.mul_(x.softmax(1))
+
+    check(over_itself, in_place, launches=None)
 
 
 def test_memory_that_a_later_pass_reads_is_written_last():
