@@ -20,9 +20,11 @@ bool same_steps(std::span<const int64_t> a, std::span<const int64_t> b,
   return true;
 }
 
-// Kernels load all that they need at an element before they store there.
+// Kernels without reductions load all that they need at an element before they store there; those
+// with some go through the elements again after they stored to a result.
 bool kernel_may(const codegen::KernelSpec& kernel, const std::vector<passes::Launch>& launches,
                 uint32_t made, uint32_t read) {
+  if (kernel.reduced > 0) return false;
   const auto concerns = [&](const passes::Launch::Operand& operand) {
     return operand.buffer == made || operand.buffer == read;
   };

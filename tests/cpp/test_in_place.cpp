@@ -118,6 +118,9 @@ TEST(InPlace, AKernelMayNotWhereItWouldReadWhatItWrote) {
   Kernel reduced;
   reduced.step.launches[0].elements = 8;
   EXPECT_FALSE(reduced.may());
+  Kernel reduced_one_by_one;
+  reduced_one_by_one.plan.kernels[0].reduced = 1;
+  EXPECT_FALSE(reduced_one_by_one.may());
   Kernel twice;  // the second view of the same memory is shifted
   twice.plan.kernels[0].operands.push_back({6, codegen::Walk::kContiguous, false});
   twice.step.launches[0].operands.push_back({0, 4, false});
