@@ -132,5 +132,6 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         numbers = [stats[f"{key}.all.{column}"] for column in columns]
         texts = [_size(n) if is_size else str(n) for n in numbers]
         lines.append(title.ljust(20) + "".join(f"{text:>14}" for text in texts))
+    lines.append(f"{'Captured steps':20}{_size(_C.captured_bytes(index)):>14}")
     lines.append(f"out of memory {stats['num_ooms']} times, {stats['num_alloc_retries']} retries")
     return "\n".join(lines) + "\n"

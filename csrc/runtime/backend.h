@@ -80,6 +80,8 @@ class Backend {
   // comes before its first submission.
   virtual void upload(void* to, const void* from, size_t nbytes, c10::DeviceIndex device) = 0;
   virtual c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex device) = 0;
+  // The bytes that pools of captured work have now.
+  virtual uint64_t captured_bytes(c10::DeviceIndex device) = 0;
   virtual void reset_peak_memory(c10::DeviceIndex device) = 0;
   virtual void reset_accumulated_memory(c10::DeviceIndex device) = 0;
   // Free and total bytes.

@@ -56,13 +56,14 @@ c10::cuda::CUDAEvent& event_of(const Marker& marker) {
 }
 
 // The private pool of torch's allocator that captured work of a device has its memory from, while
-// there is any: the allocator forgets a pool that nobody holds.
-std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device) {
+// there is any: the allocator forgets a pool that nobody holds. Null without one, unless it is
+// made.
+std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device, bool make) {
   static std::mutex mutex;
   static auto& pools = *new std::map<DeviceIndex, std::weak_ptr<const c10::MempoolId_t>>;
   const std::lock_guard lock(mutex);
   std::shared_ptr<const c10::MempoolId_t> pool = pools[device].lock();
-  if (pool == nullptr) {
+  if (pool == nullptr && make) {
     pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
     pools[device] = pool;
   }
@@ -71,7 +72,7 @@ std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device) {
 
 class CudaPool final : public Pool {
  public:
-  explicit CudaPool(DeviceIndex device) : device_(device), id_(pool_of(device)) { open(); }
+  explicit CudaPool(DeviceIndex device) : device_(device), id_(pool_of(device, true)) { open(); }
   ~CudaPool() override {
     close();
     for (; held_ > 0; --held_) c10::cuda::CUDACachingAllocator::releasePool(device_, *id_);
@@ -275,6 +276,15 @@ class CudaBackend final : public Backend {
   c10::CachingDeviceAllocator::DeviceStats memory_stats(DeviceIndex device) override {
     start_cuda();
     return c10::cuda::CUDACachingAllocator::getDeviceStats(device);
+  }
+  uint64_t captured_bytes(DeviceIndex device) override {
+    const auto pool = pool_of(device, false);
+    if (pool == nullptr) return 0;
+    uint64_t bytes = 0;
+    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(*pool, false).segments) {
+      if (segment.device == device) bytes += segment.total_size;
+    }
+    return bytes;
   }
   void reset_peak_memory(DeviceIndex device) override {
     start_cuda();

@@ -152,6 +152,7 @@ class HostBackend final : public Backend {
   c10::CachingDeviceAllocator::DeviceStats memory_stats(DeviceIndex device) override {
     return counted_memory(device);
   }
+  uint64_t captured_bytes(DeviceIndex device) override { return HostPoolScope::bytes(device); }
   void reset_peak_memory(DeviceIndex device) override { runtime::reset_peak_memory(device); }
   void reset_accumulated_memory(DeviceIndex device) override {
     runtime::reset_accumulated_memory(device);

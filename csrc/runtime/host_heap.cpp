@@ -26,6 +26,7 @@ namespace {
 constexpr size_t kSmallestBlock = 64 << 10;
 // Pages become usable in pieces of this size, so that the kernel is asked rarely.
 constexpr uint64_t kCommitStep = 64 << 20;
+constexpr uint64_t kHugePage = 2 << 20;
 
 thread_local bool in_scope = false;
 thread_local c10::DeviceIndex in_pool_of = -1;
@@ -98,6 +99,11 @@ class Heap {
     blocks_.give(static_cast<uint64_t>(static_cast<char*>(memory) - begin_));
   }
 
+  uint64_t used() {
+    const std::lock_guard lock(mutex_);
+    return blocks_.used();
+  }
+
   bool owns(const void* memory) const {
     const auto* at = static_cast<const char*>(memory);
     return begin_ != nullptr && at >= begin_ && at < begin_ + capacity_;
@@ -122,9 +128,13 @@ class Heap {
 
   Heap() : capacity_(address_space_is_limited() ? 0 : range_size()), blocks_(capacity_) {
     if (capacity_ == 0) return;
-    void* range =
-        mmap(nullptr, capacity_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (range != MAP_FAILED) begin_ = static_cast<char*>(range);
+    void* range = mmap(nullptr, capacity_ + kHugePage, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) return;
+    begin_ =
+        static_cast<char*>(range) + (kHugePage - reinterpret_cast<uintptr_t>(range) % kHugePage);
+    // Gigabytes that each step goes through miss the TLB less. What refuses it does without.
+    madvise(begin_, capacity_, MADV_HUGEPAGE);
   }
 
   bool commit(uint64_t end) {
@@ -237,6 +247,8 @@ HostPoolScope::HostPoolScope(c10::DeviceIndex device) {
 HostPoolScope::~HostPoolScope() { in_pool_of = -1; }
 
 bool HostPoolScope::possible(c10::DeviceIndex device) { return Heap::pool(device).usable(); }
+
+uint64_t HostPoolScope::bytes(c10::DeviceIndex device) { return Heap::pool(device).used(); }
 
 void trim_host_heap() { Heap::trim_all(); }
 

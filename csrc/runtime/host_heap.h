@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <cstdint>
 
 // Memory of the host executor: large blocks from one range that is kept between steps.
 //
@@ -45,6 +46,8 @@ class HostPoolScope {
 
   // False where no such range can be had (a limit on virtual memory).
   static bool possible(c10::DeviceIndex device);
+  // In blocks of the device's range.
+  static uint64_t bytes(c10::DeviceIndex device);
 };
 
 // Gives the memory of freed blocks back to the system.

@@ -162,7 +162,10 @@ class Stopped {
           once_more = tried_again != step_;
           tried_again = step_;
           if (once_more) {
+            const uint64_t before = runtime::backend().captured_bytes(device_);
             release_captures(device_);
+            const uint64_t after = runtime::backend().captured_bytes(device_);
+            outcome.given_back += before - std::min(before, after);  // other threads use it too
             runtime::backend().empty_cache();
           }
           if (!once_more) {

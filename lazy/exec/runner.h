@@ -48,6 +48,7 @@ struct Outcome {
   size_t failed_step = 0;
   std::exception_ptr error;
   std::shared_ptr<Stopped> stopped;
+  uint64_t given_back = 0;  // bytes of captured work, for want of memory
 };
 
 // Called when captured work is about to be submitted: what captures from `number` on have made, and

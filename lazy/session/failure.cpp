@@ -38,7 +38,7 @@ std::string text_of(const std::exception_ptr& error) {
 }
 
 std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
-                             c10::DeviceIndex device) {
+                             c10::DeviceIndex device, uint64_t given_back) {
   uint64_t results = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     if (plan.outputs[i]) results += plan.program.buffers[i].nbytes;
@@ -46,10 +46,18 @@ std::string memory_situation(const plan::Plan& plan, const plan::Schedule& sched
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
   constexpr uint64_t kMiB = uint64_t{1} << 20;
-  return base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
-                      schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
-                      " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
-                      " MiB on acc:", static_cast<int>(device), ".");
+  std::string text =
+      base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
+                   schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
+                   " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
+                   " MiB on acc:", static_cast<int>(device), ".");
+  const uint64_t captured = runtime::backend().captured_bytes(device);
+  if (given_back + captured > 0) {
+    text +=
+        base::concat(" Captured steps gave ", given_back / kMiB, " MiB back; results of theirs ",
+                     "that are in use have ", captured / kMiB, " MiB.");
+  }
+  return text;
 }
 
 void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,

@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
@@ -21,9 +22,10 @@ namespace acc::session {
 
 std::string text_of(const std::exception_ptr& error);
 
-// What the user has to know when memory ran out: how much the step takes, and what is held.
+// What the user has to know when memory ran out: how much the step takes, what is held, and how
+// much captured work gave back in vain.
 std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
-                             c10::DeviceIndex device);
+                             c10::DeviceIndex device, uint64_t given_back);
 
 // Poisons what the steps from `step` on were to write: in place, or as a result.
 void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,

@@ -265,7 +265,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
       "[", failed.op->name, "] failed", work.first || failed.source == 0 ? "" : ", first recorded",
       record::source_text(failed.source), ": ", text_of(outcome.error));
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
-  if (no_memory) message += memory_situation(plan, schedule, recorder.device());
+  if (no_memory) message += memory_situation(plan, schedule, recorder.device(), outcome.given_back);
   if (outcome.stopped != nullptr) {
     std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
     device.results.remember(work.trace, outcome, complete);

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 F = nn.functional
 
@@ -451,6 +451,31 @@ def test_without_memory_the_work_waits(device):
     assert total.tolist() == [8, 8]
     for i, each in enumerate(kept):
         assert each.cpu().eq(256 * i).all()
+
+
+def test_an_error_for_want_of_memory_names_captured_work(device):
+    extension = helpers.extension()
+    x = torch.ones(512, 512).to(device)
+    for _ in range(6):
+        y = ((x * 2) @ x).cumsum(0)
+        helpers.synchronize()
+    del y
+    held = extension.captured_bytes(0)
+    assert held >= x.nbytes
+    assert f"Captured steps{held >> 10:>16} KiB" in torch.acc.memory_summary()
+    z = (x + 1).cumsum(1)
+    extension.fail_allocations(0, 1 << 40, 1 << 16)
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            helpers.synchronize()
+    finally:
+        extension.fail_allocations(0, 0, 0)
+    told = (
+        f"Captured steps gave {held >> 20} MiB back; results of theirs that are in use have 0 MiB."
+    )
+    assert told in str(raised.value)
+    helpers.synchronize()
+    assert z[0, 0].item() == 2
 
 
 @pytest.mark.parametrize("failing", [1, 4])

@@ -33,6 +33,7 @@ def test_tensors_are_counted_while_they_live() -> None:
     assert torch.acc.memory_allocated() == before
 
 
+@pytest.mark.usefixtures("recording")
 def test_recorded_work_is_counted_as_an_eager_device_would() -> None:
     before = torch.acc.memory_allocated()
     x = torch.ones(MIB // 4, device="acc")
@@ -119,6 +120,7 @@ def address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+@pytest.mark.usefixtures("recording")
 def test_pending_storages_have_addresses_of_their_own() -> None:
     extension().flush()
     tensors = [torch.ones(n, device="acc") for n in (1, 2, 1000, 1000, 7)]
@@ -159,6 +161,7 @@ def test_an_empty_storage_has_no_address() -> None:
     assert address(torch.ones(3, 0, device="acc")) == 0
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_address_of_a_tensor_is_real() -> None:
     x = torch.arange(10.0, device="acc") * 2
     assert extension().is_reserved(address(x))
@@ -206,6 +209,7 @@ def test_wrappers_are_left_to_torch() -> None:
     assert torch.vmap(inner)(x).tolist() == [2.0] * 3
 
 
+@pytest.mark.usefixtures("recording")
 def test_reading_a_pending_address_faults() -> None:
     if not on_host():
         pytest.skip("on the CUDA executor no host address is involved")
@@ -255,6 +259,7 @@ def test_a_refused_reservation_takes_a_smaller_one_and_says_so() -> None:
 # --- the patched functions --------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("recording")
 def test_what_is_patched_is_listed_and_can_be_undone() -> None:
     from torchacc_device import _patches
 
@@ -329,7 +334,7 @@ step()
 assert resident() - again < 16 << 20, "the next step uses them again"
 # Tensors of the CPU are not ours: their memory goes back at once.
 x = torch.ones(32 << 20)
-assert resident() - again >= 128 << 20
+assert resident() - again >= 120 << 20  # 128, less what the compiler's threads gave back
 del x
 assert resident() - again < 16 << 20
 # A thread that is not executing never gets blocks of the heap, and may free those of a thread

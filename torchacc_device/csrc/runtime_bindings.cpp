@@ -158,6 +158,9 @@ void bind_memory(py::module_& m) {
           return runtime::device_allocator().getMemoryInfo(device);
         }),
         py::arg("device"), "Free and total bytes.");
+  m.def("captured_bytes",
+        unlocked([](DeviceIndex device) { return backend().captured_bytes(device); }),
+        py::arg("device"), "What pools of captured work have.");
   m.def("empty_cache", unlocked([] { runtime::device_allocator().emptyCache(); }));
   m.def("host_memory_stats", [] { return as_dict(unlocked(&host_memory_rows)()); });
   m.def("reset_peak_host_memory_stats",
