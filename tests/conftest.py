@@ -52,6 +52,14 @@ def acc_only(device: str) -> str:
     return device
 
 
+@pytest.fixture(scope="session")
+def recording() -> str:
+    """For tests of what is recorded, planned or fused: skips where each operator runs at once."""
+    if helpers.ON_ACC and helpers.extension().mode() in ("eager", "nofuse"):
+        pytest.skip("ACC_MODE=eager and nofuse run each operator at once")
+    return helpers.DEVICE
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """One intra-op thread during the test."""

@@ -67,7 +67,10 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack) {
   runtime::keep_backward_in_this_thread();
   const base::env::Mode mode = base::env::mode();
-  if (mode == base::env::Mode::Eager) return run_now(handle, stack);
+  if (mode == base::env::Mode::Eager) {
+    record::check_devices(op, *stack);
+    return run_now(handle, stack);
+  }
   runtime::note_use();
   const c10::DeviceIndex device = record::device_of(*stack, op.arguments.size());
   if (device < 0) return run_now(handle, stack);

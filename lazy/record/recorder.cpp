@@ -47,6 +47,14 @@ size_t result_bytes(const graph::TensorWords& tensor) {
       graph::element_bytes(tensor.dtype));
 }
 
+void check_takes_cpu(const graph::Op& op, const graph::Argument& argument,
+                     c10::DeviceIndex device) {
+  TORCH_CHECK(argument.cpu_ok,
+              "Expected all tensors to be on the same device, but found at least two devices, acc:",
+              static_cast<int>(device), " and cpu! (when checking argument '", argument.name,
+              "' of ", op.name, "). Move it with .to(\"acc\") first.");
+}
+
 }  // namespace
 
 void install_locator(const Locator& installed) { locator = installed; }
@@ -67,6 +75,27 @@ c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n) {
     }
   }
   return -1;
+}
+
+void check_devices(const graph::Op& op, const torch::jit::Stack& stack) {
+  const size_t count = op.arguments.size();
+  const c10::DeviceIndex device = device_of(stack, count);
+  if (device < 0) return;
+  for (size_t i = 0; i < count; ++i) {
+    const graph::Argument& argument = op.arguments[i];
+    const auto check = [&](const c10::IValue& value) {
+      if (!value.isTensor() || !value.toTensor().defined()) return;
+      const c10::TensorImpl* impl = value.toTensor().unsafeGetTensorImpl();
+      if (impl->device_type() != c10::DeviceType::CPU) return;
+      if (impl->dim() > 0 || argument.writes) check_takes_cpu(op, argument, device);
+    };
+    const c10::IValue& value = stack[stack.size() - count + i];
+    if (!value.isList()) {
+      check(value);
+      continue;
+    }
+    for (const c10::IValue& item : value.toListRef()) check(item);
+  }
 }
 
 Recorder& recorder(c10::DeviceIndex device) {
@@ -182,13 +211,7 @@ struct Recorder::Call {
         return false;
       }
       if (impl->dim() == 0 && !argument.writes) return add_number(tensor);
-      TORCH_CHECK(argument.cpu_ok,
-                  "Expected all tensors to be on the same device, but found at least two devices, "
-                  "acc:",
-                  static_cast<int>(device < 0 ? 0 : device),
-                  " and cpu! (when checking "
-                  "argument '",
-                  argument.name, "' of ", op->name, "). Move it with .to(\"acc\") first.");
+      check_takes_cpu(*op, argument, device < 0 ? c10::DeviceIndex{0} : device);
     } else if (device < 0) {
       device = impl->device().index();
     } else {

@@ -141,6 +141,10 @@ Recorder& recorder(c10::DeviceIndex device);
 // none.
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 
+// Throws for a CPU tensor with dimensions, or one that is written, where the operator, called for
+// a device, takes none. For calls that are not recorded: `record` checks the same.
+void check_devices(const graph::Op& op, const torch::jit::Stack& stack);
+
 // Where the user's program is, as numbers of lazy/record/source.h; 0: unknown. Installed by the
 // bindings; called without any lock of acc held.
 struct Locator {

@@ -20,12 +20,14 @@ CASES: dict[str, Callable[[], zoo.Case]] = {
 }
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("optimizer", zoo.OPTIMIZERS)
 @pytest.mark.parametrize("model", zoo.MODELS)
 def test_as_accurate_as_eager(one_thread, device, model, optimizer):
     accuracy.check_steps(CASES[model](), zoo.OPTIMIZERS[optimizer], device)
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("model", bench.MODELS)
 def test_the_benchmarks_models_are_as_accurate_as_eager(one_thread, device, model):
     accuracy.check_steps(CASES[f"bench_{model}"](), zoo.OPTIMIZERS["adamw"], device)
@@ -71,6 +73,7 @@ def strays(mine: Tensor, eager: Tensor, others: list[Tensor]) -> list[str]:
     return [f"step {i + 1}: {mine[i]} instead of {eager[i]} +- {allowed[i]}" for i in wrong]
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("model", CASES)
 def test_free_runs_stay_within_eagers_spread(one_thread, device, model):
     optimizer = "sgd" if model in zoo.MODELS else "adamw"
@@ -141,6 +144,7 @@ class Unsteady(Crooked):
         return y if self.calls % 3 == 0 else y * 1.0001
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("kind", [Crooked, Unsteady])
 def test_a_wrong_operator_is_seen(one_thread, acc_only, kind):
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tests import helpers
 from tests.models import accuracy, zoo
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "recording")
 
 
 class Lion(torch.optim.Optimizer):

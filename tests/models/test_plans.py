@@ -42,6 +42,7 @@ def _loop(
     return plans
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("log_early", [False, True])
 @pytest.mark.parametrize(
     ("model", "optimizer"),

@@ -59,6 +59,7 @@ def test_streams_are_the_same() -> None:
     assert torch.accelerator.current_stream() == torch.acc.default_stream()
 
 
+@pytest.mark.usefixtures("recording")
 def test_synchronize_submits_everything() -> None:
     extension().flush()
     x = torch.ones(3, device="acc")

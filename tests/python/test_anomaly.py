@@ -179,6 +179,7 @@ def test_a_training_loop_stops_at_the_step_that_spoils_it(device):
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
+@pytest.mark.usefixtures("recording")
 def test_plans_are_the_same_after_it(acc_only):
     torch.manual_seed(2)
     net = nn.Linear(4, 2).to(acc_only)

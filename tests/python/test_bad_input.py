@@ -125,6 +125,7 @@ def test_an_index_error_in_a_replayed_plan(device):
     assert bystander.tolist() == [3.0 * k for k in range(10)]
 
 
+@pytest.mark.usefixtures("recording")
 def test_more_memory_than_there_is_is_refused_at_the_line(acc_only):
     kept = torch.ones(4, device=acc_only)
     with pytest.raises(torch.OutOfMemoryError, match=r"67108864 MiB.*Use a smaller size"):
@@ -138,6 +139,7 @@ def test_more_memory_than_there_is_is_refused_at_the_line(acc_only):
     assert (kept + 1).tolist() == [2.0] * 4
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "make",
     [lambda a: a @ a.t(), lambda a: a + a.t(), lambda a: a.expand(-1, 1 << 22).exp()],
@@ -152,6 +154,7 @@ def test_a_result_larger_than_the_memory_leaves_the_rest_as_it_was(acc_only, mak
     assert (y + x).tolist() == [3.0] * 4
 
 
+@pytest.mark.usefixtures("recording")
 def test_an_error_in_a_replayed_step_says_where_the_step_was_first_recorded(acc_only):
     table, good = torch.arange(4.0, device=acc_only), torch.tensor([1, 2], device=acc_only)
     bad = torch.tensor([1, 9], device=acc_only)

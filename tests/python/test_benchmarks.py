@@ -614,6 +614,7 @@ def test_acc_computes_the_bits_of_eager(acc_only, monkeypatch):
     assert rows["acc"]["versions"]["executor"] == "host"
 
 
+@pytest.mark.usefixtures("recording")
 def test_capture_runs_a_case_or_says_why_not(acc_only):
     cores = (load.choose_cores(1)[0],)
     settings = Settings("host", ("eager", "capture"), cores, alternations=1, window_s=0.02)
@@ -644,6 +645,7 @@ def test_the_cost_of_recording_is_measured_without_python(acc_only):
     assert "add_below_autograd" in record.table(result.lines)
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_parts_of_a_step(acc_only, tmp_path):
     file = tmp_path / "limits.jsonl"
     arguments = ["--case", "mlp", "pointwise", "--round-s", "0.01", "--json", str(file)]

@@ -264,15 +264,7 @@ def test_mark_step_and_sync_are_boundaries(device, marks):
     assert len(marks) == 3
 
 
-@pytest.fixture
-def recording(acc_only):
-    """The device, in a mode that records."""
-    if helpers.extension().mode() == "eager":
-        pytest.skip("ACC_MODE=eager records nothing")
-    return acc_only
-
-
-def test_explicit_boundaries_submit_what_was_recorded(recording):
+def test_explicit_boundaries_submit_what_was_recorded(acc_only, recording):
     for submit in (torchacc.mark_step, torchacc.sync, lambda: torchacc.sync(wait=True)):
         x = torch.ones(3, device=recording) + 1
         with helpers.counting() as counted:
@@ -289,7 +281,7 @@ def test_a_boundary_with_nothing_recorded_is_free(acc_only):
     assert counted["flushes"] == 0
 
 
-def test_a_native_loop_makes_one_plan_for_all_its_steps(recording):
+def test_a_native_loop_makes_one_plan_for_all_its_steps(acc_only, recording):
     model = torch.nn.Linear(4, 2).to(recording)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import run_python
 
-pytestmark = pytest.mark.usefixtures("acc_only")
+pytestmark = pytest.mark.usefixtures("acc_only", "recording")
 
 
 def test_too_many_operators_are_submitted() -> None:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 
 Results = dict[str, Tensor]

@@ -70,6 +70,17 @@ COMPILERS = {
 }
 
 
+def test_a_processor_that_the_compiler_does_not_know(tmp_path):
+    """Kernels are made for what every processor of this kind has."""
+    unknown = 'case "$*" in *=native*) echo "unknown value native" >&2; exit 1 ;; esac'
+    compiler = broken_compiler(tmp_path / "compiler", f'{unknown}\nexec g++ "$@"')
+    losses, launches, warnings = train(private(tmp_path), ACC_CXX=compiler)
+    assert launches > 0
+    assert not warnings
+    known = train(private(tmp_path), ACC_CXX="g++")[0]
+    assert losses == pytest.approx(known, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", COMPILERS)
 def test_a_compiler_that(name, tmp_path):
     text, told = COMPILERS[name]

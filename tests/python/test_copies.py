@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 
 def check(program: Callable[[Tensor], Any], x: Tensor) -> Counter[str]:

@@ -206,6 +206,7 @@ def test_a_python_operator_and_its_gradient(device, op):
     same(run, device)
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("op", [softclip, softclip_with_fake], ids=lambda op: op._qualname)
 def test_an_operator_for_the_cpu_runs_at_once_and_splits_the_step(acc_only, op):
     x = torch.ones(4, device=acc_only) * 3
@@ -383,6 +384,7 @@ BETWEEN: dict[str, Callable[[Any], Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("kind", BETWEEN)
 def test_in_a_training_loop(device, cpp, kind):
     between = BETWEEN[kind](cpp)

@@ -26,6 +26,7 @@ def test_the_device_is_that_of_the_memory() -> None:
         assert (kind, index) == (DLDeviceType.kDLCUDA, 0)
 
 
+@pytest.mark.usefixtures("recording")
 def test_asking_for_the_device_submits_nothing() -> None:
     extension().flush()
     x = torch.ones(2, device="acc")

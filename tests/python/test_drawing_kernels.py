@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 RUNS = 4  # the first without kernels
 
 
 @pytest.fixture(autouse=True, params=["host", "GPU"])
-def kernels(request, device) -> Iterator[None]:
+def kernels(request, device, recording) -> Iterator[None]:
     """Those of the host, or those of a GPU, emulated."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # so that draws are alone

@@ -39,6 +39,7 @@ def test_an_event_that_was_never_recorded_is_done() -> None:
     event.wait()
 
 
+@pytest.mark.usefixtures("recording")
 def test_recording_submits_nothing() -> None:
     record_something()
     before = pending()
@@ -46,6 +47,7 @@ def test_recording_submits_nothing() -> None:
     assert pending() == before
 
 
+@pytest.mark.usefixtures("recording")
 def test_query_submits_what_was_recorded_before() -> None:
     x = record_something()
     event = torch.acc.Event()
@@ -57,6 +59,7 @@ def test_query_submits_what_was_recorded_before() -> None:
     assert x.tolist() == [1.0] * 4
 
 
+@pytest.mark.usefixtures("recording")
 def test_query_of_an_event_with_nothing_before_it_submits_nothing() -> None:
     torch.acc.synchronize()
     event = torch.acc.Event()
@@ -70,6 +73,7 @@ def test_query_of_an_event_with_nothing_before_it_submits_nothing() -> None:
         assert pending() >= before > 0
 
 
+@pytest.mark.usefixtures("recording")
 def test_synchronize_submits_and_waits() -> None:
     x = record_something()
     event = torch.acc.current_stream().record_event()
@@ -127,6 +131,7 @@ def test_elapsed_time_ends_when_the_work_ended() -> None:
     assert 0 <= begin.elapsed_time(end) < 400
 
 
+@pytest.mark.usefixtures("recording")
 def test_elapsed_time_submits() -> None:
     begin, end = (torch.acc.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -147,6 +152,7 @@ def test_elapsed_time_wants_timing_and_recorded_events() -> None:
         timed[0].elapsed_time(timed[1])
 
 
+@pytest.mark.usefixtures("recording")
 def test_an_event_can_be_recorded_again() -> None:
     begin, end = (torch.acc.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -161,6 +167,7 @@ def test_an_event_can_be_recorded_again() -> None:
     assert begin.elapsed_time(end) > first + 15
 
 
+@pytest.mark.usefixtures("recording")
 def test_events_may_die_before_their_work_is_submitted() -> None:
     x = record_something()
     for _ in range(100):
@@ -234,6 +241,7 @@ def test_a_loop_that_polls_ends() -> None:
     assert w.tolist() == [0.0] * 16
 
 
+@pytest.mark.usefixtures("recording")
 def test_an_event_recorded_while_another_thread_submits_waits_for_it(one_thread) -> None:
     """Work that one thread is doing is before an event that another one records meanwhile."""
     x = torch.ones(600, 600, device="acc") / 600

@@ -298,6 +298,7 @@ def test_the_table_is_complete():
     assert not set(CALLS) & set(test_reductions.CALLS)
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_in_a_chain(name, dtype):
@@ -315,6 +316,7 @@ def call_of(call: Call) -> str:
     return ", ".join(map(str, call))
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32], ids=str)
 def test_arithmetic_is_fused_in_every_type(dtype):
     for name in ("aten::add.Tensor", "aten::mul.Tensor", "aten::clone", "aten::maximum"):

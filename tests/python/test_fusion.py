@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 Program = Callable[[str], Any]
 

@@ -105,6 +105,7 @@ def test_a_wrong_state_is_refused(state: torch.Tensor, error: type, text: str) -
     assert torch.equal(torch.acc.get_rng_state(), before)
 
 
+@pytest.mark.usefixtures("recording")
 def test_reading_and_setting_states_submits_nothing() -> None:
     """Checkpointing and fork_rng do it in the middle of a step."""
     extension().flush()

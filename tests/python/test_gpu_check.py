@@ -26,6 +26,7 @@ def run_check(out: Path, *arguments: str) -> tuple[int, list[str]]:
     return done.returncode, table.read_text().splitlines() if table.exists() else [done.stderr]
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "part", ["env", "steps", "numerics", "kernels", "tests", "bench", "opinfo"]
 )

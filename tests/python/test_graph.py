@@ -74,7 +74,7 @@ def training_step(
 
 
 @pytest.fixture(scope="module", params=[mlp, conv, transformer], ids=lambda make: make.__name__)
-def shown(request, tmp_path_factory) -> tuple[dict[str, Any], dict[str, str]]:
+def shown(request, tmp_path_factory, recording) -> tuple[dict[str, Any], dict[str, str]]:
     """The plan of a training step that has its kernels, and its text in each format."""
     if not helpers.ON_ACC:
         pytest.skip("the device under test is the CPU: it has no plans")
@@ -133,6 +133,7 @@ def carried(page: str) -> dict[str, Any]:
 # --- what the plan says -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("recording")
 def test_each_operator_runs_in_one_step(shown):
     plan, _ = shown
     inside = [node for step in plan["steps"] for node in step["nodes"]]
@@ -142,6 +143,7 @@ def test_each_operator_runs_in_one_step(shown):
         assert len(step["nodes"]) == 1 or step["kernel"] is not None
 
 
+@pytest.mark.usefixtures("recording")
 def test_steps_and_launches_are_those_that_run(acc_only):
     step = training_step(mlp(), acc_only)
     for _ in range(3):
@@ -153,6 +155,7 @@ def test_steps_and_launches_are_those_that_run(acc_only):
     assert counted["kernel_launches"] == sum(step["launches"] for step in plan["steps"]) > 0
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_fused_step_holds_what_the_optimizer_does_to_all_parameters(acc_only):
     step = training_step(mlp(), acc_only)
     for _ in range(3):
@@ -167,6 +170,7 @@ def test_a_fused_step_holds_what_the_optimizer_does_to_all_parameters(acc_only):
     assert sum(s["launches"] for s in updates) == 4 and len(updates) <= 2
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_source_line_is_told_for_forward_backward_and_optimizer(shown):
     plan, _ = shown
     files = {Path(node["file"]).name for node in plan["nodes"]}
@@ -177,6 +181,7 @@ def test_a_source_line_is_told_for_forward_backward_and_optimizer(shown):
     assert any("F.cross_entropy" in source[line - 1] for line in own)
 
 
+@pytest.mark.usefixtures("recording")
 def test_lifetimes_span_every_use(shown):
     plan, _ = shown
     for index, buffer in enumerate(plan["buffers"]):
@@ -193,6 +198,7 @@ def test_lifetimes_span_every_use(shown):
             assert last == len(plan["steps"]) - 1
 
 
+@pytest.mark.usefixtures("recording")
 def test_what_lives_together_does_not_overlap(shown):
     plan, _ = shown
     found = lanes(plan)
@@ -210,6 +216,7 @@ def test_what_lives_together_does_not_overlap(shown):
                 assert one.at + a["bytes"] <= other.at or other.at + b["bytes"] <= one.at
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_peak_is_the_most_that_is_held(shown):
     plan, _ = shown
     held = []
@@ -227,6 +234,7 @@ def test_the_peak_is_the_most_that_is_held(shown):
 # --- the formats --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_page_carries_every_operator_step_and_buffer(shown):
     plan, files = shown
     data = carried(files[".html"])
@@ -242,6 +250,7 @@ def test_the_page_carries_every_operator_step_and_buffer(shown):
         assert len(told) == 2 or tuple(told[2:4]) == lifetime(plan, buffer)
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_page_is_sound_needs_nothing_and_explains_itself(shown):
     plan, files = shown
     page = Page(files[".html"])
@@ -255,6 +264,7 @@ def test_the_page_is_sound_needs_nothing_and_explains_itself(shown):
         assert name in page.ids or f'id="{name}"' in files[".html"]
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_picture_is_sound_and_tells_every_operator(shown):
     plan, files = shown
     root = ElementTree.fromstring(files[".svg"])
@@ -269,6 +279,7 @@ def test_the_picture_is_sound_and_tells_every_operator(shown):
     assert tops == {plan["buffers"][index]["place"] for index in placed(plan)}
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_graphviz_graph_is_sound_and_groups_what_is_fused(shown):
     plan, files = shown
     bare = re.sub(r'"(?:\\.|[^"\\])*"', '""', files[".dot"])
@@ -285,6 +296,7 @@ def test_the_graphviz_graph_is_sound_and_groups_what_is_fused(shown):
     assert clusters == fused
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_text_tells_every_operator_and_buffer(shown):
     plan, files = shown
     lines = files[".txt"].splitlines()
@@ -294,6 +306,7 @@ def test_the_text_tells_every_operator_and_buffer(shown):
         assert any(re.match(rf"  %{index} +{plan['buffers'][index]['place']}", x) for x in lines)
 
 
+@pytest.mark.usefixtures("recording")
 def test_names_from_the_program_cannot_leave_their_place(shown):
     plan, _ = shown
     evil = '</script><script>alert("&")</script>\\'
@@ -309,6 +322,7 @@ def test_names_from_the_program_cannot_leave_their_place(shown):
     assert evil in text.render(changed)
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_swin_transformer_fits_on_a_small_page(acc_only, tmp_path):
     models = pytest.importorskip("torchvision.models")
     made = models.swin_t(num_classes=10), torch.randn(1, 3, 64, 64)
@@ -331,12 +345,14 @@ def test_another_suffix_is_an_error_before_anything_runs(acc_only, tmp_path, nam
     assert not calls and not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_folder_that_is_not_there_is_an_error(acc_only, tmp_path):
     (torch.ones(3, device=acc_only) + 1).sum().item()
     with pytest.raises(FileNotFoundError):
         torchacc.graph(tmp_path / "nowhere" / "step.html")
 
 
+@pytest.mark.usefixtures("recording")
 def test_without_a_plan_the_error_says_what_to_do():
     if not helpers.ON_ACC:
         pytest.skip("the device under test is the CPU: it has no plans")
@@ -357,6 +373,7 @@ def test_without_a_plan_the_error_says_what_to_do():
     assert "2 recorded operators wait" in second
 
 
+@pytest.mark.usefixtures("recording")
 def test_times_are_taken_only_when_asked_for(acc_only, tmp_path):
     helpers.extension().release_memory(torch.acc.current_device())  # and with it timed plans
     step = training_step(mlp(), acc_only)
@@ -380,6 +397,7 @@ def test_times_are_taken_only_when_asked_for(acc_only, tmp_path):
     assert "in 3 timed runs" in (tmp_path / "step.txt").read_text()
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_failing_step_switches_timing_off(acc_only, tmp_path):
     calls = []
 
@@ -397,6 +415,7 @@ def test_a_failing_step_switches_timing_off(acc_only, tmp_path):
     assert plan["timed_runs"] == 0
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):
     step = training_step(mlp(), acc_only, read_loss=True)
     torchacc.graph(tmp_path / "step.html", step=step)
@@ -409,6 +428,7 @@ def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):
     assert "runs 2 plans in turn" in (tmp_path / "step.txt").read_text()
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_first_run_says_that_kernels_are_coming(acc_only, tmp_path):
     x = torch.randn(311, 17, device=acc_only)
     torchacc.sync()
@@ -461,6 +481,7 @@ def test_times_are_written_for_people():
 # --- ACC_DUMP=passes ---------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_dump_tells_the_graph_before_and_after_each_pass():
     if not helpers.ON_ACC:
         pytest.skip("the device under test is the CPU: it has no passes")

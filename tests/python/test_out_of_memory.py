@@ -16,7 +16,7 @@ import torch
 
 from tests.helpers import extension
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "no_boundary")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "no_boundary", "recording")
 
 FOR_EVER = 1 << 40
 SETTLED = 4  # runs after which a plan has its kernels

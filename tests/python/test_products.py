@@ -52,6 +52,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...
 }
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_values(faster, name):
     program, left, right = PRODUCTS[name]
@@ -61,6 +62,7 @@ def test_values(faster, name):
     assert operators()["acc::linear"] == 1
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_layer_trains(faster, bias):
     """Its gradients are those of a double precision layer as nearly as eager's are."""
@@ -85,17 +87,20 @@ def test_a_layer_trains(faster, bias):
         assert (mine.cpu() - exact).norm() <= 2 * error
 
 
+@pytest.mark.usefixtures("recording")
 def test_small_products_are_atens(device):
     run(torch.mm, normal(64, 64), normal(64, 64))
     assert operators()["aten::mm"] == 1
 
 
+@pytest.mark.usefixtures("recording")
 def test_rows_that_lie_apart_are_not_copied(device):
     made, expected = run(lambda a, b: a[:, :TERMS] @ b, normal(ROWS, 2 * TERMS), normal(TERMS, 256))
     assert operators()["aten::mm"] == 1
     torch.testing.assert_close(made.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("recording")
 def test_gradients_of_one_input_add_up(faster):
     """Of layers that share it: each product is made alone, and the sum is a kernel's."""
     w = [normal(COLUMNS, TERMS, seed=i).requires_grad_() for i in range(3)]
@@ -110,6 +115,7 @@ def test_gradients_of_one_input_add_up(faster):
     assert operators()["acc::linear"] == 6
 
 
+@pytest.mark.usefixtures("recording")
 def test_gradients_accumulate_in_the_views_of_a_bucket(device):
     """As DDP's gradient_as_bucket_view has them: products add to the bucket itself."""
     x = normal(9, 5)
@@ -166,6 +172,7 @@ def test_less_precise_products_are_eagers(device):
     assert torch.equal(made.cpu(), expected)
 
 
+@pytest.mark.usefixtures("recording")  # where each operator runs at once, it is eager's
 @pytest.mark.parametrize("threads", [1, 2])
 def test_signals_during_a_product_leave_the_memory_alone(faster, threads):
     """oneDNN's gemm keeps a heap address in the stack pointer (see kernels/library/linear.cpp)."""

@@ -96,6 +96,7 @@ def inside(outer: dict[str, Any], found: list[dict[str, Any]]) -> list[dict[str,
     ]
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_replayed_step_is_a_range_with_its_steps_in_it(acc_only, tmp_path):
     step = steady(acc_only)
     with profile(activities=CPU) as seen, helpers.counting() as counted:
@@ -127,6 +128,7 @@ def test_a_replayed_step_is_a_range_with_its_steps_in_it(acc_only, tmp_path):
         assert all(any(s in inside(place, steps) for place in places) for s in steps)
 
 
+@pytest.mark.usefixtures("recording")
 def test_steps_lie_within_the_line_that_recorded_them(acc_only, tmp_path):
     step = steady(acc_only)
     with profile(activities=CPU) as seen:
@@ -143,6 +145,7 @@ def test_steps_lie_within_the_line_that_recorded_them(acc_only, tmp_path):
     assert around[0]["cat"] == "user_annotation" and sigmoid["cat"] == "cpu_op"
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("asked", [{"with_modules": True}, {"with_stack": True}])
 def test_modules_are_named_by_the_way_to_them(acc_only, tmp_path, asked):
     step = steady(acc_only)
@@ -194,6 +197,7 @@ def test_what_was_asked_on_the_way_is_no_operator(acc_only):
     assert calls["aten::empty"] + calls["aten::empty_strided"] == calls["aten::ones"] == 1
 
 
+@pytest.mark.usefixtures("recording")
 def test_tables_make_sense(acc_only):
     step = steady(acc_only)
     with profile(activities=CPU) as seen:
@@ -212,6 +216,7 @@ def test_tables_make_sense(acc_only):
     assert "acc: fused: " in text and "acc: plan " in text and "aten::addmm" in text
 
 
+@pytest.mark.usefixtures("recording")
 def test_recorded_operators_have_shapes_sequence_and_stack(device, tmp_path):
     step = steady(device)
     with profile(activities=CPU, record_shapes=True, with_stack=True) as seen:
@@ -227,6 +232,7 @@ def test_recorded_operators_have_shapes_sequence_and_stack(device, tmp_path):
     assert named(found, r"nn\.Module: Linear_\d")
 
 
+@pytest.mark.usefixtures("recording")
 def test_steps_tell_shapes_to_who_asks(acc_only, tmp_path):
     step = steady(acc_only)
     with profile(activities=CPU, record_shapes=True) as seen:
@@ -239,6 +245,7 @@ def test_steps_tell_shapes_to_who_asks(acc_only, tmp_path):
     assert gate["args"]["elements"] >= 5 * 16 and gate["args"]["launches"] >= 1
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_schedule_with_its_handler(acc_only, tmp_path):
     step = trainer(acc_only)
     traces: list[int] = []
@@ -257,6 +264,7 @@ def test_a_schedule_with_its_handler(acc_only, tmp_path):
     assert traces == [2, 2]
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_first_run_shows_what_it_costs(acc_only, tmp_path):
     def run() -> None:
         x = torch.full((3, 5, 7), 2.0, device=acc_only)
@@ -282,6 +290,7 @@ def test_memory_is_profiled(acc_only):
     assert seen.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=5)
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_failing_step_closes_its_ranges(acc_only, tmp_path):
     table = torch.arange(12.0, device=acc_only).view(4, 3)
     bad = torch.tensor([1, 9], device=acc_only)
@@ -302,6 +311,7 @@ def test_profiling_changes_no_result(unfused, device):
     assert got == expected
 
 
+@pytest.mark.usefixtures("recording")
 def test_the_activity_of_the_device(acc_only, tmp_path):
     # torch counts it among what is supported, so it is in the default.
     assert ProfilerActivity.PrivateUse1 in torch.profiler.supported_activities()
@@ -316,6 +326,7 @@ def test_the_activity_of_the_device(acc_only, tmp_path):
     assert len(seen.events()) == 0
 
 
+@pytest.mark.usefixtures("recording")
 def test_times_of_the_device_by_the_older_profiler(acc_only, capfd):
     x = torch.ones(64, 64, device=acc_only)
     (x @ x).sum().item()

@@ -33,6 +33,7 @@ def test_shape_errors_are_raised_at_the_line_with_pytorchs_message() -> None:
     assert str(acc.value) == str(cpu.value)
 
 
+@pytest.mark.usefixtures("recording")
 def test_an_index_error_names_operator_and_line_and_poisons_only_its_results() -> None:
     """An index error in the middle of a step: type, operator, file; the rest goes on."""
     table = torch.ones(4, 2, device="acc")
@@ -47,6 +48,7 @@ def test_an_index_error_names_operator_and_line_and_poisons_only_its_results() -
     assert (table + 1).sum().item() == 16.0
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_failed_in_place_write_is_not_repeated() -> None:
     """What was written before the failure is written once, what comes after it is poisoned."""
     counter = torch.zeros(1, device="acc")

@@ -163,6 +163,7 @@ def test_as_on_the_cpu(device, case):
         same(case, device)
 
 
+@pytest.mark.usefixtures("recording")
 def test_emptying_a_storage_submits_nothing(acc_only):
     """Sharded training frees and makes parameters in every layer: that may not end the step."""
     x = torch.ones(4, device=acc_only)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 
 STEPS, ROWS, WIDTH = 6, 2, 32
 X = torch.randn(STEPS, ROWS, WIDTH, generator=torch.Generator().manual_seed(5))

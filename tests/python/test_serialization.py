@@ -36,6 +36,7 @@ def test_a_tensor_comes_back_where_it_was(options: dict[str, object]) -> None:
     assert torch.equal(y.cpu(), x.cpu())
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("options", FORMATS, ids=FORMAT_NAMES)
 def test_pending_work_is_saved(options: dict[str, object]) -> None:
     extension().flush()

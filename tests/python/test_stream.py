@@ -88,6 +88,7 @@ def test_the_current_stream_belongs_to_the_thread() -> None:
     assert seen == [torch.acc.default_stream()]
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("other", [False, True])
 def test_query_submits(other: bool) -> None:
     x = record_something()
@@ -97,6 +98,7 @@ def test_query_submits(other: bool) -> None:
     assert pending() == 0 and x.tolist() == [1.0] * 4
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("other", [False, True])
 def test_synchronize_submits(other: bool) -> None:
     x = record_something()
@@ -106,6 +108,7 @@ def test_synchronize_submits(other: bool) -> None:
     assert x.tolist() == [1.0] * 4
 
 
+@pytest.mark.usefixtures("recording")
 def test_waiting_between_streams_submits_nothing() -> None:
     """Trainers wait for streams many times in each step."""
     record_something()
@@ -143,6 +146,7 @@ def test_backward_runs_under_another_stream() -> None:
     assert w.grad.tolist() == [2.0] * 3
 
 
+@pytest.mark.usefixtures("recording")
 def test_an_error_of_recorded_work_surfaces_at_synchronize() -> None:
     x = torch.zeros(2, device="acc")
     index = torch.tensor([7], device="acc")

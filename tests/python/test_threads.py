@@ -425,6 +425,7 @@ def with_kernel(body: str, code: str) -> str:
     return run_python(code, timeout=60, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host").stdout
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "use",
     ["ones[0].sum().item()", "ones[1].add_(1)", "torch.acc.empty_cache()", "made.cpu()"]
@@ -455,6 +456,7 @@ print(made.tolist(), [t.tolist() for t in ones], (ones[1] + 1).tolist())
     ]
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "body",
     [
@@ -476,6 +478,7 @@ for _ in range(2):
     assert told.splitlines() == ["(3, 1) [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]"] * 2
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("body", ["out.set_(x + 1)", "out.as_strided_(out.shape, (1, 2))"])
 def test_a_kernel_that_moves_what_the_user_gave_it(acc_only, body):
     told = with_kernel(
@@ -493,6 +496,7 @@ for _ in range(3):
     assert told.splitlines() == ["[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]] 21.0"] * 3
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_kernel_that_changes_the_type_of_its_result(acc_only):
     told = with_kernel(
         """
@@ -512,6 +516,7 @@ for act in ["", "double", ""]:
     assert told.splitlines() == [good, "True", good]
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_kernel_that_gives_another_shape_or_fails_spoils_nothing(acc_only):
     told = with_kernel(
         """
@@ -537,6 +542,7 @@ for act in ["", "shape", "raise", ""]:
 # --- settings of the process --------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("recording")
 def test_settings_while_the_plan_of_another_thread_has_its_own(acc_only):
     told = with_kernel(
         "entered.set(); assert leave.wait(30)",
@@ -603,6 +609,7 @@ def start(y):
 """
 
 
+@pytest.mark.usefixtures("recording")
 def test_what_is_learnt_is_learnt_under_the_settings_of_the_call(acc_only):
     told = with_kernel(
         "entered.set(); assert leave.wait(30)",
@@ -627,6 +634,7 @@ for _ in range(2):
     assert told.splitlines() == ["torch.float32 True"] * 2
 
 
+@pytest.mark.usefixtures("recording")
 def test_settings_that_change_while_a_step_runs(acc_only):
     told = with_kernel(
         "entered.set(); assert leave.wait(30)",

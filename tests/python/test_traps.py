@@ -378,6 +378,7 @@ def test_random_draws_are_not_merged(device):
     assert not torch.equal(torch.rand(50, device=device), a)
 
 
+@pytest.mark.usefixtures("recording")
 def test_random_garbage_collection_and_kept_outputs(acc_only):
     # What is alive at the end of a step varies; it is not part of the key.
     rng = random.Random(0)
@@ -509,6 +510,7 @@ def test_host_reads_in_the_middle_of_a_step(device, unfused):
         assert_same(run(device, log), run("cpu", log))
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_step_that_logs_does_not_drive_out_the_plan(acc_only):
     w = nn.Parameter(torch.ones(8, device=acc_only))
     opt = torch.optim.SGD([w], lr=0.01, momentum=0.9)
@@ -654,6 +656,7 @@ def test_an_lstm_keeps_its_workspace_wherever_the_step_is_submitted(
     assert torch.equal(gradient("acc"), gradient("cpu"))
 
 
+@pytest.mark.usefixtures("recording")
 def test_what_a_finalizer_records_while_a_meta_kernel_runs(acc_only: str) -> None:
     """Meta kernels may run Python, which may run finalizers and signal handlers."""
     extension().forget_inferences()

@@ -77,6 +77,7 @@ def test_two_types_are_refused_in_the_call(device: str, name: str) -> None:
     assert any(taken)
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_kernel_is_asked_once_for_its_types(acc_only: str) -> None:
     def call(*shape: int) -> torch.Tensor:
         a = torch.ones(shape, dtype=torch.int16).to(acc_only)
@@ -90,6 +91,7 @@ def test_a_kernel_is_asked_once_for_its_types(acc_only: str) -> None:
     assert first["run_now"] == others["run_now"] == 0
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_kernel_that_dislikes_the_values_it_is_asked_with(acc_only: str) -> None:
     # It is asked with zeros, which integers cannot be divided by.
     def call(n: int) -> torch.Tensor:
@@ -107,6 +109,7 @@ def test_a_kernel_that_dislikes_the_values_it_is_asked_with(acc_only: str) -> No
         zero.fmod(zero)
 
 
+@pytest.mark.usefixtures("recording")
 def test_large_operands_are_not_made_to_ask(acc_only: str) -> None:
     large = torch.ones(5 << 20, dtype=torch.int32).to(acc_only)
     with pytest.raises(RuntimeError, match="std and var"):
