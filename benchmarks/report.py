@@ -41,10 +41,11 @@ def machine() -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The commit that is measured, with "+changes" when files differ from it."""
+    """The commit that is measured; "+changes" when files differ from it, but for new results."""
     try:
         commit = _git("rev-parse", "HEAD")
-        return commit + ("+changes" if _git("status", "--porcelain") else "")
+        differs = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+        return commit + ("+changes" if differs else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
