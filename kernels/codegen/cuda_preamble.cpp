@@ -217,15 +217,23 @@ template <class T> DEVICE T select(Mask m, T a, T b) { return m ? a : b; }
 // NaN if either is.
 template <class T> DEVICE T max_(T a, T b) { return a < b || b != b ? b : a; }
 template <class T> DEVICE T min_(T a, T b) { return b < a || b != b ? b : a; }
-template <class T> DEVICE T neg_(T a) { return -a; }
+// Integers wrap around.
+#define INTEGERS(I, U)                                                      \
+  DEVICE I add_(I a, I b) { return (I)((U)a + (U)b); }                      \
+  DEVICE I sub_(I a, I b) { return (I)((U)a - (U)b); }                      \
+  DEVICE I mul_(I a, I b) { return (I)((U)a * (U)b); }                      \
+  DEVICE I neg_(I a) { return (I)(-(U)a); }                                 \
+  DEVICE I abs_(I a) { return a < 0 ? neg_(a) : a; }                        \
+  DEVICE I fma_(I a, I b, I c) { return (I)((U)a * (U)b + (U)c); }
+INTEGERS(I32, u32) INTEGERS(I64, unsigned long)
+DEVICE F32 add_(F32 a, F32 b) { return a + b; }
+DEVICE F64 add_(F64 a, F64 b) { return a + b; }
+DEVICE F32 neg_(F32 a) { return -a; }
+DEVICE F64 neg_(F64 a) { return -a; }
 template <class T> DEVICE T not_(T a) { return ~a; }
 DEVICE Mask not_(Mask a) { return !a; }
-DEVICE I32 abs_(I32 a) { return a < 0 ? -a : a; }
-DEVICE I64 abs_(I64 a) { return a < 0 ? -a : a; }
 DEVICE F32 abs_(F32 a) { return fabsf(a); }
 DEVICE F64 abs_(F64 a) { return fabs(a); }
-DEVICE I32 fma_(I32 a, I32 b, I32 c) { return a * b + c; }
-DEVICE I64 fma_(I64 a, I64 b, I64 c) { return a * b + c; }
 DEVICE F32 fma_(F32 a, F32 b, F32 c) { return fmaf(a, b, c); }
 DEVICE F64 fma_(F64 a, F64 b, F64 c) { return fma(a, b, c); }
 DEVICE F32 pow_(F32 a, F32 b) { return powf(a, b); }
@@ -243,7 +251,7 @@ DEVICE F32 sigmoid_(F32 a) { return 1.0f / (1.0f + expf(-a)); }
 DEVICE F64 sigmoid_(F64 a) { return 1.0 / (1.0 + exp(-a)); }
 
 // Reductions, in trees that depend on the shape of the block alone.
-struct Sum { template <class T> static DEVICE T of(T a, T b) { return a + b; } };
+struct Sum { template <class T> static DEVICE T of(T a, T b) { return add_(a, b); } };
 struct Amax { template <class T> static DEVICE T of(T a, T b) { return max_(a, b); } };
 struct Amin { template <class T> static DEVICE T of(T a, T b) { return min_(a, b); } };
 // Of what one thread has; a power of two.

@@ -123,32 +123,6 @@ HOST_MATH F32 pow_f32(F32 x, F32 y) {
   return v;
 }
 )"},
-      {"fmod", "splat any", R"(
-extern "C" float fmodf(float, float) noexcept;
-static __attribute__((noinline, cold)) void fmod_slow_f32(const F32* x, const F32* y, I32 far,
-                                                          F32* r) {
-  for (int i = 0; i < W; ++i) if (far[i]) (*r)[i] = fmodf((*x)[i], (*y)[i]);
-}
-// a - n b in double, n the rounded quotient: n b and the difference are exact below n = 2^28
-HOST_MATH F32 fmod_f32(F32 x, F32 y) {
-  F32 a = abs_f32(x), b = abs_f32(y);
-  F64 p = __builtin_convertvector(a, F64), q = __builtin_convertvector(b, F64);
-  F64 n = (p / q + 6755399441055744.0) - 6755399441055744.0;
-  F32 r = __builtin_convertvector(p - n * q, F32);
-  r = r < 0.0f ? r + b : r;
-  r = a < b ? a : r;
-  r = (F32)(((U32)r & 0x7fffffffu) | sign_u32(x));
-  I32 valid = finite_i32(x) & (b > 0.0f);
-  r = valid ? r : splat_f32(__builtin_nanf(""));
-  I32 far = valid & (a > b * 268435456.0f);
-  if (__builtin_expect(any_i32(far), 0)) {
-    F32 first = x, second = y, result = r;
-    fmod_slow_f32(&first, &second, far, &result);
-    r = result;
-  }
-  return r;
-}
-)"},
   };
   return pieces;
 }

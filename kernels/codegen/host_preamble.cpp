@@ -26,7 +26,8 @@ typedef int i32; typedef unsigned u32; typedef long i64; typedef unsigned long u
 typedef float f32; typedef double f64;
 typedef u8 U8 VECTOR(u8); typedef i8 I8 VECTOR(i8); typedef i16 I16 VECTOR(i16);
 typedef u16 U16 VECTOR(u16); typedef i32 I32 VECTOR(i32); typedef unsigned U32 VECTOR(unsigned);
-typedef i64 I64 VECTOR(i64); typedef f32 F32 VECTOR(f32); typedef f64 F64 VECTOR(f64);
+typedef i64 I64 VECTOR(i64); typedef u64 U64 VECTOR(u64);
+typedef f32 F32 VECTOR(f32); typedef f64 F64 VECTOR(f64);
 typedef I32 Mask;  // lanes of 0 or -1
 #define infinity __builtin_inf()
 #define nan __builtin_nan("")
@@ -184,14 +185,21 @@ template <class T> static inline T max_(T a, T b) {
 template <class T> static inline T min_(T a, T b) {
   return select(mask_of((b < a) | (b != b)), b, a);
 }
-template <class T> static inline T neg_(T a) { return -a; }
+// Integers wrap around.
+#define INTEGERS(I, U)                                                              \
+  static inline I add_(I a, I b) { return (I)((U)a + (U)b); }                       \
+  static inline I sub_(I a, I b) { return (I)((U)a - (U)b); }                       \
+  static inline I mul_(I a, I b) { return (I)((U)a * (U)b); }                       \
+  static inline I neg_(I a) { return (I)(-(U)a); }                                  \
+  static inline I abs_(I a) { return a < 0 ? neg_(a) : a; }                         \
+  static inline I fma_(I a, I b, I c) { return (I)((U)a * (U)b + (U)c); }           \
+  static inline void add_to(I& sum, I v) { sum = add_(sum, v); }
+INTEGERS(I32, U32) INTEGERS(I64, U64)
+static inline F32 neg_(F32 a) { return -a; }
+static inline F64 neg_(F64 a) { return -a; }
 template <class T> static inline T not_(T a) { return ~a; }
 static inline F32 abs_(F32 a) { return (F32)((I32)a & 0x7fffffff); }
 static inline F64 abs_(F64 a) { return (F64)((I64)a & 0x7fffffffffffffff); }
-static inline I32 abs_(I32 a) { return a < 0 ? -a : a; }
-static inline I64 abs_(I64 a) { return a < 0 ? -a : a; }
-static inline I32 fma_(I32 a, I32 b, I32 c) { return a * b + c; }
-static inline I64 fma_(I64 a, I64 b, I64 c) { return a * b + c; }
 static inline F64 fma_(F64 a, F64 b, F64 c) {
 #if __FMA__ || __aarch64__
   F64 r;
@@ -207,16 +215,20 @@ static inline Mask lanes_below(int count) {
   for (int k = 0; k < W; ++k) lane[k] = k;
   return lane < count;
 }
-template <class T> static inline void add_to(T& sum, T v) { sum += v; }
+static inline void add_to(F32& sum, F32 v) { sum += v; }
+static inline void add_to(F64& sum, F64 v) { sum += v; }
 template <class T> static inline auto sum_lanes(T v) {
   for (int n = sizeof v / sizeof v[0] / 2; n > 0; n /= 2) {
     for (int k = 0; k < n; ++k) v[k] += v[k + n];
   }
   return v[0];
 }
+static inline u32 sum_lanes(I32 v) { return sum_lanes((U32)v); }
+static inline u64 sum_lanes(I64 v) { return sum_lanes((U64)v); }
 // Sums of float32 in float64. A vector of two registers g++ would keep in memory, and wait for it.
 typedef f32 HalfF32 __attribute__((vector_size(sizeof(F32) / 2)));
 typedef f64 HalfF64 __attribute__((vector_size(sizeof(F64) / 2)));
+typedef i64 HalfI64 __attribute__((vector_size(sizeof(F64) / 2)));
 struct Sums {
   HalfF64 low, high;
 };
@@ -233,6 +245,31 @@ static inline F32 rounded(Sums sums) {
   return v;
 }
 static inline f64 sum_lanes(Sums sums) { return sum_lanes(sums.low + sums.high); }
+// Sums of float64, and what rounding took from them (Knuth, The Art of Computer Programming 2,
+// 4.2.2, theorem B). Of infinities nothing is known to be lost.
+struct ExactSums {
+  HalfF64 low, high, lost_low, lost_high;
+};
+static inline void add_to(HalfF64& sum, HalfF64& all_lost, HalfF64 v) {
+  const HalfF64 next = sum + v;
+  const HalfF64 added = next - sum;
+  const HalfF64 lost = (sum - (next - added)) + (v - added);
+  sum = next;
+  all_lost += (HalfF64)((HalfI64)lost & (lost == lost));
+}
+static inline void add_to(ExactSums& sums, F64 v) {
+  HalfF64 halves[2];
+  __builtin_memcpy(halves, &v, sizeof v);
+  add_to(sums.low, sums.lost_low, halves[0]);
+  add_to(sums.high, sums.lost_high, halves[1]);
+}
+static inline F64 rounded(ExactSums sums) {
+  const HalfF64 halves[2] = {sums.low + sums.lost_low, sums.high + sums.lost_high};
+  F64 v;
+  __builtin_memcpy(&v, halves, sizeof v);
+  return v;
+}
+static inline f64 sum_lanes(ExactSums sums) { return sum_lanes(rounded(sums)); }
 template <class T> static inline auto max_lanes(T v) {
   for (int n = W / 2; n > 0; n /= 2) {
     for (int k = 0; k < n; ++k) v[k] = v[k] < v[k + n] || v[k + n] != v[k + n] ? v[k + n] : v[k];

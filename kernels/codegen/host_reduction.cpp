@@ -15,7 +15,7 @@ using graph::Fn;
 namespace dtype = graph::dtype;
 
 // Kernels with reductions, in the phases of phases.h. Sums are taken lane by lane: kPart vectors at
-// most in their own type, those sums in float64 where the type is float32, and rounded once.
+// most in their own type, those sums in float64 (of float64, in two of them), and rounded once.
 class ReductionWriter : HostWriter {
  public:
   explicit ReductionWriter(const KernelSpec& kernel)
@@ -198,10 +198,14 @@ class ReductionWriter : HostWriter {
 
   const char* vector_type(uint32_t i) const { return vector_of(kernel_.instructions[i].dtype); }
 
+  // Whether sums are taken with more digits than their type has.
   bool is_widened(uint32_t i) const {
-    return is_sum(i) && kernel_.instructions[i].dtype == dtype::kF32;
+    return is_sum(i) && dtype::is_floating(kernel_.instructions[i].dtype);
   }
-  const char* accumulator_type(uint32_t i) const { return is_widened(i) ? "Sums" : vector_type(i); }
+  const char* accumulator_type(uint32_t i) const {
+    if (!is_widened(i)) return vector_type(i);
+    return kernel_.instructions[i].dtype == dtype::kF32 ? "Sums" : "ExactSums";
+  }
 
   // What an accumulator begins with.
   std::string beginning(uint32_t i) const {
@@ -212,11 +216,13 @@ class ReductionWriter : HostWriter {
 
   // One more vector for a part of a sum, or for an accumulator; `at`: which, of several.
   void accumulate(uint32_t i, const char* at) {
+    accumulate(i, at, concat("v", kernel_.instructions[i].inputs[0]));
+  }
+  void accumulate(uint32_t i, const char* at, const std::string& value) {
     const Instruction& instruction = kernel_.instructions[i];
-    const std::string value = concat("v", instruction.inputs[0]);
     const std::string to = concat(is_sum(i) ? "sum" : "a", i, at);
     if (is_sum(i)) {
-      line(to, " += ", value, ";");
+      line("add_to(", to, ", ", value, ");");
     } else {
       line(to, " = ", instruction.fn == Fn::kAmax ? "max_(" : "min_(", to, ", ", value, ");");
     }
@@ -250,9 +256,7 @@ class ReductionWriter : HostWriter {
       open_reduced();
       const std::string columns = concat("geometry[", loops() - 1, "]");
       add_vectors(phase.instructions, phase.loads, phase.stores, sums_of(phase), {}, "0",
-                  columns.c_str(), [&] {
-                    for (const uint32_t i : phase.reductions) accumulate(i, "");
-                  });
+                  columns.c_str(), [&] { accumulate_row(phase); });
       close_reduced();
       for (const uint32_t i : phase.reductions) add_total(i);
       define_kept(phase.after);
@@ -265,6 +269,22 @@ class ReductionWriter : HostWriter {
       line("i", loop, " = 0;");
     }
     line("}");
+  }
+
+  // In the rest of a row the lanes behind its end have its first element; where there are positions
+  // they have those of elements that are not the row's.
+  void accumulate_row(const Phase& phase) {
+    const bool apart = !positions_of(phase.instructions).empty();
+    for (const uint32_t i : phase.reductions) {
+      const std::string value = concat("v", kernel_.instructions[i].inputs[0]);
+      if (!apart || is_sum(i)) {
+        accumulate(i, "", value);
+      } else {
+        accumulate(
+            i, "",
+            concat("rest ? select(lanes_below(count), ", value, ", ", beginning(i), ") : ", value));
+      }
+    }
   }
 
   // Kept values in all lanes.

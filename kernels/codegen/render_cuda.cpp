@@ -345,7 +345,7 @@ class CudaWriter : Writer {
     if (!last) line("if (++", turns_of(phase), " == ", kTurns, ") {");
     for (const uint32_t i : phase.reductions) {
       if (!is_sum(i)) continue;
-      line("all", i, " += fold<Sum>(a", i, ");");
+      line("all", i, " = add_(all", i, ", (", accumulator_of(i), ")fold<Sum>(a", i, "));");
       if (!last) begin(i, count);
     }
     if (!last) line(turns_of(phase), " = 0;\n}");

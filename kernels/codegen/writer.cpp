@@ -42,15 +42,16 @@ const char* element_of(uint8_t type) {
   }
 }
 
-// What a function is in C++; the rest are calls of the preambles' functions.
-const char* infix(Fn fn) {
+// What a function is in C++; the rest are calls of the preambles' functions, and so is what can
+// overflow: where integers have a sign, compilers take it that they never do.
+const char* infix(Fn fn, uint8_t type) {
   switch (fn) {
     case Fn::kAdd:
-      return " + ";
+      return dtype::is_floating(type) ? " + " : nullptr;
     case Fn::kSub:
-      return " - ";
+      return dtype::is_floating(type) ? " - " : nullptr;
     case Fn::kMul:
-      return " * ";
+      return dtype::is_floating(type) ? " * " : nullptr;
     case Fn::kDiv:
       return " / ";
     case Fn::kAnd:
@@ -226,7 +227,7 @@ std::string Writer::expression(size_t i) const {
     default:
       break;
   }
-  if (const char* operation = infix(instruction.fn)) {
+  if (const char* operation = infix(instruction.fn, instruction.dtype)) {
     return concat(input(instruction, 0), operation, input(instruction, 1));
   }
   std::string call = name_of(instruction.fn, instruction.dtype) + "(";

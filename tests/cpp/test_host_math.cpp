@@ -76,7 +76,6 @@ const std::map<std::string, Reference>& references() {
       EXACT("ceil", std::ceil(x)),
       EXACT("floor", std::floor(x)),
       EXACT("fma", std::fma(x, y, z)),
-      EXACT("fmod", std::fmod(x, y)),
       EXACT("reciprocal", 1.0f / x),
       EXACT("round", std::nearbyint(x)),
       EXACT("sqrt", std::sqrt(x)),
@@ -206,8 +205,6 @@ void sample_rest(const std::string& name, uint64_t first, Values& a, Values& b, 
       b[i] = static_cast<float>((int64_t(random % 65536) - 32768) / 32768.0 * 151 /
                                 std::log2(std::abs(a[i])));
       if (i % 8 == 3) b[i] = std::rint(b[i]);
-    } else if (name == "fmod") {
-      b[i] = static_cast<float>(a[i] / (1 + unit * (i % 4 == 1 ? 20 : 4e8)));
     } else if (i % 4 == 1) {
       c[i] = -(a[i] * b[i]);
     }

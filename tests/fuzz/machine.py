@@ -17,7 +17,7 @@ from torch import Tensor
 
 Instruction = tuple[str, int, int, int]
 
-SHAPES = [(4, 6), (3, 5), (9, 16), (1, 7), (2, 33)]
+SHAPES = [(4, 6), (3, 5), (9, 16), (1, 7), (2, 33), (5, 50), (70, 3)]
 DTYPES = [torch.float32, torch.int64, torch.bool, torch.float64, torch.int32, torch.bfloat16]
 HALVES = [torch.bfloat16, torch.float16]
 NUMBERS = [2, -1, 3, 0.5]
@@ -49,6 +49,9 @@ class Program:
         for shape, dtype in zip(shapes, dtypes, strict=True):
             values = torch.randn(shape, generator=generator) * 3
             values = values > 0 if dtype == torch.bool else values.to(dtype)
+            if dtype in (torch.int32, torch.int64):  # they wrap around
+                values.view(-1)[1::5] = torch.iinfo(dtype).max
+                values.view(-1)[2::5] = torch.iinfo(dtype).min
             made.append(values.to(device))
         return made
 
@@ -182,6 +185,11 @@ PURE: dict[str, Apply] = {
     # Of small whole numbers, so that the order of the additions does not matter.
     "sum": lambda a, b, k: _summed(a.round().clamp(-8, 8) if a.is_floating_point() else a, k),
     "amax": _one_zero(lambda a, b, k: a.amax(dim=k % a.dim()) if a.dim() else a.amax()),
+    "dropout": lambda a, b, k: (
+        torch.ops.acc.native_dropout(a, 1 << 31, 2.0, 7, 8 * k)[0]
+        if a.is_floating_point()
+        else None
+    ),
     # ATen's own, between the generated ones
     "cumsum": lambda a, b, k: a.cumsum(0) if a.dim() else None,
     "cat": lambda a, b, k: torch.cat([a, a]) if a.dim() else None,

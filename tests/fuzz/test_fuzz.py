@@ -83,7 +83,7 @@ def test_a_wrong_operator_is_found_and_shrunk(acc_only, monkeypatch):
 
     monkeypatch.setitem(machine.TABLE, "abs", wrong)
     with pytest.raises(AssertionError) as caught:
-        search.search(400, 1, halves=False, size=1)
+        search.search(800, 1, halves=False, size=1)
     text = str(caught.value)
     instructions = re.findall(r"^  \('(.*?)'", text, re.MULTILINE)
     assert instructions.count("abs") == 1, text

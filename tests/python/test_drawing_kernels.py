@@ -103,6 +103,22 @@ def test_with_reductions(shape):
     check(x, 0.3, lambda y: F.layer_norm(y, shape[-1:]), close=True)
 
 
+@pytest.mark.parametrize("columns", [3, 33, 40, 47, 48, 130])
+def test_extremes_of_draws(columns):
+    """Rows end within a vector, whose other lanes draw what is not the row's."""
+    for _ in range(RUNS):
+        x = torch.rand(64, columns, device=helpers.DEVICE)
+        found = [x.amax(1), x.amin(1), x.amax(0)]
+        # So unlike each other that a wrong maximum makes infinities.
+        y = F.dropout(60 * torch.ones(64, columns, device=helpers.DEVICE), 0.9)
+        softmax = y.softmax(1)
+        helpers.flush()
+        x, y = x.cpu(), y.cpu()
+        for mine, expected in zip(found, [x.amax(1), x.amin(1), x.amax(0)], strict=True):
+            assert torch.equal(mine.cpu(), expected)
+        torch.testing.assert_close(softmax.cpu(), y.softmax(1))
+
+
 def test_strided_draws():
     """Neither neighbours nor whole blocks: the loop goes along another dimension."""
     check(torch.randn(64, 50, 3).transpose(0, 2), 0.3, lambda y: y.neg())

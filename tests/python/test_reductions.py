@@ -6,6 +6,7 @@ result. Sums here are taken in another order than ATen's, so equal bits are not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +188,13 @@ CALLS: dict[str, list[tuple[Program, tuple[Tensor, ...]]]] = {
         (lambda x, y, r=r: F.mse_loss(x, y, reduction=r), (drawn(*_X), drawn(*_X, seed=1)))
         for r in ("mean", "sum")
     ],
+    **{
+        f"aten::{loss.__name__}": [
+            (lambda x, y, loss=loss, r=r: loss(x, y, r, 0.7) * 2, (drawn(*_X), drawn(*_X, seed=1)))
+            for r in (0, 1, 2)
+        ]
+        for loss in (aten.smooth_l1_loss, aten.huber_loss)
+    },
     "aten::_softmax": [(lambda x, d=d: x.softmax(d), (drawn(*_X) * 5,)) for d in (0, 1, 2)],
     "aten::_softmax_backward_data": [
         (lambda g, x, d=d: aten._softmax_backward_data(g, x.softmax(d), d, x.dtype), pair)
@@ -393,6 +401,22 @@ def test_at_least_as_accurate_as_aten(name):
             assert 0 < ours <= atens, f"result {i} of {shape}"
 
 
+def test_sums_of_float64_are_at_least_as_accurate_as_atens():
+    generator = torch.Generator().manual_seed(3)
+    for rows, columns, dim in ((1 << 16, 64, 0), (8, 1 << 18, 1), (1 << 18, 8, 0)):
+        x = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+        sums = [math.fsum(kept) for kept in x.movedim(dim, 1).tolist()]
+        exact = torch.tensor(sums, dtype=torch.float64)
+        moved = x.to(helpers.DEVICE)
+        for _ in range(4):
+            with helpers.counting() as counted:
+                mine = [(moved * 1).sum(dim), (moved * 1).mean(dim)]
+                helpers.flush()
+        assert counted["kernel_launches"] > 0
+        assert 0 < error(mine[0], exact) <= error(x.sum(dim), exact)
+        assert error(mine[1], exact / x.shape[dim]) <= error(x.mean(dim), exact / x.shape[dim])
+
+
 # --- special values ---------------------------------------------------------------------------
 
 
@@ -402,15 +426,11 @@ def test_nan_and_infinity_go_through():
     x[2, 4] = torch.inf
     x[3, 5] = -torch.inf
     x[4, :] = -torch.inf
-    for program in (
-        lambda x: x.amax(1),
-        lambda x: x.amin(1),
-        lambda x: x.sum(1),
-        lambda x: x.amax(0),
-        lambda x: x.softmax(1),
-        lambda x: x.log_softmax(1),
-    ):
+    reductions = (lambda x: x.amax(1), lambda x: x.amin(1), lambda x: x.sum(1), lambda x: x.amax(0))
+    for program in (*reductions, lambda x: x.softmax(1), lambda x: x.log_softmax(1)):
         check(program, x)
+    for program in (*reductions, lambda x: x.sum(0)):
+        check(program, x.double())
 
 
 # --- what is joined ---------------------------------------------------------------------------
