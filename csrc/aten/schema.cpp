@@ -76,7 +76,7 @@ graph::Role role_of(const std::string& op, const c10::Argument& argument) {
   static constexpr std::array kDrawn{"seed", "offset", "below", "from", "count"};
   const bool drawn = op.starts_with("acc::") && type.kind() == TypeKind::IntType &&
                      std::ranges::find(kDrawn, argument.name()) != kDrawn.end();
-  return drawn ? graph::Role::kValue : graph::Role::kStructure;
+  return drawn ? graph::Role::kWide : graph::Role::kStructure;
 }
 
 DispatchKey backend_key() {
@@ -309,7 +309,7 @@ std::vector<std::string> describe_ops() {
     for (size_t i = 0; i < op.arguments.size(); ++i) {
       const graph::Argument& argument = op.arguments[i];
       line << (i == 0 ? "" : ", ") << argument.name << (argument.writes ? "!" : "")
-           << (argument.role == graph::Role::kValue ? "~" : "");
+           << (argument.role == graph::Role::kStructure ? "" : "~");
     }
     line << ')' << (op.out_handle != nullptr ? " into" : "") << (op.removable ? "" : " must-run")
          << (op.mergeable ? "" : " random") << (op.item != nullptr ? " by-item" : "")

@@ -13,7 +13,10 @@ namespace acc::graph {
 //  kStructure: by value. Another value is another plan.
 //  kValue:     by kind (bool, int, float, complex) only, because the kind decides type promotion.
 //              The number itself lives in the step's value block and changes from run to run.
-enum class Role : uint8_t { kStructure, kValue };
+//              Integers of more than 32 bits are structure: what ATen makes of one that its
+//              operand's type cannot hold differs from operator to operator.
+//  kWide:      as kValue, integers of 64 bits: seeds and what else random operators are told.
+enum class Role : uint8_t { kStructure, kValue, kWide };
 
 // The element type of a list argument, which an empty list does not tell by itself.
 enum class ListOf : uint8_t {

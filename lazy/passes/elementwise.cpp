@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "csrc/base/env.h"
 #include "lazy/graph/dtype.h"
@@ -219,6 +220,7 @@ class Analysis {
     if (tag == Tag::kInt) {
       // One that is no argument of kernels becomes a constant, and these are doubles.
       const bool value = (graph::flags_of(*word) & graph::kValueFlag) != 0;
+      if (!value && made_.computed == dtype::kI32 && !std::in_range<int32_t>(word[1])) return false;
       constexpr int64_t kExact = int64_t{1} << 53;
       return value || (word[1] >= -kExact && word[1] <= kExact);
     }

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/check.h"
@@ -166,6 +167,14 @@ bool is_also_read(const at::Tensor& resized, std::span<const Operand> operands) 
   });
 }
 
+// Whether a number goes into the value block.
+bool is_slot(const c10::IValue& value, const graph::Argument& argument) {
+  if (argument.role != graph::Role::kValue || !value.isInt()) {
+    return argument.role != graph::Role::kStructure;
+  }
+  return std::in_range<int32_t>(value.toInt());
+}
+
 }  // namespace
 
 // One call in words, made outside the lock: its buffers are still unnumbered.
@@ -196,7 +205,7 @@ struct Recorder::Call {
   bool add(const c10::IValue& value, const graph::Argument& argument) {
     if (value.isTensor()) return add_tensor(value.toTensor(), argument);
     if (value.isList()) return add_list(value.toListRef(), argument);
-    return add_plain(value, argument.role == graph::Role::kValue);
+    return add_plain(value, is_slot(value, argument));
   }
 
   bool add_tensor(const at::Tensor& tensor, const graph::Argument& argument) {
@@ -281,7 +290,7 @@ struct Recorder::Call {
     for (const c10::IValue& item : items) {
       if (item.isTensor()) {
         if (!add_tensor(item.toTensor(), argument)) return false;
-      } else if (!add_plain(item, argument.role == graph::Role::kValue)) {
+      } else if (!add_plain(item, is_slot(item, argument))) {
         return false;
       }
     }
@@ -617,7 +626,7 @@ bool Recorder::follow_value(const c10::IValue& value, const graph::Argument& arg
     return true;
   }
   const auto scalar = [&](Tag tag, int64_t bits) {
-    const bool slot = argument.role == graph::Role::kValue;
+    const bool slot = is_slot(value, argument);
     if (*word++ != graph::make_tag(tag, 0, slot ? graph::kValueFlag : 0)) return false;
     if (!slot) return *word++ == bits;
     values_.push_back(bits);

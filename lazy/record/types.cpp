@@ -60,7 +60,7 @@ struct Types {
         plain &= !c10::isComplexType(type);
         break;
       case Tag::kBool:  // a flag, or a number
-        plain &= argument.role != graph::Role::kValue;
+        plain &= argument.role == graph::Role::kStructure;
         break;
       case Tag::kComplex:
         plain = false;

@@ -47,6 +47,71 @@ def on(device: str, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float
     return made
 
 
+# --- copies between layouts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "fused"), [(64, 1), (2048, 2)])
+def test_large_transposing_copies_stay_atens(rows, fused):
+    """`fused`: steps of the plan."""
+
+    def program(device: str) -> Tensor:
+        x = on(device, rows, 50)
+        return (x.t().contiguous() + 1).relu()
+
+    check(program, launches=1)
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    assert len(plan["steps"]) == fused
+
+
+# --- integers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_integers_wrap_around(dtype):
+    """Compilers take it that integers with a sign do not, and that x + 1 > x."""
+
+    def program(device: str) -> list[Tensor]:
+        x, y = (on("cpu", 999, dtype=dtype, seed=seed) for seed in (0, 1))
+        for each, ends in ((x, torch.iinfo(dtype)), (y, torch.iinfo(dtype))):
+            each[::3], each[1::3] = ends.max, ends.min
+        x, y = x.to(device), y.roll(5).to(device)
+        helpers.flush()
+        compared = [x + 1 > x, x - y < x, -x <= 0, x.abs() >= 0, x * y > x]
+        return [
+            *compared,
+            x * y,
+            torch.add(x, y, alpha=3),
+            (x + y).sum(),
+            (x * 2).view(27, 37).sum(0),
+        ]
+
+    check(program)
+
+
+def test_integers_that_the_type_cannot_hold():
+    """What ATen says of them, in steps that had kernels with numbers it can."""
+    for dtype in (torch.int32, torch.uint8):
+        values = torch.arange(250).to(dtype)
+        x = values.to(helpers.DEVICE)
+
+        def clamped(number: int, x: Tensor = x) -> list[int]:
+            return ((x.to(torch.int32) + 1) * x.clamp(max=number)).tolist()
+
+        for number in (10, 11, 12, 13):
+            assert max(clamped(number)) == 250 * number
+        for number in (1 << 40, (1 << 40) + 5, 1 << 40):
+            with pytest.raises(RuntimeError, match="cannot be converted to type .* overflow"):
+                clamped(number)
+        assert max(clamped(14)) == 250 * 14
+        for number in (1, 2, 3, 300, -300, 1 << 31, (1 << 40) + 5, -(1 << 62)):
+            for program in (
+                lambda x, k: (x + k) * 2,
+                lambda x, k: (x * 2 < k) ^ (x > k),
+                lambda x, k: (x * k - 1) == k,
+            ):
+                helpers.assert_same(program(x, number), program(values, number))
+
+
 # --- geometry ---------------------------------------------------------------------------------
 
 
