@@ -25,7 +25,7 @@ struct Row {
 
 // Constants are those of ATen's kernels: 0.7071067811865476 = sqrt(1/2), 0.3989422804014327 =
 // 1/sqrt(2 pi), 0.7978845608028654 = sqrt(2/pi), 0.044715 of the tanh approximation of GELU
-// (Hendrycks & Gimpel, arXiv:1606.08415).
+// (Hendrycks & Gimpel, arXiv:1606.08415), 0.1666666716337204 = 1/6 in float32.
 constexpr Row kRows[] = {
     {"aten::copy_", "", "src"},
     {"aten::_to_copy", "", "self"},
@@ -63,6 +63,9 @@ constexpr Row kRows[] = {
     {"aten::pow.Tensor_Scalar", "exponent=-0.5", "rsqrt(self)"},
     {"aten::pow.Tensor_Scalar", "exponent=-1", "reciprocal(self)"},
     {"aten::pow.Tensor_Scalar", "exponent=-2", "reciprocal(self * self)"},
+    {"aten::pow.Tensor_Scalar", "", "pow(self, exponent)"},
+    {"aten::pow.Tensor_Tensor", "", "pow(self, exponent)"},
+    {"aten::pow.Scalar", "", "pow(self, exponent)"},
     {"aten::maximum", "", "max(other, self)"},
     {"aten::minimum", "", "min(other, self)"},
     {"aten::clamp", "min=None", "min(self, max)"},
@@ -139,13 +142,43 @@ constexpr Row kRows[] = {
     {"aten::leaky_relu", "", "self > 0 ? self : self * negative_slope"},
     {"aten::leaky_relu_backward", "", "self > 0 ? grad_output : grad_output * negative_slope"},
     {"aten::elu", "", "self < 0 ? expm1(self * input_scale) * (alpha * scale) : self * scale"},
+    {"aten::elu_backward", "is_result=False",
+     "self_or_result > 0 ? grad_output * scale : "
+     "grad_output * input_scale * (alpha * scale) * exp(self_or_result * input_scale)"},
+    {"aten::elu_backward", "is_result=True",
+     "self_or_result > 0 ? grad_output * scale : "
+     "grad_output * input_scale * (self_or_result + alpha * scale)"},
     {"aten::hardtanh_backward", "", "(self > min_val) & (self < max_val) ? grad_output : 0"},
     {"aten::softplus", "", "self * beta > threshold ? self : log1p(exp(self * beta)) / beta"},
     {"aten::softplus_backward", "",
      "self * beta > threshold ? grad_output : "
      "grad_output * exp(self * beta) / (exp(self * beta) + 1)"},
     {"aten::hardswish", "", "self * min(max(self + 3, 0), 6) / 6"},
+    {"aten::hardswish_backward", "",
+     "self <= -3 ? 0 : (self >= 3 ? grad_output : grad_output * (self / 3 + 0.5))"},
     {"aten::hardsigmoid", "", "min(max(self + 3, 0), 6) / 6"},
+    {"aten::hardsigmoid_backward", "",
+     "(self > -3) & (self < 3) ? grad_output * 0.1666666716337204 : 0"},
+    {"aten::mish", "", "self * tanh(log1p(exp(self)))"},
+    {"aten::mish_backward", "",
+     "t = tanh(log1p(exp(self))); "
+     "grad_output * (t + self * sigmoid(self) * (1 - t * t))"},
+    {"aten::smooth_l1_loss", "reduction=0",
+     "z = abs(self - target); z < beta ? 0.5 * z * z / beta : z - 0.5 * beta"},
+    {"aten::smooth_l1_loss_backward", "reduction=1",
+     "d = self - target; d <= -beta ? -1 / count * grad_output : "
+     "(d >= beta ? 1 / count * grad_output : 1 / count * d * grad_output / beta)"},
+    {"aten::smooth_l1_loss_backward", "",
+     "d = self - target; d <= -beta ? -grad_output : "
+     "(d >= beta ? grad_output : d * grad_output / beta)"},
+    {"aten::huber_loss", "reduction=0",
+     "z = abs(self - target); z < delta ? 0.5 * z * z : delta * (z - 0.5 * delta)"},
+    {"aten::huber_loss_backward", "reduction=1",
+     "d = self - target; d <= -delta ? -1 / count * grad_output * delta : "
+     "(d >= delta ? 1 / count * grad_output * delta : 1 / count * d * grad_output)"},
+    {"aten::huber_loss_backward", "",
+     "d = self - target; d <= -delta ? -grad_output * delta : "
+     "(d >= delta ? grad_output * delta : d * grad_output)"},
     {"aten::mse_loss_backward", "reduction=1", "2 / count * (self - target) * grad_output"},
     {"aten::mse_loss_backward", "", "2 * (self - target) * grad_output"},
     {"acc::native_dropout", "",
@@ -166,6 +199,15 @@ constexpr Row kRows[] = {
     {"aten::linalg_vector_norm", "ord=2", "sqrt(sum(self * self))", "dim"},
     {"aten::mse_loss", "reduction=1", "d = self - target; sum(d * d) / count", "*"},
     {"aten::mse_loss", "reduction=2", "d = self - target; sum(d * d)", "*"},
+    {"aten::smooth_l1_loss", "reduction=1",
+     "z = abs(self - target); sum(z < beta ? 0.5 * z * z / beta : z - 0.5 * beta) / count", "*"},
+    {"aten::smooth_l1_loss", "reduction=2",
+     "z = abs(self - target); sum(z < beta ? 0.5 * z * z / beta : z - 0.5 * beta)", "*"},
+    {"aten::huber_loss", "reduction=1",
+     "z = abs(self - target); sum(z < delta ? 0.5 * z * z : delta * (z - 0.5 * delta)) / count",
+     "*"},
+    {"aten::huber_loss", "reduction=2",
+     "z = abs(self - target); sum(z < delta ? 0.5 * z * z : delta * (z - 0.5 * delta))", "*"},
 
     {"aten::_softmax", "", "e = exp(self - amax(self)); e / sum(e)", "dim"},
     {"aten::_softmax_backward_data", "", "output * (grad_output - sum(grad_output * output))",
