@@ -5,6 +5,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
@@ -423,6 +424,30 @@ bool angle(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
+// (self, ord, dim, keepdim, dtype). Python's Meta kernel keeps a dimension of one element that is
+// counted from the end.
+bool vector_norm(Arguments arguments, torch::jit::Stack& results) {
+  if (!arguments[2].isIntList() || arguments[3].toBool()) return true;
+  const at::Tensor& self = tensor(arguments[0]);
+  const std::vector<int64_t> dims = arguments[2].toIntVector();
+  if (dims.empty()) return true;
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < self.dim(); ++i) {
+    const bool reduced = std::ranges::any_of(
+        dims, [&](int64_t dim) { return at::maybe_wrap_dim(dim, self.dim()) == i; });
+    if (!reduced) kept.push_back(self.size(i));
+  }
+  results[0] = at::detail::empty_meta(kept, results[0].toTensor().scalar_type());
+  return true;
+}
+
+// (self, dims)
+bool flip(Arguments arguments, torch::jit::Stack& results) {
+  const at::Tensor& self = tensor(arguments[0]);
+  restride(results[0], at::infer_dense_strides(self.sizes(), self.strides()));
+  return true;
+}
+
 }  // namespace
 
 void register_meta_rules() {
@@ -433,6 +458,8 @@ void register_meta_rules() {
     install_meta_rule(name, &scatter);
   }
   install_meta_rule("aten::angle", &angle);
+  install_meta_rule("aten::flip", &flip);
+  install_meta_rule("aten::linalg_vector_norm", &vector_norm);
   install_meta_rule("aten::ldexp.Tensor", &ldexp);
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);

@@ -248,3 +248,26 @@ def test_batch_norm_has_the_strides_of_eager(shape):
         return found
 
     assert strides(DEVICE) == strides("cpu")
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (1, 6), (1,), (1, 1), (5, 1, 3), (2, 0, 1)], ids=str)
+def test_norms_over_single_elements(shape):
+    x = drawn(*shape, device="cpu")
+    for dim in [*range(-len(shape), len(shape)), tuple(range(-len(shape), 0))]:
+        for keepdim in (False, True):
+            expected = torch.linalg.vector_norm(x, 2, dim, keepdim)
+            made = torch.linalg.vector_norm(x.to(DEVICE), 2, dim, keepdim)
+            assert made.shape == expected.shape
+            torch.testing.assert_close(made.cpu(), expected)
+
+
+@pytest.mark.parametrize("shape", [(9, 1), (1, 3, 5), (3, 4, 2), (3, 0)], ids=str)
+def test_flipped_tensors_keep_their_order(shape):
+    for x in (
+        drawn(*shape, device="cpu"),
+        drawn(*shape[::-1], device="cpu").permute(*range(len(shape))[::-1]),
+    ):
+        expected = x.flip(0)
+        made = x.to(DEVICE).flip(0)
+        assert (made.shape, made.stride()) == (expected.shape, expected.stride())
+        assert torch.equal(made.cpu(), expected)
