@@ -144,15 +144,19 @@ def make(kernels: Kernels, architecture: str, folder: Path) -> dict[str, Made]:
     }
 
 
-def faults(made: dict[str, Made]) -> list[str]:
-    """A line for each fault."""
+def faults(made: dict[str, Made], *, neighbours: bool = True) -> list[str]:
+    """A line for each fault.
+
+    `neighbours`: whether those that are read one by one are looked for. Not in any kernel: of a
+    tensor that stays as it is, -(-x) in place, the compiler reads nothing.
+    """
     found = []
     for name, kernel in made.items():
         if kernel.registers > REGISTERS:
             found.append(f"{name}: {kernel.registers} registers of {REGISTERS}")
         if kernel.spilled > SPILLED:
             found.append(f"{name}: {kernel.spilled} bytes of a thread in memory; {SPILLED} may be")
-        if kernel.wide_loads < kernel.planned:
+        if neighbours and kernel.wide_loads < kernel.planned:
             loads = f"{kernel.wide_loads} loads of {WIDE} bytes, {kernel.planned} were planned"
             found.append(f"{name}: {loads}")
     return found

@@ -166,6 +166,13 @@ def test_neighbours_are_read_at_once(dtype, tmp_path):
     assert kernel.wide_loads >= 2
 
 
+def test_what_stays_as_it_is_is_not_read(tmp_path):
+    x = torch.randn(5000).to(helpers.DEVICE)
+    made = nvidia.make(nvidia.kernels_of(lambda: x.neg_().neg_()), "sm_90", tmp_path)
+    assert len(nvidia.faults(made)) == 1
+    assert not nvidia.faults(made, neighbours=False)
+
+
 # Numbers that one thread has at the same time; where each is, is known to the compiler or is not.
 MANY = """
 extern "C" __global__ void acc_{name}(float* numbers, int calls, int stage) {{
