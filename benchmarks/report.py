@@ -220,6 +220,59 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of docs/performance.md, one per number of threads; bold is what misses a must."""
+    ratios, memory = _ratios(lines), _ratios(lines, "memory")
+    results = {
+        (line["threads"], line["case"], line["mode"]): line
+        for line in lines
+        if line["kind"] == "result" and line["n"]
+    }
+
+    def cell(line: Mapping[str, Any] | None) -> str:
+        if line is None:
+            return ""
+        text = f"{line['ratio']:.2f}"
+        if line.get("must") is not None and not line["holds"]:
+            text = f"**{text}**"
+        return text + (f" ({line['low']:.2f} to {line['high']:.2f})" if "low" in line else "")
+
+    def must(line: Mapping[str, Any] | None) -> str:
+        return "" if line is None or line.get("must") is None else f"{line['must']:g}"
+
+    def seconds(key: tuple[Any, str], modes: Sequence[str], what: str, digits: int) -> str:
+        found = [results.get((*key, mode)) for mode in modes]
+        return ", ".join(_number(line[what], digits) for line in found if line is not None) + " s"
+
+    parts = []
+    for threads in dict.fromkeys(key[0] for key in results):
+        rows = [
+            ["case", "against eager", "must", "against `torch.compile`", "must", "memory", "must"],
+            ["---"] * 9,
+        ]
+        rows[0] += ["first step: eager, acc, compile", "step 20: eager, acc"]
+        for key in results:
+            case, mode = key[1:]
+            if key[0] != threads or mode not in ("acc", "capture"):
+                continue
+            name = f"`{case}`" + (", with `torchacc.capture`" if mode == "capture" else "")
+            eager, tuned, compiled = (
+                ratios.get((*key, name)) for name in ("eager", "eager_tuned", "compile")
+            )
+            peak = memory.get((*key, "eager"))
+            row = [name, cell(eager), must(eager), cell(compiled), must(compiled)]
+            row += [cell(peak), must(peak)]
+            if mode == "acc":
+                row.append(seconds(key[:2], ("eager", "acc", "compile"), "first_step_s", 2))
+                row.append(seconds(key[:2], ("eager", "acc"), "step20_s", 1))
+            rows.append(row + [""] * (9 - len(row)))
+            if tuned is not None:
+                rows.append([f"`{case}`, eager tuned", cell(tuned), must(tuned), *[""] * 6])
+        text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        parts.append(f"Threads: {threads}\n\n{text}")
+    return "\n\n".join(parts)
+
+
 _COLOURS = {
     "eager": "#7f7f7f",
     "eager_tuned": "#bcbd22",
@@ -304,10 +357,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser("benchmarks/report.py", description="Tables of result files.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print docs/performance.md's tables"
+    )
     parser.add_argument("--svg", type=Path, metavar="PICTURE", help="draw a bar chart")
     options = parser.parse_args(arguments)
     lines = read(options.files)
-    print(table(lines), summary(lines), sep="\n\n")
+    print(markdown(lines) if options.markdown else f"{table(lines)}\n\n{summary(lines)}")
     if options.svg is not None:
         options.svg.parent.mkdir(parents=True, exist_ok=True)
         options.svg.write_text(svg(lines))

@@ -469,6 +469,10 @@ def test_a_missed_must_and_too_much_memory(fakes):
     assert any("1.06x the memory" in text for text in result.missed)
     assert run.verdict([result], True)[0] == run.EXIT_MISSED
     assert report.table(result.lines).count("MISSED") == 2
+    (row,) = [row for row in report.markdown(result.lines).splitlines() if "`fake`" in row]
+    assert row.split("|")[1:8] == [
+        *(" `fake` ", " **0.91** (0.91 to 0.91) ", " 1 ", "  ", "  ", " **1.06** ", " 1.05 ")
+    ]
 
 
 def test_foreign_load_makes_a_run_invalid_after_more_tries(fakes, monkeypatch):
