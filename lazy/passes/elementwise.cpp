@@ -218,9 +218,11 @@ class Analysis {
     if (made_.formula->truth() && type == dtype::kBool && integer) return false;
     if (tag == Tag::kBool) return true;
     if (tag == Tag::kInt) {
-      // One that is no argument of kernels becomes a constant, and these are doubles.
       const bool value = (graph::flags_of(*word) & graph::kValueFlag) != 0;
-      if (!value && made_.computed == dtype::kI32 && !std::in_range<int32_t>(word[1])) return false;
+      // Of more than 32 bits. Integers may not hold it, and there would be a kernel for each.
+      const bool wide = !value && op().arguments[term.argument].role == graph::Role::kValue;
+      if (wide && !dtype::is_floating(made_.computed)) return false;
+      // One that is no argument of kernels becomes a constant, and these are doubles.
       constexpr int64_t kExact = int64_t{1} << 53;
       return value || (word[1] >= -kExact && word[1] <= kExact);
     }

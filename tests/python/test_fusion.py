@@ -103,6 +103,12 @@ def test_integers_that_the_type_cannot_hold():
             with pytest.raises(RuntimeError, match="cannot be converted to type .* overflow"):
                 clamped(number)
         assert max(clamped(14)) == 250 * 14
+        with helpers.counting() as counted:
+            for number in range(2, 8):  # a plan each, but no kernel
+                for _ in range(3):
+                    wide = torch.zeros_like(x, dtype=torch.int64).fill_(number << 40)
+                    assert ((wide + 1) * 2)[0].item() == (number << 41) + 2
+        assert counted["jit/compiled"] <= 1
         for number in (1, 2, 3, 300, -300, 1 << 31, (1 << 40) + 5, -(1 << 62)):
             for program in (
                 lambda x, k: (x + k) * 2,
