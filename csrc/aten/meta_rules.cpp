@@ -444,7 +444,11 @@ bool vector_norm(Arguments arguments, torch::jit::Stack& results) {
 // (self, dims)
 bool flip(Arguments arguments, torch::jit::Stack& results) {
   const at::Tensor& self = tensor(arguments[0]);
-  restride(results[0], at::infer_dense_strides(self.sizes(), self.strides()));
+  if (self.is_non_overlapping_and_dense()) {
+    restride(results[0], self.strides());
+  } else {
+    restride(results[0], at::infer_dense_strides(self.sizes(), self.strides()));
+  }
   return true;
 }
 

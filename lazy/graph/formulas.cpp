@@ -163,16 +163,12 @@ constexpr Row kRows[] = {
     {"aten::mish_backward", "",
      "t = tanh(log1p(exp(self))); "
      "grad_output * (t + self * sigmoid(self) * (1 - t * t))"},
-    {"aten::smooth_l1_loss", "reduction=0",
-     "z = abs(self - target); z < beta ? 0.5 * z * z / beta : z - 0.5 * beta"},
     {"aten::smooth_l1_loss_backward", "reduction=1",
      "d = self - target; d <= -beta ? -1 / count * grad_output : "
      "(d >= beta ? 1 / count * grad_output : 1 / count * d * grad_output / beta)"},
     {"aten::smooth_l1_loss_backward", "",
      "d = self - target; d <= -beta ? -grad_output : "
      "(d >= beta ? grad_output : d * grad_output / beta)"},
-    {"aten::huber_loss", "reduction=0",
-     "z = abs(self - target); z < delta ? 0.5 * z * z : delta * (z - 0.5 * delta)"},
     {"aten::huber_loss_backward", "reduction=1",
      "d = self - target; d <= -delta ? -1 / count * grad_output * delta : "
      "(d >= delta ? 1 / count * grad_output * delta : 1 / count * d * grad_output)"},
@@ -199,10 +195,14 @@ constexpr Row kRows[] = {
     {"aten::linalg_vector_norm", "ord=2", "sqrt(sum(self * self))", "dim"},
     {"aten::mse_loss", "reduction=1", "d = self - target; sum(d * d) / count", "*"},
     {"aten::mse_loss", "reduction=2", "d = self - target; sum(d * d)", "*"},
+    {"aten::smooth_l1_loss", "reduction=0",
+     "z = abs(self - target); z < beta ? 0.5 * z * z / beta : z - 0.5 * beta"},
     {"aten::smooth_l1_loss", "reduction=1",
      "z = abs(self - target); sum(z < beta ? 0.5 * z * z / beta : z - 0.5 * beta) / count", "*"},
     {"aten::smooth_l1_loss", "reduction=2",
      "z = abs(self - target); sum(z < beta ? 0.5 * z * z / beta : z - 0.5 * beta)", "*"},
+    {"aten::huber_loss", "reduction=0",
+     "z = abs(self - target); z < delta ? 0.5 * z * z : delta * (z - 0.5 * delta)"},
     {"aten::huber_loss", "reduction=1",
      "z = abs(self - target); sum(z < delta ? 0.5 * z * z : delta * (z - 0.5 * delta)) / count",
      "*"},
@@ -341,6 +341,7 @@ std::vector<std::string> names_of(const std::string& name) {
   const size_t dot = std::min(name.find('.'), name.size());
   const std::string base = name.substr(0, dot);
   const std::string overload = name.substr(dot);
+  if (base == "aten::pow_") return {"aten::pow.Tensor_" + overload.substr(1)};
   if (base.ends_with('_')) return {name, base.substr(0, dot - 1) + overload};
   if (overload == ".out") return {base, base + ".Tensor"};
   if (overload.ends_with("_out")) return {base + overload.substr(0, overload.size() - 4)};

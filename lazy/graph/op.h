@@ -13,8 +13,8 @@ namespace acc::graph {
 //  kStructure: by value. Another value is another plan.
 //  kValue:     by kind (bool, int, float, complex) only, because the kind decides type promotion.
 //              The number itself lives in the step's value block and changes from run to run.
-//              Integers of more than 32 bits are structure: what ATen makes of one that its
-//              operand's type cannot hold differs from operator to operator.
+//              Beside integer tensors those of more than 32 bits are structure: what ATen makes of
+//              a number that the tensor's type cannot hold differs from operator to operator.
 //  kWide:      as kValue, integers of 64 bits: seeds and what else random operators are told.
 enum class Role : uint8_t { kStructure, kValue, kWide };
 

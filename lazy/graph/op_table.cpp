@@ -165,6 +165,12 @@ constexpr std::array kStructureArguments{
     ArgumentOf{"aten::_foreach_pow", "exponent"},
     ArgumentOf{"aten::_foreach_pow_", "exponent"},
     ArgumentOf{"aten::float_power", "exponent"},
+    // Their values are checked with the call.
+    ArgumentOf{"aten::elu_backward", "alpha"},
+    ArgumentOf{"aten::huber_loss", "delta"},
+    ArgumentOf{"aten::huber_loss_backward", "delta"},
+    ArgumentOf{"aten::smooth_l1_loss", "beta"},
+    ArgumentOf{"aten::smooth_l1_loss_backward", "beta"},
     ArgumentOf{"aten::multi_margin_loss", "p"},
     ArgumentOf{"aten::multi_margin_loss_backward", "p"},
 };

@@ -195,6 +195,8 @@ class Analysis {
   bool fits(const graph::Term& term, uint8_t type) const {
     const int64_t* word = made_.items[term.argument];
     const Tag tag = graph::tag_of(*word);
+    // A power rounds base and exponent to the half type first.
+    if (has_term(Fn::kPow) && dtype::is_half(type)) return false;
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
       if (term.truth) return own == dtype::kBool;
@@ -219,9 +221,9 @@ class Analysis {
     if (tag == Tag::kBool) return true;
     if (tag == Tag::kInt) {
       const bool value = (graph::flags_of(*word) & graph::kValueFlag) != 0;
-      // Of more than 32 bits. Integers may not hold it, and there would be a kernel for each.
-      const bool wide = !value && op().arguments[term.argument].role == graph::Role::kValue;
-      if (wide && !dtype::is_floating(made_.computed)) return false;
+      // Beside integers, whose type may not hold it.
+      const bool varies = op().arguments[term.argument].role == graph::Role::kValue;
+      if (!value && varies && !std::in_range<int32_t>(word[1])) return false;
       // One that is no argument of kernels becomes a constant, and these are doubles.
       constexpr int64_t kExact = int64_t{1} << 53;
       return value || (word[1] >= -kExact && word[1] <= kExact);

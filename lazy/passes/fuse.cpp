@@ -151,12 +151,14 @@ class Fusion {
     if (nest.accesses.size() != 2 || product(nest.sizes) < kMinTransposed) return false;
     const auto computes = [](const graph::Term& term) { return term.fn != graph::Fn::kArgument; };
     if (std::ranges::any_of(node.formula->terms, computes)) return false;
-    const auto unit = [](const Access& access) {
-      return std::ranges::find(access.strides, 1) - access.strides.begin();
+    const std::vector<int64_t>& one = nest.accesses[0].strides;
+    const std::vector<int64_t>& other = nest.accesses[1].strides;
+    bool shared = false;
+    for (size_t i = 0; i < nest.sizes.size(); ++i) shared |= one[i] == 1 && other[i] == 1;
+    const auto has_neighbours = [](const auto& strides) {
+      return std::ranges::find(strides, 1) != strides.end();
     };
-    const auto loops = static_cast<std::ptrdiff_t>(nest.sizes.size());
-    const auto [one, other] = std::pair(unit(nest.accesses[0]), unit(nest.accesses[1]));
-    return one != other && one < loops && other < loops;
+    return !shared && has_neighbours(one) && has_neighbours(other);
   }
 
   static int moving_loops(const Access& access) {

@@ -58,12 +58,18 @@ class Splitter {
   const int64_t* begin() const { return graph_.words.data() + node_.words; }
   const int64_t* end() const { return graph_.words.data() + node_.end; }
 
+  // A number that kernels do not get as an argument.
+  static bool is_structure(const int64_t* word) {
+    return graph::tag_of(*word) == Tag::kInt && graph::item_values(word) == 0;
+  }
+
   // Counts the items; false where the lists do not match.
   bool measure() {
     int with_values = 0;
     with_number_ = node_.op->item_with_number != nullptr;
     for (const int64_t* word = begin(); word != end(); word += graph::item_words(word)) {
       with_values += graph::item_values(word) > 0 ? 1 : 0;
+      with_number_ &= !is_structure(word);
       if (graph::tag_of(*word) != Tag::kList) continue;
       const uint32_t items = graph::count_of(*word);
       if (items_ != 0 && items != items_) return false;
@@ -72,6 +78,7 @@ class Splitter {
       for (uint32_t i = 0; i < items; ++i, item += graph::item_words(item)) {
         const bool tensor = graph::tag_of(*item) == Tag::kTensor;
         with_number_ &= !tensor || graph::dtype_of(*item) == kFloat32;
+        with_number_ &= !is_structure(item);
       }
     }
     // The values of an item must be neighbours in the value block.

@@ -167,12 +167,16 @@ bool is_also_read(const at::Tensor& resized, std::span<const Operand> operands) 
   });
 }
 
-// Whether a number goes into the value block.
-bool is_slot(const c10::IValue& value, const graph::Argument& argument) {
-  if (argument.role != graph::Role::kValue || !value.isInt()) {
+// Whether a number goes into the value block. `integers`: whether a tensor before it has some.
+bool is_slot(const c10::IValue& value, const graph::Argument& argument, bool integers) {
+  if (argument.role != graph::Role::kValue || !integers || !value.isInt()) {
     return argument.role != graph::Role::kStructure;
   }
   return std::in_range<int32_t>(value.toInt());
+}
+
+bool has_integers(const c10::TensorImpl* impl) {
+  return c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true);
 }
 
 }  // namespace
@@ -186,6 +190,7 @@ struct Recorder::Call {
   std::vector<Operand> operands;
   std::vector<at::Tensor> snapshots;
   c10::DeviceIndex device = -1;
+  bool integers = false;  // a tensor has some
 
   static constexpr size_t kPrefix = 2;
 
@@ -197,6 +202,7 @@ struct Recorder::Call {
     operands.clear();
     snapshots.clear();
     device = -1;
+    integers = false;
     words.push_back(static_cast<int64_t>(operation.id));
     words.push_back(static_cast<int64_t>(ambient_word));
   }
@@ -205,7 +211,7 @@ struct Recorder::Call {
   bool add(const c10::IValue& value, const graph::Argument& argument) {
     if (value.isTensor()) return add_tensor(value.toTensor(), argument);
     if (value.isList()) return add_list(value.toListRef(), argument);
-    return add_plain(value, is_slot(value, argument));
+    return add_plain(value, is_slot(value, argument, integers));
   }
 
   bool add_tensor(const at::Tensor& tensor, const graph::Argument& argument) {
@@ -234,6 +240,7 @@ struct Recorder::Call {
     // Somebody else reads and writes its memory, at any time.
     if (acc && storage_of(tensor)->observed) return false;
     const auto dims = static_cast<size_t>(impl->dim());
+    integers |= has_integers(impl);
     operands.push_back({&tensor, static_cast<uint32_t>(words.size()), argument.writes, !acc});
     words.push_back(graph::make_tag(Tag::kTensor,
                                     static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())),
@@ -290,7 +297,7 @@ struct Recorder::Call {
     for (const c10::IValue& item : items) {
       if (item.isTensor()) {
         if (!add_tensor(item.toTensor(), argument)) return false;
-      } else if (!add_plain(item, is_slot(item, argument))) {
+      } else if (!add_plain(item, is_slot(item, argument, integers))) {
         return false;
       }
     }
@@ -600,6 +607,7 @@ bool Recorder::follow_tensor(const at::Tensor& tensor, const int64_t* word) {
       std::memcmp(impl->strides().data(), word + 3 + dims, dims * sizeof(int64_t)) != 0) {
     return false;
   }
+  integers_ |= has_integers(impl);
   LazyStorage* storage = storage_of(tensor);
   if (storage->observed) return false;
   const auto expected = static_cast<uint32_t>(word[1]);
@@ -626,7 +634,7 @@ bool Recorder::follow_value(const c10::IValue& value, const graph::Argument& arg
     return true;
   }
   const auto scalar = [&](Tag tag, int64_t bits) {
-    const bool slot = is_slot(value, argument);
+    const bool slot = is_slot(value, argument, integers_);
     if (*word++ != graph::make_tag(tag, 0, slot ? graph::kValueFlag : 0)) return false;
     if (!slot) return *word++ == bits;
     values_.push_back(bits);
@@ -668,6 +676,7 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
   const int64_t* word = expected_->words.data() + node.words;
   bool equal = true;
   views_differ_ = false;
+  integers_ = false;
   try {
     for (size_t i = 0; equal && i < op.arguments.size(); ++i) {
       equal = follow_value((*stack)[base + i], op.arguments[i], word);

@@ -132,6 +132,7 @@ class Recorder {
   std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
   bool views_differ_ = false;               // while following a call: it has views of one input
+  bool integers_ = false;                   // and a tensor of integers
 };
 
 // The recorder of a device. Throws for an index that is not there.

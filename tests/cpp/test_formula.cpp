@@ -125,7 +125,7 @@ TEST(Formula, AnArgumentMayDecideBetweenFormulas) {
   };
   EXPECT_EQ(power(2), "(mul self self)");
   EXPECT_EQ(power(-1), "(reciprocal self)");
-  EXPECT_EQ(power(7), "");
+  EXPECT_EQ(power(7), "(pow self exponent)");
 }
 
 TEST(Formula, SeveralGuardsHaveToHold) {

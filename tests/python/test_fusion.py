@@ -109,6 +109,13 @@ def test_integers_that_the_type_cannot_hold():
                     wide = torch.zeros_like(x, dtype=torch.int64).fill_(number << 40)
                     assert ((wide + 1) * 2)[0].item() == (number << 41) + 2
         assert counted["jit/compiled"] <= 1
+        for list_of in ([x, x + 1], [x.float(), x.float() + 1]):
+            for number in (3, 1 << 33, 1 << 40, -(1 << 40)):
+                for _ in range(3):
+                    found = torch._foreach_add(torch._foreach_mul(list_of, number), 5)
+                on_cpu = [each.cpu() for each in list_of]
+                expected = torch._foreach_add(torch._foreach_mul(on_cpu, number), 5)
+                helpers.assert_same(found, expected)
         for number in (1, 2, 3, 300, -300, 1 << 31, (1 << 40) + 5, -(1 << 62)):
             for program in (
                 lambda x, k: (x + k) * 2,
@@ -116,6 +123,19 @@ def test_integers_that_the_type_cannot_hold():
                 lambda x, k: (x * k - 1) == k,
             ):
                 helpers.assert_same(program(x, number), program(values, number))
+
+
+def test_a_counter_beside_floats_may_pass_32_bits():
+    """A count of tokens: no plan and no kernel for each."""
+    x = on(helpers.DEVICE, 999)
+    for step in range(6):
+        with helpers.counting() as counted:
+            count = (1 << 31) + 4096 * (step - 2)
+            y = (x * 2).clamp(max=count)
+            (z,) = torch._foreach_mul([y], count)
+            assert torch.equal(z.cpu(), x.cpu() * 2 * count)
+    assert counted["plans_built"] == 0 and counted["jit/compiled"] == 0
+    assert counted["kernel_launches"] == 1
 
 
 # --- geometry ---------------------------------------------------------------------------------

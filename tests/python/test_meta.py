@@ -263,11 +263,19 @@ def test_norms_over_single_elements(shape):
 
 @pytest.mark.parametrize("shape", [(9, 1), (1, 3, 5), (3, 4, 2), (3, 0)], ids=str)
 def test_flipped_tensors_keep_their_order(shape):
-    for x in (
-        drawn(*shape, device="cpu"),
-        drawn(*shape[::-1], device="cpu").permute(*range(len(shape))[::-1]),
-    ):
+    x = drawn(*shape, device="cpu")
+    reversed_ = drawn(*shape[::-1], device="cpu").permute(*range(len(shape))[::-1])
+    for x in (x, reversed_, x[::2][:1], x.expand(2, *shape)):
         expected = x.flip(0)
         made = x.to(DEVICE).flip(0)
         assert (made.shape, made.stride()) == (expected.shape, expected.stride())
         assert torch.equal(made.cpu(), expected)
+
+
+def test_losses_check_their_numbers_at_each_call():
+    x, y = (drawn(9, device=DEVICE, seed=seed) for seed in (0, 1))
+    for loss, name, wrong in ((F.huber_loss, "delta", 0.0), (F.smooth_l1_loss, "beta", -1.0)):
+        for _ in range(3):
+            loss(x, y, **{name: 1.0}).item()
+        with pytest.raises(RuntimeError, match=f"{name}"):
+            loss(x, y, **{name: wrong}).item()
