@@ -263,9 +263,9 @@ def test_norms_over_single_elements(shape):
 
 @pytest.mark.parametrize("shape", [(9, 1), (1, 3, 5), (3, 4, 2), (3, 0)], ids=str)
 def test_flipped_tensors_keep_their_order(shape):
-    x = drawn(*shape, device="cpu")
-    reversed_ = drawn(*shape[::-1], device="cpu").permute(*range(len(shape))[::-1])
-    for x in (x, reversed_, x[::2][:1], x.expand(2, *shape)):
+    whole = drawn(*shape, device="cpu")
+    turned = drawn(*shape[::-1], device="cpu").permute(*range(len(shape))[::-1])
+    for x in (whole, turned, whole[::2][:1], whole.expand(2, *shape)):
         expected = x.flip(0)
         made = x.to(DEVICE).flip(0)
         assert (made.shape, made.stride()) == (expected.shape, expected.stride())
