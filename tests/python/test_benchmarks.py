@@ -663,3 +663,28 @@ def test_the_parts_of_a_step(acc_only, tmp_path):
     assert mlp["library_ms"] > mlp["kernels_ms"] > 0
     assert pointwise["library_ms"] == 0 < pointwise["kernels_ms"]
     assert pointwise["library_alone"] is None
+
+
+def test_the_script_that_measures_a_host_calls_what_there_is():
+    script = ["sh", str(ROOT / "benchmarks/host_check.sh")]
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*script, *arguments], capture_output=True, text=True, check=False)
+
+    lines = call("--dry-run", "word").stdout.splitlines()
+    assert len(lines) == 7
+    measured = set()
+    for line in lines:
+        _, program, *options = line.split()
+        if program != "benchmarks/run.py":
+            assert (ROOT / program).exists() and options[0] == "--json"
+            continue
+        made = run.parse(options)
+        assert made.json.name.partition("-host-")[2].startswith("word-")
+        if made.threads == [1] and not made.startup:
+            measured |= set(made.case)
+    assert measured == set(CASES)
+    assert call("--dry-run", "word", "large").stdout.count("\n") == 1
+    refused = call("--dry-run", "word", "huge")
+    assert (refused.returncode, "no part huge" in refused.stderr) == (2, True)
+    assert "a word for the machine" in call().stderr

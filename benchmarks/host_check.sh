@@ -1,0 +1,59 @@
+#!/bin/sh
+# Measures what docs/performance.md says of a machine without a GPU: about 75 minutes, half of which
+# torch.compile compiles. The machine has to be quiet, and the checkout a commit.
+#
+#     PYTHON=python3 sh benchmarks/host_check.sh [--dry-run] MACHINE [PART ...]
+#
+# MACHINE: one word for the names of the files in benchmarks/results/.
+# Parts: small medium large threads2 start record limits; all without one.
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+call=
+if [ "${1:-}" = --dry-run ]; then
+  call=echo
+  shift
+fi
+machine=${1:?is missing: a word for the machine, such as epyc}
+shift
+results=benchmarks/results/$(date -u +%F)
+host=$results-host-$machine
+
+# Status 4 says that a requirement was missed; so does the file.
+run() {
+  $call "$python" benchmarks/run.py --suite host --window-s 0.5 "$@" || [ $? = 4 ]
+}
+
+for part in ${*:-small medium large threads2 start record limits}; do
+  case $part in
+    small)
+      run --threads 1 --alternations 25 --modes eager,compile,acc,capture \
+        --case mlp mlp_small optimizer --json "$host-threads1-small.jsonl"
+      ;;
+    medium)
+      run --threads 1 --alternations 9 --modes eager,compile,acc \
+        --case block pointwise lstm lstm_unrolled --json "$host-threads1-medium.jsonl"
+      ;;
+    large)
+      run --threads 1 --alternations 9 --modes eager,compile,acc \
+        --case resnet18 resnet18_cifar gpt --json "$host-threads1-large.jsonl"
+      ;;
+    threads2)
+      run --threads 2 --alternations 9 --modes eager,acc --json "$host-threads2.jsonl"
+      ;;
+    start)
+      run --threads 1 --alternations 9 --modes eager,compile,acc --compile-forms model \
+        --case mlp_small --startup --json "$host-start.jsonl"
+      ;;
+    record)
+      $call "$python" benchmarks/record.py --json "$results-record-$machine-threads1.jsonl"
+      ;;
+    limits)
+      $call "$python" benchmarks/limits.py --json "$results-limits-$machine.jsonl"
+      ;;
+    *)
+      echo "host_check.sh: no part $part; there are small medium large threads2 start record limits" >&2
+      exit 2
+      ;;
+  esac
+done
