@@ -29,6 +29,13 @@ endif()
 file(GLOB acc_test_sources CONFIGURE_DEPENDS tests/cpp/*.cpp)
 foreach(source ${acc_test_sources})
   get_filename_component(name "${source}" NAME_WE)
+  # Under the thread sanitizer only those of code that several threads run.
+  if(ACC_SAN STREQUAL "thread")
+    file(STRINGS "${source}" acc_threads REGEX "std::thread|kernels/jit/" LIMIT_COUNT 1)
+    if(NOT acc_threads OR name STREQUAL "test_host_math")  # its threads share nothing
+      continue()
+    endif()
+  endif()
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE acc_pure acc_options GTest::gtest GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${acc_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
