@@ -247,7 +247,7 @@ static inline F32 rounded(Sums sums) {
 static inline f64 sum_lanes(Sums sums) { return sum_lanes(sums.low + sums.high); }
 // Sums of float64, and what rounding took from them (Knuth, The Art of Computer Programming 2,
 // 4.2.2, theorem B). Of infinities nothing is known to be lost.
-struct ExactSums {
+struct CompensatedSums {
   HalfF64 low, high, lost_low, lost_high;
 };
 static inline void add_to(HalfF64& sum, HalfF64& all_lost, HalfF64 v) {
@@ -257,19 +257,19 @@ static inline void add_to(HalfF64& sum, HalfF64& all_lost, HalfF64 v) {
   sum = next;
   all_lost += (HalfF64)((HalfI64)lost & (lost == lost));
 }
-static inline void add_to(ExactSums& sums, F64 v) {
+static inline void add_to(CompensatedSums& sums, F64 v) {
   HalfF64 halves[2];
   __builtin_memcpy(halves, &v, sizeof v);
   add_to(sums.low, sums.lost_low, halves[0]);
   add_to(sums.high, sums.lost_high, halves[1]);
 }
-static inline F64 rounded(ExactSums sums) {
+static inline F64 rounded(CompensatedSums sums) {
   const HalfF64 halves[2] = {sums.low + sums.lost_low, sums.high + sums.lost_high};
   F64 v;
   __builtin_memcpy(&v, halves, sizeof v);
   return v;
 }
-static inline f64 sum_lanes(ExactSums sums) { return sum_lanes(rounded(sums)); }
+static inline f64 sum_lanes(CompensatedSums sums) { return sum_lanes(rounded(sums)); }
 template <class T> static inline auto max_lanes(T v) {
   for (int n = W / 2; n > 0; n /= 2) {
     for (int k = 0; k < n; ++k) v[k] = v[k] < v[k + n] || v[k + n] != v[k + n] ? v[k + n] : v[k];

@@ -204,7 +204,7 @@ class ReductionWriter : HostWriter {
   }
   const char* accumulator_type(uint32_t i) const {
     if (!is_widened(i)) return vector_type(i);
-    return kernel_.instructions[i].dtype == dtype::kF32 ? "Sums" : "ExactSums";
+    return kernel_.instructions[i].dtype == dtype::kF32 ? "Sums" : "CompensatedSums";
   }
 
   // What an accumulator begins with.

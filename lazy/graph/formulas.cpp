@@ -341,6 +341,7 @@ std::vector<std::string> names_of(const std::string& name) {
   const size_t dot = std::min(name.find('.'), name.size());
   const std::string base = name.substr(0, dot);
   const std::string overload = name.substr(dot);
+  // ATen names what pow_ takes after the exponent alone.
   if (base == "aten::pow_") return {"aten::pow.Tensor_" + overload.substr(1)};
   if (base.ends_with('_')) return {name, base.substr(0, dot - 1) + overload};
   if (overload == ".out") return {base, base + ".Tensor"};

@@ -166,6 +166,8 @@ class Analysis {
     if (!is_result(type) || (made_.formula->truth() && result_.dtype != dtype::kBool)) return false;
     made_.computed = dtype::computed_in(type);
     if (base::env::exact() && dtype::is_half(result_.dtype)) made_.rounded = result_.dtype;
+    // A power rounds base and exponent to the half type first.
+    if (has_term(Fn::kPow) && dtype::is_half(type)) return false;
     for (const graph::Term& term : made_.formula->terms) {
       if (term.fn != Fn::kArgument) continue;
       if (!fits(term, type)) return false;
@@ -195,8 +197,6 @@ class Analysis {
   bool fits(const graph::Term& term, uint8_t type) const {
     const int64_t* word = made_.items[term.argument];
     const Tag tag = graph::tag_of(*word);
-    // A power rounds base and exponent to the half type first.
-    if (has_term(Fn::kPow) && dtype::is_half(type)) return false;
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
       if (term.truth) return own == dtype::kBool;
