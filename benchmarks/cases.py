@@ -9,6 +9,7 @@ Dropout is absent everywhere, so modes can be compared. This module imports torc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -126,6 +127,14 @@ CASES: dict[str, Case] = {
             "optimizer",
             "AdamW alone, 100 tensors, 10 M parameters",
             must={"eager": 2.5, "eager_tuned": 1.0},
+            compile_variants=("model", "max-autotune"),
+            tolerance=Tolerance(1e-5, 1e-5, 1e-5),
+        ),
+        # The same where the script itself asks for the fused implementation, in every mode.
+        Case(
+            "optimizer_fused",
+            "AdamW(fused=True) alone, 100 tensors, 10 M parameters",
+            must={"eager": 1.0},
             compile_variants=("model", "max-autotune"),
             tolerance=Tolerance(1e-5, 1e-5, 1e-5),
         ),
@@ -388,4 +397,6 @@ def build(name: str, device: str, variant: str) -> Program:
         return Pointwise(setting)
     if name == "optimizer":
         return OptimizerOnly(setting)
+    if name == "optimizer_fused":
+        return OptimizerOnly(dataclasses.replace(setting, words=setting.words | {"fused"}))
     raise ValueError(f"[benchmarks.cases] no case {name!r}. Cases: {', '.join(CASES)}")

@@ -28,7 +28,7 @@ for part in ${*:-small medium large threads2 start record limits}; do
   case $part in
     small)
       run --threads 1 --alternations 25 --modes eager,compile,acc,capture \
-        --case mlp mlp_small optimizer --json "$host-threads1-small.jsonl"
+        --case mlp mlp_small optimizer optimizer_fused --json "$host-threads1-small.jsonl"
       ;;
     medium)
       run --threads 1 --alternations 9 --modes eager,compile,acc \
