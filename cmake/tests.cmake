@@ -38,6 +38,14 @@ foreach(source ${acc_test_sources})
   endif()
   add_executable(${name} "${source}")
   target_link_libraries(${name} PRIVATE acc_pure acc_options GTest::gtest GTest::gtest_main)
+  if(ACC_PCH)  # GoogleTest's header is most of what they compile
+    if(acc_owns_pch)
+      target_precompile_headers(${name} REUSE_FROM ${acc_owns_pch})
+    else()
+      target_precompile_headers(${name} PRIVATE <gtest/gtest.h>)
+      set(acc_owns_pch ${name})
+    endif()
+  endif()
   add_test(NAME ${name} COMMAND ${acc_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
     WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
   set_tests_properties(${name} PROPERTIES
