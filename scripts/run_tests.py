@@ -73,7 +73,7 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "fuzz": pytest("tests/fuzz"),
     "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="load"),
     "torchvision": pytest("tests/models/test_vision.py", share="load"),
-    "seeds": pytest("tests/seeds", share="load"),
+    "seeds": pytest("tests/seeds", share="loadfile"),
     "opinfo": pytest("tests/opinfo"),
     "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }
