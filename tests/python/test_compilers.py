@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,36 @@ def test_a_cache_that_cannot_be_used(where, tmp_path):
     _, launches, warnings = train(cache)
     assert launches > 0
     assert len(warnings) == 1 and str(cache) in warnings[0], warnings
+
+
+# What the system says where no file may grow is another word than on a full disk; what follows is
+# the same: each write fails.
+FULL_DISK = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+"""
+
+
+def test_a_full_disk(tmp_path):
+    cache = private(tmp_path)
+    done = helpers.run_python(FULL_DISK + TRAINING, ACC_CACHE_DIR=str(cache), ACC_MODE="full")
+    losses, launches = json.loads(done.stdout.splitlines()[-1])
+    assert launches == 0 and len(losses) == 6
+    assert len([line for line in done.stderr.splitlines() if "Warning" in line]) == 1, done.stderr
+    assert not [file for file in cache.rglob("*") if file.is_file() and file.stat().st_size > 0]
+    _, launches, warnings = train(cache)
+    assert launches > 0 and not warnings
+
+
+def test_two_processes_that_need_the_same_kernels_at_once(tmp_path):
+    cache = private(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(train, cache) for _ in range(2)]
+    found = [run.result() for run in runs]
+    assert found[0] == found[1]
+    assert found[0][1] > 0 and not found[0][2]
+    assert train(cache) == found[0]
 
 
 def test_losses_are_those_of_training_with_kernels(tmp_path):

@@ -500,14 +500,15 @@ def trained(program: Program, *inputs: Tensor) -> list[Tensor]:
         ),
         # The second kernel sums over rows: the gradients of weight and bias.
         ("layer norm", lambda x, w, b: F.layer_norm(x, (50,), w, b), ((20, 50), (50,), (50,)), 2),
-        ("RMS norm", lambda x, w: F.rms_norm(x, (50,), w), ((20, 50), (50,)), None),
+        ("RMS norm", lambda x, w: F.rms_norm(x, (50,), w), ((20, 50), (50,)), 2),
         ("softmax", lambda x, w: (x * w).softmax(-1), ((20, 50), (20, 50)), 1),
+        ("log-softmax", lambda x: x.log_softmax(1), ((20, 50),), 1),
         ("log-softmax of one class", lambda x: x.log_softmax(1)[:, 3], ((20, 50),), None),
         (
             "batch norm outside of training",
             lambda x, w, b: F.batch_norm(x * 2, w.detach() * 0, b.detach().abs() + 1, w, b).relu(),
             ((4, 6, 9, 9), (6,), (6,)),
-            None,
+            2,
         ),
         # The second kernel sums over samples: the gradients of weight and bias.
         (
