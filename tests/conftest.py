@@ -60,6 +60,14 @@ def recording() -> str:
     return helpers.DEVICE
 
 
+@pytest.fixture(scope="session")
+def capturing(recording: str) -> str:
+    """For tests of captured plans."""
+    if helpers.ON_ACC and helpers.extension().mode() == "nograph":
+        pytest.skip("ACC_MODE=nograph captures nothing")
+    return recording
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """One intra-op thread during the test."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "capturing")
 
 F = nn.functional
 

@@ -17,7 +17,7 @@ def run_check(out: Path, *arguments: str) -> tuple[int, list[str]]:
     """The status and the table of a run."""
     done = subprocess.run(
         ["sh", str(helpers.ROOT / "benchmarks/gpu_check.sh"), *arguments],
-        env=helpers.child_env(OUT=str(out), PYTHON=sys.executable),
+        env=helpers.child_env(OUT=str(out), PYTHON=sys.executable, ACC_MODE="full"),
         capture_output=True,
         text=True,
         check=False,

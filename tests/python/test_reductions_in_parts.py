@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "capturing")
 
 RUNS = 6  # the first without kernels, the last captured
 
