@@ -93,7 +93,7 @@ class Worker:
                 pass_fds=(read_requests, write_answers),
                 start_new_session=True,
             )
-        except OSError:
+        except BaseException:  # a signal, too; a worker that has begun ends with its pipe
             os.close(self._requests)
             os.close(self._answers)
             self._log.close()
