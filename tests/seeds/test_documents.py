@@ -28,8 +28,8 @@ def text_of(number: str) -> str:
 
 
 def small(source: str) -> str:
-    # One line printed in each of two epochs; ResNet-50 takes images of 16 x 16 as they are.
-    return extract.shrink(source, rows=BATCH * EVERY, side=16, epochs=2)
+    # One line printed in each of two epochs; ResNet-50 takes images of 32 x 32 as they are.
+    return extract.shrink(source, rows=BATCH * EVERY, side=32, epochs=2)
 
 
 @pytest.fixture(scope="module")
