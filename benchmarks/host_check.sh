@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures what docs/performance.md says of a machine without a GPU: about 75 minutes, half of which
+# Measures what docs/performance.md says of a machine without a GPU: about 90 minutes, half of which
 # torch.compile compiles. The machine has to be quiet, and the checkout a commit.
 #
 #     PYTHON=python3 sh benchmarks/host_check.sh [--dry-run] MACHINE [PART ...]
@@ -39,7 +39,7 @@ for part in ${*:-small medium large threads2 start record limits}; do
         --case resnet18 resnet18_cifar gpt --json "$host-threads1-large.jsonl"
       ;;
     threads2)
-      run --threads 2 --alternations 9 --modes eager,acc --json "$host-threads2.jsonl"
+      run --threads 2 --alternations 9 --modes eager,compile,acc --json "$host-threads2.jsonl"
       ;;
     start)
       run --threads 1 --alternations 9 --modes eager,compile,acc --compile-forms model \
