@@ -31,7 +31,7 @@ std::string memory_situation(const plan::Plan& plan, const plan::Schedule& sched
 void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,
                  size_t step, const std::shared_ptr<const record::Poison>& poison);
 
-// Without a plan nothing of the trace can be made.
+// Nothing of the trace was done: what it was to make or to write has no contents.
 void poison_all(const record::Trace& trace, const std::exception_ptr& error);
 
 }  // namespace acc::session

@@ -304,10 +304,18 @@ void Session::resume(Recorder& recorder) {
   const std::unique_ptr<Suspended> suspended = std::move(device.suspended);
   recorder.unsuspend();
   Work& work = suspended->work;
-  // What the user gave up to free memory need not be made any more.
-  std::vector<bool> needed =
-      passes::eliminate_dead_code(work.plan->program, alive_buffers(work.trace));
-  exec::Outcome outcome = exec::resume(*suspended->run, work.trace.values, std::move(needed));
+  exec::Outcome outcome;
+  try {
+    // What the user gave up to free memory need not be made any more. What the passes added is
+    // nobody's.
+    const graph::Graph& program = work.plan->program;
+    std::vector<bool> alive = alive_buffers(work.trace);
+    alive.resize(program.buffers.size());
+    outcome = exec::resume(*suspended->run, work.trace.values,
+                           passes::eliminate_dead_code(program, alive));
+  } catch (...) {
+    outcome = exec::give_up(*suspended->run, std::current_exception());
+  }
   finish(recorder, std::move(work), std::move(outcome));
 }
 
@@ -413,9 +421,14 @@ void Session::run(Recorder& recorder, Work work) {
   const auto make_way = [&](uint64_t number, std::vector<exec::Given>& inputs) {
     return results.make_way(number, inputs, recorder.device());
   };
-  exec::Outcome outcome =
-      exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
-                {std::move(work.trace.places), &record::short_source_text}, make_way);
+  exec::Outcome outcome;
+  try {
+    outcome = exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
+                        {std::move(work.trace.places), &record::short_source_text}, make_way);
+  } catch (...) {  // not by a step, whose errors are in the outcome
+    poison_all(work.trace, std::current_exception());
+    throw;
+  }
   finish(recorder, std::move(work), std::move(outcome));
 }
 
