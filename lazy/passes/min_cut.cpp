@@ -34,25 +34,37 @@ bool MinCut::find_levels() {
   return levels_[right_] != kUnreached;
 }
 
-int64_t MinCut::push(uint32_t from, int64_t at_most) {
-  if (from == right_) return at_most;
-  for (uint32_t& i = next_[from]; i < leaves_[from].size(); ++i) {
-    const uint32_t edge = leaves_[from][i];
-    const Edge e = edges_[edge];
-    if (e.room == 0 || levels_[e.to] != levels_[from] + 1) continue;
-    const int64_t pushed = push(e.to, std::min(at_most, e.room));
-    if (pushed == 0) continue;
+bool MinCut::push() {
+  path_.clear();
+  for (uint32_t at = left_; at != right_;) {
+    uint32_t& i = next_[at];
+    const auto leads_on = [&](uint32_t edge) {
+      return edges_[edge].room != 0 && levels_[edges_[edge].to] == levels_[at] + 1;
+    };
+    while (i < leaves_[at].size() && !leads_on(leaves_[at][i])) ++i;
+    if (i < leaves_[at].size()) {
+      path_.push_back(leaves_[at][i]);
+      at = edges_[path_.back()].to;
+      continue;
+    }
+    if (path_.empty()) return false;
+    at = edges_[path_.back() ^ 1U].to;  // nothing goes on from there: back, and not there again
+    path_.pop_back();
+    ++next_[at];
+  }
+  int64_t pushed = kNever;
+  for (const uint32_t edge : path_) pushed = std::min(pushed, edges_[edge].room);
+  for (const uint32_t edge : path_) {
     edges_[edge].room -= pushed;
     edges_[edge ^ 1U].room += pushed;
-    return pushed;
   }
-  return 0;
+  return true;
 }
 
 std::vector<bool> MinCut::run() {
   while (find_levels()) {
     next_.assign(leaves_.size(), 0);
-    while (push(left_, kNever) > 0) {
+    while (push()) {
     }
   }
   // On the right is what can still send something there.

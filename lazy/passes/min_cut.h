@@ -33,7 +33,8 @@ class MinCut {
 
   void add(uint32_t from, uint32_t to, int64_t forth, int64_t back);
   bool find_levels();
-  int64_t push(uint32_t from, int64_t at_most);
+  // Sends as much as one more shortest path takes. A loop: graphs are deeper than stacks.
+  bool push();
 
   const uint32_t left_;
   const uint32_t right_;
@@ -41,6 +42,7 @@ class MinCut {
   std::vector<std::vector<uint32_t>> leaves_;  // per thing, and the two sides: edges
   std::vector<uint32_t> levels_;               // distance from the left side
   std::vector<uint32_t> next_;                 // the edge to try next
+  std::vector<uint32_t> path_;                 // edges from the left on
 };
 
 }  // namespace acc::passes

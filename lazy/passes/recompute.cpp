@@ -107,7 +107,7 @@ class Recomputation {
     const auto reader = find_late_reader(buffer);
     if (!reader.has_value()) return;
     Chain chain{*reader, cluster_of_[*reader], {}, 0};
-    if (!add(index, &chain) || chain.functions > kMostFunctions) return;
+    if (!add(index, 1, &chain) || chain.functions > kMostFunctions) return;
     std::vector<uint32_t>& nodes = wanted_[chain.reader];
     nodes.insert(nodes.end(), chain.nodes.begin(), chain.nodes.end());
     gone_[buffer] = true;
@@ -134,8 +134,10 @@ class Recomputation {
     size_t functions;
   };
 
-  // Adds a node to a chain, behind those whose values it needs and that are not there then.
-  bool add(uint32_t index, Chain* chain) const {
+  // Adds a node to a chain, behind those whose values it needs and that are not there then. `depth`
+  // nodes, this one included, come after those.
+  bool add(uint32_t index, size_t depth, Chain* chain) const {
+    if (depth > kMostNodes) return false;
     if (std::ranges::find(chain->nodes, index) != chain->nodes.end()) return true;
     const Node& node = graph_.nodes[index];
     for (const graph::Use& use : graph::uses(graph_, node)) {
@@ -143,7 +145,7 @@ class Recomputation {
       if (uses_.is_written(use.buffer, index + 1, chain->reader)) return false;
       if (is_there(use.buffer, chain->cluster)) continue;
       const uint32_t maker = maker_[use.buffer];
-      if (maker == kNobody || !add(maker, chain)) return false;
+      if (maker == kNobody || !add(maker, depth + 1, chain)) return false;
     }
     chain->nodes.push_back(index);
     chain->functions += functions_of(node);

@@ -100,5 +100,18 @@ TEST(MinCut, NoAssignmentIsCheaper) {
   }
 }
 
+// As graphs are whose steps are not read for long: deeper than a stack.
+TEST(MinCut, PathsAreAsLongAsTheyAre) {
+  constexpr uint32_t kThings = 300'000;
+  for (const int64_t last : {4, 6}) {
+    MinCut cut(kThings);
+    cut.price_right(0, 5);
+    for (uint32_t i = 1; i < kThings; ++i) cut.price_apart(i - 1, i, 10);
+    cut.price_left(kThings - 1, last);
+    const std::vector<bool> right = cut.run();
+    EXPECT_EQ(std::count(right.begin(), right.end(), last == 6), kThings);
+  }
+}
+
 }  // namespace
 }  // namespace acc

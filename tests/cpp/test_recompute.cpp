@@ -149,13 +149,13 @@ TEST(Recompute, OneFunctionAtMost) {
 }
 
 TEST(Recompute, ChainsHaveAnEnd) {
-  for (const int length : {8, 9}) {
+  for (const int length : {8, 9, 100'000}) {
     Program p;
     const uint32_t given = p.input();
     uint32_t y = given;
     for (int i = 0; i < length; ++i) y = p.negative(y);
     p.times(p.times(p.middle(y), y), given);
-    EXPECT_EQ(p.added().empty(), length == 9);
+    EXPECT_EQ(p.added().empty(), length >= 9);
   }
 }
 
