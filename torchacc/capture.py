@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import (
     TreeSpec,
     keystr,
@@ -41,10 +45,13 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
       sees acc tensors. They may stand in nested lists, tuples, dicts and whatever else
       `torch.utils._pytree` knows. Everything else must be equal to what it was at capture.
+      An argument that was in the memory of a tensor which `fn` knows as well (a buffer of the
+      model, a variable) in both recorded calls that are compared has to stay there: `fn` may use
+      either.
     * Parameters, buffers, optimizer state and other tensors that `fn` uses are read and written
       where they are. They have to stay the same objects with the same storages; loading new values
-      into them (`load_state_dict` of a module, `copy_`) is fine. So have the settings of
-      optimizers, and train() or eval() of modules.
+      into them (`load_state_dict` of a module, `copy_`) is fine. So have requires_grad of
+      parameters, the settings and parameter groups of optimizers, and train() or eval() of modules.
     * Results are fresh tensors, in the structure in which `fn` returned them. They carry no
       gradient graph, in the first calls neither. An argument that `fn` returns comes back itself.
     * What `fn` leaves behind gets new contents: after a call, a `p.grad` that the step makes is the
@@ -109,6 +116,7 @@ class CapturedStep:
         self._on_cpu: list[int] = []
         self._results: tuple[Any, list[tuple[int, Any]]] | None = None
         self._one_tensor = False
+        self._called: dict[int, nn.Module] = {}  # by the call that is recorded
         self.recorded = 0
         self.replays = 0
 
@@ -146,6 +154,7 @@ class CapturedStep:
         args, kwargs = tree_unflatten(moved, self._structure)
         last = self.recorded + 1 >= self._warmup
         self._step.begin(moved)
+        noting = register_module_forward_pre_hook(self._note)
         try:
             with _boundary.held():
                 returned = self._fn(*args, **kwargs)
@@ -153,6 +162,8 @@ class CapturedStep:
         except BaseException:
             self._step.cancel()
             raise
+        finally:
+            noting.remove()
         del returned, args, kwargs
         if last:
             # What only waits for the collector is nothing that the step leaves behind.
@@ -174,6 +185,7 @@ class CapturedStep:
         del tensors
         tensors = self._step.take_results()
         self._watch()
+        self._called.clear()
         self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
         self._ready = True
         return self._rebuilt(leaves, tensors)
@@ -257,6 +269,9 @@ class CapturedStep:
                 made.append(leaves[value] if kind == _ARGUMENT else value)
         return tree_unflatten(made, structure)
 
+    def _note(self, module: nn.Module, inputs: object) -> None:
+        self._called[id(module)] = module
+
     def _watch(self) -> None:
         """Tells the step which objects have to stay, and whose writes autograd has to notice."""
         modules = []
@@ -271,9 +286,15 @@ class CapturedStep:
                 self._step.count_writes(found)
                 if found.is_leaf and found.grad is not None:
                     self._step.count_writes(found.grad)
+        # After the members, which have names.
+        for tensor in _reached(self._fn):
+            text = f"a tensor of shape {tuple(tensor.shape)} that the function knows"
+            self._step.pin_arguments(tensor, text)
         kept: set[int] = set()
-        for module in modules:
+        for module in self._called.values():
             self._keep_mode(module, kept)
+        for module in modules:
+            self._keep_modes(module, kept)
 
     def _keep_members(self, module: nn.Module) -> None:
         name = type(module).__name__
@@ -281,22 +302,29 @@ class CapturedStep:
             members = module.__dict__.get(f"_{kind}s")
             for key in list(members or ()):
                 text = f"{kind} '{key}' of a {name}"
+                if members[key] is None:
+                    continue
+                self._step.pin_arguments(members[key], text)
                 used = self._step.keep(members, key, text)
                 if used and kind == "parameter":
                     self._step.keep_gradient(members[key], f"the gradient of {text}")
 
     def _keep_mode(self, module: nn.Module, kept: set[int]) -> None:
-        """train() or eval() of a module that is the step's alone: all its parameters are."""
+        """train() or eval() of a module."""
+        if id(module) not in kept:
+            kept.add(id(module))
+            text = f"the mode of a {type(module).__name__} (train() or eval(): 'training')"
+            self._step.keep_value(module.__dict__, "training", text)
+
+    def _keep_modes(self, module: nn.Module, kept: set[int]) -> None:
+        """Those of a module and its parts that is the step's alone: all its parameters are."""
         if id(module) in kept or "_parameters" not in module.__dict__:
             return
         parameters = list(module.parameters())
         if not parameters or not all(self._step.uses(each) for each in parameters):
             return
         for each in module.modules():
-            if id(each) not in kept:
-                kept.add(id(each))
-                text = f"the mode of a {type(each).__name__} (train() or eval(): 'training')"
-                self._step.keep_value(each.__dict__, "training", text)
+            self._keep_mode(each, kept)
 
     def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         attributes = optimizer.__dict__
@@ -306,6 +334,7 @@ class CapturedStep:
             if not any(self._step.changes(each) for each in group["params"]):
                 continue
             changed = True
+            self._step.keep_value(group, "params", f"the parameters of a group of {name}")
             for key, value in group.items():
                 text = f"'{key}' of {name}"
                 if isinstance(value, torch.Tensor):
@@ -326,6 +355,52 @@ class CapturedStep:
             ]
             if any(used):
                 self._step.keep_value(attributes["state"], parameter, f"the state of {name}")
+
+
+# How much of what a function knows is looked at.
+_MOST_OBJECTS = 100_000
+
+
+def _reached(fn: object) -> Iterator[torch.Tensor]:
+    """The tensors that a function knows without its arguments.
+
+    By its variables, and theirs: closures, globals, attributes, containers, other functions.
+    Members of modules are not among them.
+    """
+    seen: set[int] = set()
+    found: list[object] = [fn]
+    while found and len(seen) < _MOST_OBJECTS:
+        each = found.pop()
+        kind = type(each)  # isinstance would ask the object, and some do things then
+        if id(each) in seen or issubclass(kind, (type, ModuleType, str, bytes, int, float)):
+            continue
+        seen.add(id(each))
+        if issubclass(kind, torch.Tensor):
+            yield each
+        elif kind is FunctionType:
+            found += [cell.cell_contents for cell in each.__closure__ or () if _is_set(cell)]
+            found += [each.__globals__.get(name) for name in each.__code__.co_names]
+            found += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+        elif kind is MethodType:
+            found += [each.__self__, each.__func__]
+        elif issubclass(kind, functools.partial):
+            found += [each.func, *each.args, *each.keywords.values()]
+        elif issubclass(kind, dict):
+            found += each.values()
+        elif issubclass(kind, (list, tuple, set, frozenset, deque)):
+            found += each
+        else:
+            found.append(vars(kind).get("__call__"))
+            if kind.__dictoffset__ != 0:
+                found += object.__getattribute__(each, "__dict__").values()
+
+
+def _is_set(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _text(structure: TreeSpec) -> str:

@@ -85,6 +85,9 @@ class Binder {
     for (size_t k = 0; k < arguments_.size(); ++k) {
       if (record::storage_of(arguments_[k]) != entry.storage._unsafe_get_target()) continue;
       if (graph_.buffers[i].written) made_.arguments[k].written = true;
+      if (before_.entries[i].storage._unsafe_get_target() == entry.storage._unsafe_get_target()) {
+        made_.arguments[k].stayed = entry.storage._unsafe_get_target();
+      }
       if (found) continue;
       found = true;
       Binding& binding = made_.buffers[i];

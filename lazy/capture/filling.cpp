@@ -14,7 +14,12 @@ using Kind = Binding::Kind;
 void Filling::fill(record::Trace& trace) {
   for (const at::Tensor& tensor : arguments_) session::materialise(*record::storage_of(tensor));
   trace.entries.resize(plan_.graph.buffers.size());
-  for (uint32_t i = 0; i < plan_.graph.buffers.size(); ++i) fill_entry(i, trace);
+  // What is left behind comes last: it may take the place of what the step is given.
+  for (const bool made : {false, true}) {
+    for (uint32_t i = 0; i < plan_.graph.buffers.size(); ++i) {
+      if ((bindings_.buffers[i].kind == Kind::kMade) == made) fill_entry(i, trace);
+    }
+  }
   make_results(trace);
   // Nothing fails from here on.
   for (const Left& left : left_) {
@@ -56,7 +61,8 @@ void Filling::fill_entry(uint32_t i, record::Trace& trace) {
       const auto storage = binding.storage.lock();
       ACC_CHECK(storage, "[torchacc.capture] ", buffer_text(plan_.graph, i),
                 " is gone: its memory at capture was freed since. Keep the model, the optimizer "
-                "and the gradients that the step uses as they are, or capture the step again.");
+                "and the gradients that the step uses as they are, or capture the step again. Put "
+                "autocast into the function: what it keeps around a call goes with its block.");
       return take_contents(*storage, binding.byte_offset, i, trace);
     }
   }

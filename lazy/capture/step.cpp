@@ -129,6 +129,16 @@ Step::Touch Step::touches(const at::Tensor& tensor) const {
   return found == touched_.end() ? Touch() : found->second;
 }
 
+void Step::pin_arguments(const at::Tensor& tensor, const std::string& text) {
+  const LazyStorage* storage = record::storage_of(tensor);
+  for (size_t k = 0; k < bindings_.arguments.size(); ++k) {
+    if (bindings_.arguments[k].stayed != storage) continue;
+    const bool known =
+        std::ranges::any_of(pins_, [&](const Pin& pin) { return pin.argument == k; });
+    if (!known) pins_.push_back({k, storage, text});
+  }
+}
+
 namespace {
 
 void check_argument(const at::Tensor& tensor, const Argument& expected, const std::string& name,
@@ -169,6 +179,12 @@ void Step::check_arguments(const std::vector<at::Tensor>& arguments) const {
               "[torchacc.capture] ", names_[expected.same], " and ", names_[k],
               " shared memory at capture, ", expected.distance,
               " bytes apart, and do not now. Capture another step for them.");
+  }
+  for (const Pin& pin : pins_) {
+    ACC_CHECK(record::storage_of(arguments[pin.argument]) == pin.storage, "[torchacc.capture] ",
+              names_[pin.argument], " had the memory of ", pin.text,
+              " in the calls that were compared, so nothing tells which of the two the function "
+              "used. Capture the step with other tensors as arguments, or with a clone().");
   }
 }
 

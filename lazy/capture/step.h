@@ -48,6 +48,9 @@ class Step {
   };
   Touch touches(const at::Tensor& tensor) const;
   bool changes_argument(size_t index) const { return bindings_.arguments.at(index).written; }
+  // The function may know this tensor, which `text` names, without its arguments: those that both
+  // calls had in its storage have to stay there, as no comparison tells which of the two was meant.
+  void pin_arguments(const at::Tensor& tensor, const std::string& text);
 
   // Runs the plan. Throws when a guard fails, and has then changed nothing and left `*began` false.
   std::vector<at::Tensor> replay(const std::vector<at::Tensor>& arguments, bool* began);
@@ -55,6 +58,12 @@ class Step {
   size_t operators() const { return plan_ == nullptr ? 0 : plan_->graph.nodes.size(); }
 
  private:
+  struct Pin {
+    size_t argument;
+    const record::LazyStorage* storage;
+    std::string text;
+  };
+
   void check_arguments(const std::vector<at::Tensor>& arguments) const;
 
   std::vector<std::string> names_;
@@ -69,6 +78,7 @@ class Step {
   // From then on.
   std::shared_ptr<plan::Plan> plan_;
   Bindings bindings_;
+  std::vector<Pin> pins_;
   std::unordered_map<const record::LazyStorage*, Touch> touched_;  // `bindings_` knows them weakly
   Draws draws_;
   std::vector<int64_t> values_;

@@ -197,6 +197,26 @@ def test_state_that_is_replaced_at_each_call() -> None:
     assert counter.hidden.tolist() == [7.0, 7.0]
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["kept", "given"])
+def test_state_that_is_made_before_the_last_one_is_read(given: bool) -> None:
+    """What a call leaves takes the place of what it reads, also when it is made first."""
+    state = {"last": torch.zeros(2, device=ACC)}
+
+    def fn(x: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+        made = x * 2
+        result = made + (state["last"] if last is None else last)
+        state["last"] = made
+        return result
+
+    step = torchacc.capture(fn)
+    expected = torch.zeros(2)
+    for i in range(7):
+        x = torch.full((2,), float(i))
+        result = step(x.to(ACC), state["last"] if given else None)
+        assert torch.equal(result.cpu(), x * 2 + expected)
+        expected = x * 2
+
+
 def test_a_result_that_is_left_behind_as_well() -> None:
     """`self.last = loss; return loss`: the result of a call is not overwritten by the next."""
     kept: dict[str, torch.Tensor] = {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -258,6 +260,12 @@ def test_guards_of_plain_arguments() -> None:
         step(x, 3)
     with pytest.raises(RuntimeError, match=r"args\[1\] is 2\.0 and was 2"):
         step(x, 2.0)
+    # Arrays are equal element by element, which is no answer.
+    step, numbers = torchacc.capture(lambda x, n: x * 2), np.ones(2)
+    for _ in range(4):
+        step(x, numbers)
+    with pytest.raises(RuntimeError, match=r"args\[1\] is array.* pass a tensor"):
+        step(x, numbers.copy())
 
 
 def test_arguments_that_share_memory_at_capture() -> None:
@@ -327,6 +335,94 @@ def test_guards_of_settings() -> None:
         step(x, y)
     group["lr"] = 0.05
     step(x, y)
+
+
+def test_guards_of_what_is_trained() -> None:
+    """Freezing a parameter, adding one to the optimizer: a replay would go on as before."""
+    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+
+    def captured() -> tuple[Trained, Any]:
+        trained = Trained(make_mlp(), sgd)
+        step = torchacc.capture(trained.step)
+        for _ in range(4):
+            step(x, y)
+        return trained, step
+
+    trained, step = captured()
+    trained.model[0].weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"requires_grad of parameter 'weight' of a Linear is F"):
+        step(x, y)
+    trained.model[0].weight.requires_grad_(True)
+    step(x, y)
+    added = nn.Parameter(torch.ones(3, device=ACC))
+    trained.optimizer.add_param_group({"params": [added]})
+    with pytest.raises(RuntimeError, match=r"groups of SGD have 2 entries and had 1"):
+        step(x, y)
+    trained, step = captured()
+    trained.optimizer.param_groups[0]["params"].append(added)
+    with pytest.raises(RuntimeError, match=r"parameters of a group of SGD have 5 entries"):
+        step(x, y)
+
+
+def test_guards_of_modules_without_parameters() -> None:
+    """Their mode counts where they were called."""
+    dropout, other = nn.Dropout(0.5), nn.Dropout(0.5)
+    x = torch.ones(1000, device=ACC)
+    step = torchacc.capture(lambda x: dropout(x) * 1)
+    for _ in range(4):
+        step(x)
+    other.eval()
+    step(x)
+    dropout.eval()
+    with pytest.raises(RuntimeError, match=r"mode of a Dropout .*'training'\) is False and was Tr"):
+        step(x)
+
+
+class Hidden(nn.Module):
+    """A module with a state that it is also given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("start", torch.ones(2))
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h * 10 + self.start
+
+
+def test_arguments_that_are_state_as_well() -> None:
+    """Two calls with the same tensor do not tell whether it is the argument that is used."""
+    module = Hidden().to(ACC)
+    step = torchacc.capture(module)
+    for _ in range(4):
+        assert step(module.start).tolist() == [11.0, 11.0]
+    with pytest.raises(RuntimeError, match=r"args\[0\] had the memory of buffer 'start' of a Hidd"):
+        step(torch.zeros(2, device=ACC))
+    # What the function knows by another way than the model's: here, by a list of a variable's.
+    kept = {"of": [torch.ones(2, device=ACC)]}
+    step = torchacc.capture(functools.partial(lambda c, x: x * 10 + kept["of"][0] + c, 1))
+    for _ in range(4):
+        assert step(kept["of"][0]).tolist() == [12.0, 12.0]
+    with pytest.raises(RuntimeError, match=r"memory of a tensor of shape \(2,\) that the"):
+        step(torch.zeros(2, device=ACC))
+    # A view of what a closure reads.
+    weight = nn.Parameter(torch.ones(2, device=ACC))
+    step = torchacc.capture(lambda x: x * 10 + weight.detach())
+    for _ in range(4):
+        assert step(weight.detach()).tolist() == [11.0, 11.0]
+    with pytest.raises(RuntimeError, match=r"memory of a tensor of shape \(2,\) that the"):
+        step(torch.zeros(2, device=ACC))
+    # Calls that differ do tell.
+    step = torchacc.capture(module)
+    for h in (module.start, torch.ones(2, device=ACC), torch.zeros(2, device=ACC)):
+        step(h)
+    assert step(torch.full((2,), 2.0, device=ACC)).tolist() == [21.0, 21.0]
+    assert step(module.start).tolist() == [11.0, 11.0]
+    # Nobody else knows this one.
+    step = torchacc.capture(module)
+    same = torch.ones(2, device=ACC)
+    for _ in range(3):
+        step(same)
+    assert step(torch.zeros(2, device=ACC)).tolist() == [1.0, 1.0]
 
 
 def test_schedulers_write_a_learning_rate_that_is_a_tensor() -> None:

@@ -63,8 +63,18 @@ class PyStep {
     if (value == nullptr || !THPVariable_Check(value)) return false;
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (!on_acc(tensor) || !step_.touches(tensor).uses) return false;
-    kept_.push_back({owner, key, value, tensor.storage().unsafeGetStorageImpl(), {}, text});
+    kept_.push_back({.owner = owner,
+                     .key = key,
+                     .value = value,
+                     .storage = tensor.storage().unsafeGetStorageImpl(),
+                     .requires_grad = tensor.requires_grad(),
+                     .text = text});
     return true;
+  }
+
+  // A tensor that the function may know without its arguments.
+  void pin_arguments(const at::Tensor& tensor, const std::string& text) {
+    if (on_acc(tensor)) step_.pin_arguments(tensor, text);
   }
 
   // A gradient that the step reads has to stay where it is.
@@ -79,7 +89,12 @@ class PyStep {
   void keep_value(const py::dict& owner, const py::object& key, const std::string& text) {
     PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
     if (value == nullptr) return;
-    kept_.push_back({owner, key, value, nullptr, py::reinterpret_borrow<py::object>(value), text});
+    kept_.push_back({.owner = owner,
+                     .key = key,
+                     .value = value,
+                     .held = py::reinterpret_borrow<py::object>(value),
+                     .length = length_of(value),
+                     .text = text});
   }
 
   // Counts the step's writes of a tensor, so that autograd notices them.
@@ -93,6 +108,9 @@ class PyStep {
       PyObject* value = PyDict_GetItem(kept.owner.ptr(), kept.key.ptr());
       if (kept.storage == nullptr) {
         if (value != kept.value) check_equal(kept, value);
+        ACC_CHECK(length_of(value) == kept.length, "[torchacc.capture] ", kept.text, " have ",
+                  length_of(value), " entries and had ", kept.length,
+                  " at capture. Capture the step again.");
         continue;
       }
       ACC_CHECK(value == kept.value, "[torchacc.capture] ", kept.text,
@@ -101,6 +119,10 @@ class PyStep {
       ACC_CHECK(tensor.storage().unsafeGetStorageImpl() == kept.storage, "[torchacc.capture] ",
                 kept.text, " has another storage than at capture (on ", tensor.device(),
                 " now). Capture the step again, after it was moved or its data was replaced.");
+      ACC_CHECK(tensor.requires_grad() == kept.requires_grad,
+                "[torchacc.capture] requires_grad of ", kept.text,
+                kept.requires_grad ? " is False and was True" : " is True and was False",
+                " at capture. Capture the step again.");
     }
     for (const Gradient& kept : gradients_) {
       const auto impl = kept.of.lock();
@@ -153,9 +175,11 @@ class PyStep {
   struct Kept {
     py::dict owner;
     py::object key;
-    PyObject* value;                  // known by its address; `owner` keeps it, or has lost it
-    const c10::StorageImpl* storage;  // of a tensor
-    py::object held;                  // what is no tensor
+    PyObject* value;  // known by its address; `owner` keeps it, or has lost it
+    const c10::StorageImpl* storage = nullptr;  // of a tensor
+    bool requires_grad = false;
+    py::object held = {};    // what is no tensor
+    Py_ssize_t length = -1;  // of a list
     std::string text;
   };
 
@@ -165,13 +189,23 @@ class PyStep {
     std::string text;
   };
 
+  static Py_ssize_t length_of(PyObject* value) {
+    return value != nullptr && PyList_Check(value) ? PyList_GET_SIZE(value) : -1;
+  }
+
+  // As Python's ==, but that what cannot be compared so (an array's answer is an array) is not.
+  static bool are_equal(const py::object& a, py::handle b) {
+    const int equal = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
+    if (equal < 0) PyErr_Clear();
+    return equal > 0;
+  }
+
   static void check_equal(const Kept& kept, PyObject* value) {
     // Containers are told by identity: what they hold is kept by itself.
     const bool container = PyDict_Check(kept.held.ptr()) || PyList_Check(kept.held.ptr());
     ACC_CHECK(value != nullptr && !container, "[torchacc.capture] ", kept.text,
               " is another object than at capture. Capture the step again.");
-    const bool same =
-        !THPVariable_Check(value) && kept.held.equal(py::reinterpret_borrow<py::object>(value));
+    const bool same = !THPVariable_Check(value) && are_equal(kept.held, value);
     ACC_CHECK(same, "[torchacc.capture] ", kept.text, " is ", text_of(value), " and was ",
               text_of(kept.held),
               " at capture, which a replay does not see. Make it a tensor on "
@@ -198,7 +232,7 @@ class PyStep {
       }
       if (leaf == spec_[i].ptr()) continue;
       const bool same = !THPVariable_Check(leaf) && Py_TYPE(leaf) == Py_TYPE(spec_[i].ptr()) &&
-                        spec_[i].equal(py::reinterpret_borrow<py::object>(leaf));
+                        are_equal(spec_[i], leaf);
       ACC_CHECK(same, "[torchacc.capture] ", names_[i], " is ", text_of(leaf), " and was ",
                 text_of(spec_[i]),
                 " at capture. What is no tensor is part of the "
@@ -282,6 +316,12 @@ void bind_capture(py::module_& m) {
                       const std::string& text) { self.keep_value(owner, key, text); }),
            py::arg("owner"), py::arg("key"), py::arg("text"),
            "The same for what is no tensor: it has to stay equal, a dict or list the very object.")
+      .def("pin_arguments",
+           guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text) {
+             self.pin_arguments(tensor, text);
+           }),
+           py::arg("tensor"), py::arg("text"),
+           "Arguments that were in this tensor's memory in both calls have to stay there.")
       .def("count_writes",
            guarded([](PyStep& self, const at::Tensor& tensor) { self.count_writes(tensor); }),
            py::arg("tensor"), "Counts the step's writes of a tensor for autograd.")
