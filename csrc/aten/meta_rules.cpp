@@ -482,8 +482,11 @@ void register_meta_rules() {
   install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
   install_meta_rule("aten::native_group_norm", &group_norm);
-  for (const char* name : {"aten::reflection_pad2d", "aten::reflection_pad3d",
-                           "aten::replication_pad2d", "aten::replication_pad3d"}) {
+  for (const char* name :
+       {"aten::reflection_pad2d", "aten::reflection_pad3d", "aten::replication_pad2d",
+        "aten::replication_pad3d", "aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d",
+        "aten::upsample_bilinear2d", "aten::_upsample_bilinear2d_aa", "aten::upsample_bicubic2d",
+        "aten::_upsample_bicubic2d_aa", "aten::upsample_trilinear3d"}) {
     install_meta_rule(name, &as_first);
   }
   for (const char* name : {"aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward",

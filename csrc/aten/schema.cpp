@@ -250,6 +250,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     made.writes = (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
                   graph::table::writes_undeclared(schema.name(), argument.name());
     made.out = argument.is_out();
+    made.scales = made.name == "alpha";
     made.is_type = argument.real_type()->str().find("ScalarType") != std::string::npos;
     made.integers = graph::table::needs_integers(schema.name(), argument.name());
     made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());

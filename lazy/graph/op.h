@@ -38,6 +38,7 @@ struct Argument {
   bool out = false;       // an out= argument, which takes the geometry of the result
   bool is_type = false;   // an element type, as its number
   bool integers = false;  // must hold integers or booleans
+  bool scales = false;    // `alpha`: a factor, 1 by default
   bool cpu_ok = false;    // takes CPU tensors of one or more dimensions (indices)
 };
 

@@ -72,6 +72,8 @@ class Accumulation {
     // self + alpha * other: the product is `other`.
     const auto items = graph::items(graph_.arguments(node));
     if (!same_item(items[1], result)) return kNobody;
+    // With another factor, 0 would leave the product out, and its infinities.
+    if (*items[2] != graph::make_tag(Tag::kInt) || items[2][1] != 1) return kNobody;
     if (graph::tag_of(*items[0]) != Tag::kTensor) return kNobody;
     const graph::TensorWords sum = graph::read_tensor(items[0]);
     if (sum.dtype != made.dtype || (sum.flags | made.flags) != 0 ||

@@ -168,6 +168,9 @@ class Analysis {
     if (base::env::exact() && dtype::is_half(result_.dtype)) made_.rounded = result_.dtype;
     // A power rounds base and exponent to the half type first.
     if (has_term(Fn::kPow) && dtype::is_half(type)) return false;
+    // The square root of -inf is NaN and that of -0 is -0; ATen's power of float16 gives inf and 0.
+    const bool root = has_term(Fn::kSqrt) || has_term(Fn::kRsqrt);
+    if (root && type == dtype::kF16 && op().name.starts_with("aten::pow")) return false;
     for (const graph::Term& term : made_.formula->terms) {
       if (term.fn != Fn::kArgument) continue;
       if (!fits(term, type)) return false;

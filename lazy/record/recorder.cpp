@@ -169,6 +169,8 @@ bool is_also_read(const at::Tensor& resized, std::span<const Operand> operands) 
 
 // Whether a number goes into the value block. `integers`: whether a tensor before it has some.
 bool is_slot(const c10::IValue& value, const graph::Argument& argument, bool integers) {
+  // A factor that nobody gave: passes may rely on it (accumulate.h).
+  if (argument.scales && value.isInt() && value.toInt() == 1) return false;
   if (argument.role != graph::Role::kValue || !integers || !value.isInt()) {
     return argument.role != graph::Role::kStructure;
   }

@@ -36,16 +36,22 @@ struct Program : GraphBuilder {
     return made;
   }
 
-  // sum + alpha * other, with alpha in the value block.
-  uint32_t add(uint32_t sum, uint32_t other, uint32_t value) {
+  // sum + other.
+  uint32_t add(uint32_t sum, uint32_t other) {
     const uint32_t made = fresh();
     call("aten::add.Tensor", {{sum}, {other}}, {{made}});
-    put_alpha(value);
+    put_alpha({graph::make_tag(Tag::kInt), 1});
     return made;
   }
-  void add_in_place(uint32_t sum, uint32_t other, uint32_t value) {
+  void add_in_place(Vector sum, uint32_t other) {
+    in_place("aten::add_.Tensor", {sum}, {{other}});
+    put_alpha({graph::make_tag(Tag::kInt), 1});
+  }
+  // sum + alpha * other, with alpha in the value block.
+  void add_scaled_in_place(uint32_t sum, uint32_t other) {
     in_place("aten::add_.Tensor", {{sum}}, {{other}});
-    put_alpha(value);
+    put_alpha({graph::make_tag(Tag::kFloat, 0, graph::kValueFlag)});
+    graph.nodes.back().n_values = 1;
   }
 
   std::vector<std::string> run(std::initializer_list<uint32_t> outputs) {
@@ -59,15 +65,12 @@ struct Program : GraphBuilder {
   graph::Graph out;
 
  private:
-  void put_alpha(uint32_t value) {
+  void put_alpha(std::initializer_list<int64_t> item) {
     last_op().arguments.emplace_back().name = "alpha";
     graph::Node& node = graph.nodes.back();
-    graph.words.insert(graph.words.begin() + node.outputs,
-                       graph::make_tag(Tag::kFloat, 0, graph::kValueFlag));
-    ++node.outputs;
-    ++node.end;
-    node.values = value;
-    node.n_values = 1;
+    graph.words.insert(graph.words.begin() + node.outputs, item);
+    node.outputs += static_cast<uint32_t>(item.size());
+    node.end += static_cast<uint32_t>(item.size());
   }
 };
 
@@ -76,7 +79,7 @@ using Names = std::vector<std::string>;
 TEST(Accumulate, AnAdditionInPlaceTakesTheProductIn) {
   Program p;
   const uint32_t a = p.input(), b = p.input(), sum = p.input();
-  p.add_in_place(sum, p.product(a, b), 3);
+  p.add_in_place({sum}, p.product(a, b));
   EXPECT_EQ(p.run({}), (Names{"aten::addmm_"}));
   const graph::Node& node = p.out.nodes[0];
   const auto items = graph::items(p.out.arguments(node));
@@ -84,17 +87,16 @@ TEST(Accumulate, AnAdditionInPlaceTakesTheProductIn) {
   EXPECT_EQ(graph::read_tensor(items[0]).buffer, sum);
   EXPECT_EQ(graph::read_tensor(items[1]).buffer, a);
   EXPECT_EQ(graph::read_tensor(items[2]).buffer, b);
-  EXPECT_EQ(items[3][1], 1);                                 // beta
-  EXPECT_EQ(graph::flags_of(*items[4]), graph::kValueFlag);  // alpha
-  EXPECT_EQ(node.values, 3U);
-  EXPECT_EQ(node.n_values, 1U);
+  EXPECT_EQ(items[3][1], 1);  // beta
+  EXPECT_EQ(items[4][1], 1);  // alpha
+  EXPECT_EQ(node.n_values, 0U);
   EXPECT_TRUE(p.out.results(node).empty());
 }
 
 TEST(Accumulate, AnAdditionThatMakesAResultToo) {
   Program p;
   const uint32_t first = p.product(p.input(), p.input());
-  const uint32_t sum = p.add(first, p.product(p.input(), p.input()), 0);
+  const uint32_t sum = p.add(first, p.product(p.input(), p.input()));
   EXPECT_EQ(p.run({sum}), (Names{"aten::mm", "aten::addmm"}));
   EXPECT_EQ(graph::read_tensor(p.out.results(p.out.nodes[1]).data()).buffer, sum);
 }
@@ -102,7 +104,7 @@ TEST(Accumulate, AnAdditionThatMakesAResultToo) {
 TEST(Accumulate, AProductThatSomebodyElseSeesStays) {
   Program p;
   const uint32_t made = p.product(p.input(), p.input());
-  p.add_in_place(p.input(), made, 0);
+  p.add_in_place({p.input()}, made);
   EXPECT_EQ(p.run({made}), (Names{"aten::mm", "aten::add_.Tensor"}));
   p.call("aten::relu", {{made}}, {{p.fresh()}});
   EXPECT_EQ(p.run({}), (Names{"aten::mm", "aten::add_.Tensor", "aten::relu"}));
@@ -113,21 +115,28 @@ TEST(Accumulate, AProductDoesNotMovePastAWriteOfItsOperands) {
   const uint32_t a = p.input(), b = p.input();
   const uint32_t made = p.product(a, b);
   p.in_place("aten::zero_", {{b}});
-  p.add_in_place(p.input(), made, 0);
+  p.add_in_place({p.input()}, made);
   EXPECT_EQ(p.run({}), (Names{"aten::mm", "aten::zero_", "aten::add_.Tensor"}));
 }
 
 TEST(Accumulate, NothingIsAddedInPlaceToAnOperand) {
   Program p;
   const uint32_t a = p.input();
-  p.add_in_place(a, p.product(a, p.input()), 0);
+  p.add_in_place({a}, p.product(a, p.input()));
+  EXPECT_EQ(p.run({}), (Names{"aten::mm", "aten::add_.Tensor"}));
+}
+
+// The factor may be 0 at another step: products that accumulate would lose their infinities.
+TEST(Accumulate, AProductIsNotScaled) {
+  Program p;
+  p.add_scaled_in_place(p.input(), p.product(p.input(), p.input()));
   EXPECT_EQ(p.run({}), (Names{"aten::mm", "aten::add_.Tensor"}));
 }
 
 TEST(Accumulate, TheSumHasTheProductsShape) {
   Program p;
   const uint32_t made = p.product(p.input(), p.input());
-  p.in_place("aten::add_.Tensor", {{p.input(), 1}}, {{made}});
+  p.add_in_place({p.input(), 1}, made);
   EXPECT_EQ(p.run({}), (Names{"aten::mm", "aten::add_.Tensor"}));
 }
 

@@ -240,6 +240,16 @@ def test_views_of_activations():
     check(lambda d: train(d, seeded(make), (8, 3, 16, 16), forward=forward))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "trilinear"])
+def test_strides_of_enlarged_maps_of_one_channel(mode):
+    """Whose layout their strides alone tell: eager keeps it."""
+    dims = 3 if mode == "trilinear" else 2
+    x = torch.randn(4, *[6] * dims, 1).movedim(-1, 1)
+    mine, eager = (F.interpolate(t, scale_factor=2, mode=mode) for t in (x.to(helpers.DEVICE), x))
+    assert mine.stride() == eager.stride()
+    assert mine.stride()[1] == 1
+
+
 def test_networks_that_join_and_enlarge():
     def forward(model: nn.Module, x: Tensor) -> Tensor:
         fine = model[0](x)

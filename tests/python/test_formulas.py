@@ -353,6 +353,20 @@ def test_arithmetic_is_fused_in_every_type(dtype):
         assert check(name, ("a", "b")[: 1 if name == "aten::clone" else 2], dtype, False), name
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+def test_powers_that_are_roots(dtype, exponent):
+    """ATen takes the root in all types but float16, which shows at -inf and -0."""
+    x = torch.tensor([-math.inf, -0.0, 0.0, math.inf, -1.0, 4.0], dtype=dtype)
+    for _ in range(3):
+        mine = (x.to(helpers.DEVICE) ** exponent * 2).cpu()
+    eager = x**exponent * 2
+    assert torch.equal(mine.isnan(), eager.isnan())
+    numbers = ~eager.isnan()
+    assert torch.equal(mine[numbers], eager[numbers])
+    assert torch.equal(mine[numbers].signbit(), eager[numbers].signbit())
+
+
 def test_the_measure_of_distance():
     one = torch.tensor([1.0, 0.0, -0.0, math.nan, math.nan])
     other = torch.tensor([1.0 + 2.0**-23, -0.0, 2.0**-149, math.nan, 1.0])

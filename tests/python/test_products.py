@@ -43,6 +43,16 @@ def run(program: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Tensor
     return made, program(*inputs)
 
 
+@pytest.mark.parametrize("alpha", [1, 2.0, 0.0])
+def test_a_product_that_is_added_with_a_factor(device, alpha):
+    """0 times infinity is no number, which a product that accumulates would not say."""
+    infinite = torch.full((4, 4), torch.inf)
+    made, expected = run(
+        lambda s, a, b: torch.add(s, a @ b, alpha=alpha), normal(4, 4), infinite, torch.ones(4, 4)
+    )
+    assert torch.equal(made.cpu(), expected) or (made.isnan().all() and expected.isnan().all())
+
+
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]] = {
     "mm": (torch.mm, (ROWS, TERMS), (TERMS, COLUMNS)),
     "transposed right": (lambda a, b: a @ b.t(), (ROWS, TERMS), (COLUMNS, TERMS)),
