@@ -18,7 +18,7 @@ if(NOT GTest_FOUND)
 endif()
 
 # The thread sanitizer of g++ 13 and older gives up where the kernel spreads addresses widely
-set(acc_launcher "")
+set(acc_launcher ${CMAKE_CROSSCOMPILING_EMULATOR})  # a program that runs those of another processor
 if(ACC_SAN STREQUAL "thread")
   execute_process(COMMAND setarch -R true RESULT_VARIABLE acc_no_setarch ERROR_QUIET)
   if(acc_no_setarch EQUAL 0)
