@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+GTEST_SOURCE = ROOT / ".venv/googletest/src/gtest_vendor"  # where scripts/setup.sh puts it
 VERSION = "0.1.0"
 DISTRIBUTION = "acc-torch"
 PYTHON_MIN, PYTHON_END = (3, 10), (3, 14)
@@ -476,10 +477,11 @@ def build_module(
 
 
 def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
-    """Builds the module for the host under the thread sanitizer; returns a folder for PYTHONPATH.
+    """Builds the module for the host and tests/cpp under the thread sanitizer; returns the folder.
 
-    The folder holds a copy of torchacc_device with that module. The interpreter that imports it
-    has to run with the sanitizer's runtime preloaded (tests/threads does).
+    `site` in it is for PYTHONPATH and holds a copy of torchacc_device with that module. The
+    interpreter that imports it has to run with the sanitizer's runtime preloaded (tests/threads
+    does).
     """
     environ = dict(os.environ if environ is None else environ)
     torch = find_torch()
@@ -487,12 +489,14 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     options = {
         "ACC_MODULE": "ON",
+        "ACC_TESTS": "ON",
         "ACC_SAN": "thread",
         "ACC_TORCH_DIR": str(torch.path),
         "ACC_PYTHON_INCLUDE": str(check_python_headers()),
         "ACC_EXT_SUFFIX": suffix,
         "ACC_OUTPUT_DIR": str(build / "module"),
         "ACC_CUDA": "OFF",
+        "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
     }
     package = build / "site" / "torchacc_device"
     with locked(build):
@@ -501,7 +505,7 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
         for source in (ROOT / "torchacc_device").glob("*.py"):
             shutil.copyfile(source, package / source.name)
         install_module(build / "module" / f"_C{suffix}", package, build_info(torch, None))
-    return package.parent
+    return build
 
 
 def install_module(made: Path, output: Path, info: str) -> Path:
@@ -522,20 +526,25 @@ def install_module(made: Path, output: Path, info: str) -> Path:
 
 
 def run_ctest(sanitizer: str, environ: dict[str, str] | None = None) -> None:
-    """Builds tests/cpp (without torch) in a folder of its own and runs it under CTest."""
+    """Builds tests/cpp and runs it under CTest: without torch, in a folder of its own, but for the
+    thread sanitizer, whose module is made of the same objects.
+    """
     environ = dict(os.environ if environ is None else environ)
-    build = ROOT / "build" / f"tests-{sanitizer or 'plain'}"
-    options = {
-        "ACC_MODULE": "OFF",
-        "ACC_TESTS": "ON",
-        "ACC_SAN": sanitizer,
-        "ACC_GTEST_SOURCE": str(ROOT / ".venv/googletest/src/gtest_vendor"),
-    }
-    with locked(build):
-        cmake_build(build, options, environ)
-        ctest = [str(Path(find_cmake()).with_name("ctest")), "--test-dir", str(build)]
-        parallel = ["--parallel", str(jobs(environ))]
-        run([*ctest, "--output-on-failure", "--no-tests=error", *parallel], environ)
+    if sanitizer == "thread":
+        build = build_thread_sanitized(environ)
+    else:
+        build = ROOT / "build" / f"tests-{sanitizer or 'plain'}"
+        options = {
+            "ACC_MODULE": "OFF",
+            "ACC_TESTS": "ON",
+            "ACC_SAN": sanitizer,
+            "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
+        }
+        with locked(build):
+            cmake_build(build, options, environ)
+    ctest = [str(Path(find_cmake()).with_name("ctest")), "--test-dir", str(build)]
+    parallel = ["--parallel", str(jobs(environ))]
+    run([*ctest, "--output-on-failure", "--no-tests=error", *parallel], environ)
 
 
 def main(argv: list[str]) -> int:

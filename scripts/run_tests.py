@@ -1,6 +1,6 @@
 """Runs every test, the quick ones first, and stops at the first stage that fails.
 
-    run_tests.py [--full] [--keep-going] [STAGE ...]
+    run_tests.py [--full] [--keep-going] [--mode MODE ...] [STAGE ...]
 
 Each stage is a process of its own and prints its runner's own closing lines.
 """
@@ -59,10 +59,9 @@ def ctest(sanitizer: str) -> Callable[[dict[str, str]], int]:
 # In this order: what breaks most often and says so soonest comes first.
 STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "layout": pytest("tests/python/test_layout.py", "tests/python/test_packaging.py"),
-    "cpp": ctest(""),
     "cpp-address": ctest("address"),
     "cpp-thread": ctest("thread"),
-    "threads": pytest("tests/threads"),
+    "threads": pytest("tests/threads", share="load"),
     "programs": pytest("tests/programs", share="loadfile"),
     "python": pytest(
         "tests/python",
@@ -74,9 +73,13 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="load"),
     "torchvision": pytest("tests/models/test_vision.py", share="load"),
     "seeds": pytest("tests/seeds", share="loadfile"),
-    "opinfo": pytest("tests/opinfo"),
+    "opinfo": pytest("tests/opinfo", share="loadfile"),
     "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }
+# Modes of the device, and the stages that run in the one they are told, or in the default one; the
+# others choose for themselves.
+MODES = ("full", "nograph", "nofuse", "eager")
+IN_ANY_MODE = ("python", "models", "seeds")
 # Where the stages leave the text of generated kernels for the last one; fuzz does not, whose
 # thousand are others each time.
 KERNEL_TEXTS = ROOT / "build" / "kernel_texts"
@@ -86,6 +89,12 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="run_tests.py", description=__doc__.splitlines()[0])
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}")
     parser.add_argument("--full", action="store_true", help="all samples, dtypes and models")
+    parser.add_argument(
+        "--mode",
+        action="append",
+        choices=MODES,
+        help=f"ACC_MODE of {', '.join(IN_ANY_MODE)}; all, one after the other, with --full",
+    )
     parser.add_argument("--keep-going", action="store_true", help="run the stages after a failure")
     arguments = parser.parse_args(argv)
     unknown = [name for name in arguments.stages if name not in STAGES]
@@ -99,18 +108,26 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(KERNEL_TEXTS, ignore_errors=True)
     KERNEL_TEXTS.mkdir(parents=True, exist_ok=True)
     environ.setdefault("ACC_TEST_JOBS", str(PROCESSES))
+    modes = arguments.mode or (MODES if arguments.full else ("",))
     failed: list[str] = []
     began = time.monotonic()
-    for name in arguments.stages or STAGES:
-        print(f"== {name} ({time.monotonic() - began:.0f} s)", flush=True)
+    runs = [
+        (name, mode)
+        for name in arguments.stages or STAGES
+        for mode in (modes if name in IN_ANY_MODE else ("",))
+    ]
+    for name, mode in runs:
+        print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
         texts = {} if name == "fuzz" else {"ACC_KERNEL_TEXTS": str(KERNEL_TEXTS)}
-        if STAGES[name]({**environ, **texts}) != 0:
-            failed.append(name)
+        chosen = {"ACC_MODE": mode} if mode else {}
+        if STAGES[name]({**environ, **texts, **chosen}) != 0:
+            failed.append(f"--mode {mode} {name}" if mode else name)
             if not arguments.keep_going:
                 break
     if failed:
-        again = f"{Path(sys.executable).name} scripts/run_tests.py {' '.join(failed)}"
-        print(f"failed: {', '.join(failed)}; again: {again}", file=sys.stderr)
+        full = " --full" if arguments.full else ""
+        again = f"{Path(sys.executable).name} scripts/run_tests.py{full}"
+        print("failed; again:", *(f"\n  {again} {what}" for what in failed), file=sys.stderr)
     return 1 if failed else 0
 
 

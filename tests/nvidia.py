@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
     registers: int
     spilled: int  # bytes
-    wide_loads: int
+    wide_loads: int | None  # none: not looked for
     planned: int  # as many of them, at least: loops are unrolled
 
 
@@ -118,8 +118,13 @@ def without_dead_values(body: str) -> str:
         lines = needed
 
 
-def make(kernels: Kernels, architecture: str, folder: Path) -> dict[str, Made]:
-    """Kernels by their names; fails with the compiler's words, which name the kernel."""
+def make(
+    kernels: Kernels, architecture: str, folder: Path, *, loads: bool = True
+) -> dict[str, Made]:
+    """Kernels by their names; fails with the compiler's words, which name the kernel.
+
+    `loads`: whether those that read neighbours at once are counted.
+    """
     source, cubin = folder / "kernels.cu", folder / f"{architecture}.cubin"
     texts = {name_of(text): text for text in kernels.texts}
     named = [f'\n#line 1 "{name}"\n{text}' for name, text in texts.items()]
@@ -130,33 +135,34 @@ def make(kernels: Kernels, architecture: str, folder: Path) -> dict[str, Made]:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr  # no warning either
     usage = tool("cuobjdump", "--dump-resource-usage", cubin)
     rows = re.findall(r"Function (acc_\w+):\s+REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
-    listing = tool("nvdisasm", cubin)
-    code = dict(re.findall(r"^\.text\.(acc_\w+):\n(.*?)(?=^\.text\.|\Z)", listing, re.M | re.S))
-    assert {name for name, *_ in rows} == set(code) == set(texts)
+    assert {name for name, *_ in rows} == set(texts)
+    code = code_of(cubin) if loads else {}
     return {
         name: Made(
             int(registers),
             int(stack) + int(local),
-            len(re.findall(r"LDG\.E\.128", code[name])),
+            len(re.findall(r"LDG\.E\.128", code[name])) if loads else None,
             planned_loads(texts[name]),
         )
         for name, registers, stack, local in rows
     }
 
 
-def faults(made: dict[str, Made], *, neighbours: bool = True) -> list[str]:
-    """A line for each fault.
+def code_of(cubin: Path) -> dict[str, str]:
+    """The instructions of each kernel."""
+    listing = tool("nvdisasm", cubin)
+    return dict(re.findall(r"^\.text\.(acc_\w+):\n(.*?)(?=^\.text\.|\Z)", listing, re.M | re.S))
 
-    `neighbours`: whether those that are read one by one are looked for. Not in any kernel: of a
-    tensor that stays as it is, -(-x) in place, the compiler reads nothing.
-    """
+
+def faults(made: dict[str, Made]) -> list[str]:
+    """A line for each fault; of neighbours that are read one by one where loads were counted."""
     found = []
     for name, kernel in made.items():
         if kernel.registers > REGISTERS:
             found.append(f"{name}: {kernel.registers} registers of {REGISTERS}")
         if kernel.spilled > SPILLED:
             found.append(f"{name}: {kernel.spilled} bytes of a thread in memory; {SPILLED} may be")
-        if neighbours and kernel.wide_loads < kernel.planned:
+        if kernel.wide_loads is not None and kernel.wide_loads < kernel.planned:
             loads = f"{kernel.wide_loads} loads of {WIDE} bytes, {kernel.planned} were planned"
             found.append(f"{name}: {loads}")
     return found

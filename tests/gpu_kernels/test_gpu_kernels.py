@@ -3,8 +3,7 @@
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
 architectures are the better part of an hour, for `make test-full`: else each is compiled for one,
-which the hash in its name decides. Those of six training steps are always compiled for all
-(tests/python/test_cuda_kernels.py).
+which the hash in its name decides.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("acc_only")
 
 DIRECTORY = os.environ.get("ACC_KERNEL_TEXTS", "")
 PATHS = sorted(Path(DIRECTORY).glob("acc_*.cu")) if DIRECTORY else []
-TOGETHER = 16  # kernels of a program
+TOGETHER = 48  # kernels of a program
 
 
 def programs() -> list[Any]:
@@ -41,7 +40,8 @@ def programs() -> list[Any]:
 def test_kernels_have_no_faults(architecture, paths, tmp_path):
     x = torch.ones(5, device=helpers.DEVICE)
     kernels = nvidia.kernels_of(lambda: x * x + 1)._replace(texts=[p.read_text() for p in paths])
-    faults = nvidia.faults(nvidia.make(kernels, architecture, tmp_path), neighbours=False)
+    # Loads are not counted: of a tensor that stays as it is, -(-x) in place, nothing is read.
+    faults = nvidia.faults(nvidia.make(kernels, architecture, tmp_path, loads=False))
     assert not faults, f"of {DIRECTORY}:\n" + "\n".join(faults)
 
 

@@ -1,8 +1,8 @@
 """torchvision's classification models train as accurately as with eager: twelve, or all of them.
 
-`ACC_TEST_FULL=1` runs all, 20 steps each; without it five steps are fused. With `ACC_TEST_RESULTS`
-naming a file, what was measured is kept there, and what this build has measured is not measured
-again: a run that was ended goes on, and several processes can share one.
+`ACC_TEST_FULL=1` runs all; each takes 20 steps. With `ACC_TEST_RESULTS` naming a file, what was
+measured is kept there, and what this build has measured is not measured again: a run that was ended
+goes on, and several processes can share one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from tests.models import accuracy, record, vision
 # The largest models take minutes; several times as long beside other work.
 pytestmark = pytest.mark.timeout(7200 if helpers.FULL else 600)
 
-STEPS = accuracy.STEPS if helpers.FULL else accuracy.FIRST_FUSED + 4
-
 
 def measured(model: str, device: str) -> dict[str, object]:
     """The line of a model: from the file, or measured and added to it."""
@@ -33,7 +31,7 @@ def measured(model: str, device: str) -> dict[str, object]:
     case = vision.make(model)
     with helpers.counting() as counted:
         optimizer = vision.OPTIMIZERS[vision.optimizer(model)]
-        runs = accuracy.measure(case, optimizer, device, STEPS)
+        runs = accuracy.measure(case, optimizer, device)
     repeated, failures = accuracy.failures(case, optimizer, device, runs)
     line = {
         "kind": "accuracy",

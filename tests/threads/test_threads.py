@@ -63,7 +63,7 @@ def site(runtime: str) -> Path:
     assert spec is not None and spec.loader is not None
     native = sys.modules["native"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(native)
-    return native.build_thread_sanitized()
+    return native.build_thread_sanitized() / "site"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
