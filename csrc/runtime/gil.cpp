@@ -17,6 +17,8 @@ bool is_interrupt(const std::exception& error) {
   return installed.is_interrupt != nullptr && installed.is_interrupt(error);
 }
 
+bool interrupted() { return installed.interrupted != nullptr && installed.interrupted(); }
+
 GilRelease::GilRelease() : token_(release_if_held()) {}
 
 GilRelease::~GilRelease() {

@@ -3,8 +3,8 @@
 #include <exception>
 #include <mutex>
 
-// Python's interpreter lock, known here through three functions that the extension module installs:
-// nothing below the bindings includes Python.
+// Python's interpreter lock and its signals, known here through functions that the extension module
+// installs: nothing below the bindings includes Python.
 namespace acc::runtime {
 
 struct Gil {
@@ -16,11 +16,17 @@ struct Gil {
   void (*let_go)(void*) = nullptr;  // of what `hold` returned
   // Whether a caught exception is Python's KeyboardInterrupt.
   bool (*is_interrupt)(const std::exception&) = nullptr;
+  // Runs the handlers of signals that came. What one raised is raised when Python goes on.
+  bool (*interrupted)() = nullptr;
 };
 void install_gil(const Gil& gil);
 
 // Whether the user asked to stop: whoever catches everything lets this one through.
 bool is_interrupt(const std::exception& error);
+
+// Whether this thread should not wait any longer: a signal's handler raised, and Python's program
+// goes on with that as soon as it is let. Never in other threads than Python's main one.
+bool interrupted();
 
 // Gives the interpreter lock away while it lives, if this thread holds it.
 class GilRelease {

@@ -16,6 +16,7 @@
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
+#include "csrc/runtime/gil.h"
 #include "kernels/codegen/cuda_launch.h"
 #include "kernels/codegen/render.h"
 #include "kernels/device/device_kernels.h"
@@ -107,7 +108,9 @@ bool chooses_by_time(const plan::Plan& plan) {
 bool await_kernels(const plan::Plan& plan) {
   Compilation& compilation = compilation_of(plan);
   if (!chooses_by_time(plan)) {
-    compilation.job->wait();
+    while (!compilation.job->wait_for(kPatience)) {
+      if (runtime::interrupted()) return false;  // once more unfused, and then the user has it
+    }
     return true;
   }
   const bool done =
