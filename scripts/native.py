@@ -503,7 +503,7 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
         cmake_build(build, options, environ)
         package.mkdir(parents=True, exist_ok=True)
         for source in (ROOT / "torchacc_device").glob("*.py"):
-            shutil.copyfile(source, package / source.name)
+            write_if_changed(package / source.name, source.read_text())
         install_module(build / "module" / f"_C{suffix}", package, build_info(torch, None))
     return build
 

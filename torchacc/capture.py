@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-from collections import deque
-from collections.abc import Callable, Iterator
-from types import CellType, FunctionType, MethodType, ModuleType
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +20,10 @@ from torch.utils._pytree import (
     tree_map,
     tree_unflatten,
 )
+from torch.utils.hooks import RemovableHandle
 
 from torchacc.device import device_type
+from torchacc.reach import reached
 from torchacc_device import _C, _boundary
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
@@ -116,7 +117,10 @@ class CapturedStep:
         self._on_cpu: list[int] = []
         self._results: tuple[Any, list[tuple[int, Any]]] | None = None
         self._one_tensor = False
-        self._called: dict[int, nn.Module] = {}  # by the call that is recorded
+        # What the last recorded call met: the modules that it called, and which parameters, by
+        # their ids, wanted gradients when it began.
+        self._called: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._wanted_gradients: dict[int, bool] = {}
         self.recorded = 0
         self.replays = 0
 
@@ -153,8 +157,14 @@ class CapturedStep:
         moved = self._moved(leaves)
         args, kwargs = tree_unflatten(moved, self._structure)
         last = self.recorded + 1 >= self._warmup
+        if last:
+            self._wanted_gradients = {
+                id(found): found.requires_grad
+                for found in gc.get_objects()
+                if issubclass(type(found), nn.Parameter)
+            }
         self._step.begin(moved)
-        noting = register_module_forward_pre_hook(self._note)
+        noting = self._note_modules()
         try:
             with _boundary.held():
                 returned = self._fn(*args, **kwargs)
@@ -183,9 +193,15 @@ class CapturedStep:
                 self._step = _C.CapturedStep((), [])
             raise
         del tensors
-        tensors = self._step.take_results()
-        self._watch()
+        try:
+            tensors = self._step.take_results()
+            self._watch()
+        except BaseException as error:
+            self._error = f"[torchacc.capture] the step cannot be guarded: {error}"
+            self._step = _C.CapturedStep((), [])
+            raise
         self._called.clear()
+        self._wanted_gradients.clear()
         self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
         self._ready = True
         return self._rebuilt(leaves, tensors)
@@ -269,45 +285,56 @@ class CapturedStep:
                 made.append(leaves[value] if kind == _ARGUMENT else value)
         return tree_unflatten(made, structure)
 
-    def _note(self, module: nn.Module, inputs: object) -> None:
-        self._called[id(module)] = module
+    def _note_modules(self) -> RemovableHandle:
+        """Notes, until the handle is removed, which modules this thread calls."""
+        thread = threading.get_ident()
+        self._called.clear()
+
+        def note(module: nn.Module, inputs: object) -> None:
+            if threading.get_ident() == thread:
+                self._called[id(module)] = module
+
+        return register_module_forward_pre_hook(note)
 
     def _watch(self) -> None:
         """Tells the step which objects have to stay, and whose writes autograd has to notice."""
         modules = []
+        names: dict[int, str] = {}
         for found in gc.get_objects():
             kind = type(found)
             if issubclass(kind, nn.Module):
                 modules.append(found)
-                self._keep_members(found)
+                self._keep_members(found, names)
             elif issubclass(kind, torch.optim.Optimizer):
                 self._keep_optimizer(found)
             elif kind is torch.Tensor or issubclass(kind, nn.Parameter):
                 self._step.count_writes(found)
                 if found.is_leaf and found.grad is not None:
                     self._step.count_writes(found.grad)
-        # After the members, which have names.
-        for tensor in _reached(self._fn):
-            text = f"a tensor of shape {tuple(tensor.shape)} that the function knows"
-            self._step.pin_arguments(tensor, text)
+        if self._step.some_stayed:
+            for tensor in reached([self._fn, *self._called.values()]):
+                text = names.get(id(tensor), "a tensor that the function knows")
+                self._step.pin_arguments(tensor, text)
         kept: set[int] = set()
         for module in self._called.values():
             self._keep_mode(module, kept)
         for module in modules:
             self._keep_modes(module, kept)
 
-    def _keep_members(self, module: nn.Module) -> None:
+    def _keep_members(self, module: nn.Module, names: dict[int, str]) -> None:
         name = type(module).__name__
         for kind in ("parameter", "buffer"):
             members = module.__dict__.get(f"_{kind}s")
-            for key in list(members or ()):
-                text = f"{kind} '{key}' of a {name}"
-                if members[key] is None:
-                    continue
-                self._step.pin_arguments(members[key], text)
-                used = self._step.keep(members, key, text)
+            if not issubclass(type(members), dict):  # of a ScriptModule
+                continue
+            for key, member in members.items():
+                text = names[id(member)] = f"{kind} '{key}' of a {name}"
+                # Where the function says it itself, it does not matter how a call begins.
+                wanted = self._wanted_gradients.get(id(member))
+                said = member is not None and wanted != member.requires_grad
+                used = self._step.keep(members, key, text, None if said else wanted)
                 if used and kind == "parameter":
-                    self._step.keep_gradient(members[key], f"the gradient of {text}")
+                    self._step.keep_gradient(member, f"the gradient of {text}")
 
     def _keep_mode(self, module: nn.Module, kept: set[int]) -> None:
         """train() or eval() of a module."""
@@ -355,52 +382,6 @@ class CapturedStep:
             ]
             if any(used):
                 self._step.keep_value(attributes["state"], parameter, f"the state of {name}")
-
-
-# How much of what a function knows is looked at.
-_MOST_OBJECTS = 100_000
-
-
-def _reached(fn: object) -> Iterator[torch.Tensor]:
-    """The tensors that a function knows without its arguments.
-
-    By its variables, and theirs: closures, globals, attributes, containers, other functions.
-    Members of modules are not among them.
-    """
-    seen: set[int] = set()
-    found: list[object] = [fn]
-    while found and len(seen) < _MOST_OBJECTS:
-        each = found.pop()
-        kind = type(each)  # isinstance would ask the object, and some do things then
-        if id(each) in seen or issubclass(kind, (type, ModuleType, str, bytes, int, float)):
-            continue
-        seen.add(id(each))
-        if issubclass(kind, torch.Tensor):
-            yield each
-        elif kind is FunctionType:
-            found += [cell.cell_contents for cell in each.__closure__ or () if _is_set(cell)]
-            found += [each.__globals__.get(name) for name in each.__code__.co_names]
-            found += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
-        elif kind is MethodType:
-            found += [each.__self__, each.__func__]
-        elif issubclass(kind, functools.partial):
-            found += [each.func, *each.args, *each.keywords.values()]
-        elif issubclass(kind, dict):
-            found += each.values()
-        elif issubclass(kind, (list, tuple, set, frozenset, deque)):
-            found += each
-        else:
-            found.append(vars(kind).get("__call__"))
-            if kind.__dictoffset__ != 0:
-                found += object.__getattribute__(each, "__dict__").values()
-
-
-def _is_set(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _text(structure: TreeSpec) -> str:

@@ -16,7 +16,7 @@ struct Gil {
   void (*let_go)(void*) = nullptr;  // of what `hold` returned
   // Whether a caught exception is Python's KeyboardInterrupt.
   bool (*is_interrupt)(const std::exception&) = nullptr;
-  // Runs the handlers of signals that came. What one raised is raised when Python goes on.
+  // Whether Ctrl-C came, which Python's main thread, and no other, is told when it goes on.
   bool (*interrupted)() = nullptr;
 };
 void install_gil(const Gil& gil);
@@ -24,8 +24,8 @@ void install_gil(const Gil& gil);
 // Whether the user asked to stop: whoever catches everything lets this one through.
 bool is_interrupt(const std::exception& error);
 
-// Whether this thread should not wait any longer: a signal's handler raised, and Python's program
-// goes on with that as soon as it is let. Never in other threads than Python's main one.
+// Whether this thread should not wait any longer, since Ctrl-C came. Its handler runs as soon as
+// Python goes on. Never in other threads than Python's main one.
 bool interrupted();
 
 // Gives the interpreter lock away while it lives, if this thread holds it.

@@ -51,6 +51,8 @@ class Binder {
         arguments_, [&](const at::Tensor& other) { return other.is_alias_of(arguments_[k]); });
     argument.same = static_cast<uint32_t>(first - arguments_.begin());
     argument.distance = first_byte(arguments_[k]) - first_byte(*first);
+    LazyStorage* storage = record::storage_of(arguments_[k]);
+    if (before_.arguments[k]._unsafe_get_target() == storage) argument.stayed = weak(storage);
     return argument;
   }
 
@@ -84,10 +86,12 @@ class Binder {
     bool found = false;
     for (size_t k = 0; k < arguments_.size(); ++k) {
       if (record::storage_of(arguments_[k]) != entry.storage._unsafe_get_target()) continue;
-      if (graph_.buffers[i].written) made_.arguments[k].written = true;
-      if (before_.entries[i].storage._unsafe_get_target() == entry.storage._unsafe_get_target()) {
-        made_.arguments[k].stayed = entry.storage._unsafe_get_target();
+      // Something else that was given as this argument only now.
+      if (before_.arguments[k]._unsafe_get_target() !=
+          before_.entries[i].storage._unsafe_get_target()) {
+        continue;
       }
+      if (graph_.buffers[i].written) made_.arguments[k].written = true;
       if (found) continue;
       found = true;
       Binding& binding = made_.buffers[i];

@@ -22,10 +22,10 @@ struct Binding {
 
 struct Argument {
   Geometry geometry;
-  uint32_t same = 0;                            // the first argument of the same storage
-  int64_t distance = 0;                         // in bytes from that one
-  bool written = false;                         // by the step
-  const record::LazyStorage* stayed = nullptr;  // the storage that it was in in both calls
+  uint32_t same = 0;                  // the first argument of the same storage
+  int64_t distance = 0;               // in bytes from that one
+  bool written = false;               // by the step
+  WeakStorage stayed = no_storage();  // the storage that it was in in both calls
 };
 
 struct Result {

@@ -27,6 +27,7 @@ struct Recording {
   std::vector<runtime::Draw> starts;  // where the streams of the call before stood at first
   std::vector<runtime::Draw> draws;
   std::vector<runtime::Position> ends;  // per draw: where its stream stood at last
+  std::vector<WeakStorage> arguments;
   std::vector<WeakStorage> results;
 
   // Notes a trace that is about to run.

@@ -47,6 +47,9 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
   for (const runtime::Draw& draw : recording->draws) {
     recording->ends.push_back(runtime::position(*draw.stream));
   }
+  for (const at::Tensor& tensor : arguments) {
+    recording->arguments.push_back(weak(record::storage_of(tensor)));
+  }
   for (const at::Tensor& tensor : results) {
     recording->results.push_back(weak(record::storage_of(tensor)));
   }
@@ -132,11 +135,17 @@ Step::Touch Step::touches(const at::Tensor& tensor) const {
 void Step::pin_arguments(const at::Tensor& tensor, const std::string& text) {
   const LazyStorage* storage = record::storage_of(tensor);
   for (size_t k = 0; k < bindings_.arguments.size(); ++k) {
-    if (bindings_.arguments[k].stayed != storage) continue;
+    if (bindings_.arguments[k].stayed._unsafe_get_target() != storage) continue;
     const bool known =
         std::ranges::any_of(pins_, [&](const Pin& pin) { return pin.argument == k; });
-    if (!known) pins_.push_back({k, storage, text});
+    if (!known) pins_.push_back({k, text});
   }
+}
+
+bool Step::some_stayed() const {
+  return std::ranges::any_of(bindings_.arguments, [](const Argument& argument) {
+    return argument.stayed._unsafe_get_target() != nullptr;
+  });
 }
 
 namespace {
@@ -181,7 +190,8 @@ void Step::check_arguments(const std::vector<at::Tensor>& arguments) const {
               " bytes apart, and do not now. Capture another step for them.");
   }
   for (const Pin& pin : pins_) {
-    ACC_CHECK(record::storage_of(arguments[pin.argument]) == pin.storage, "[torchacc.capture] ",
+    const LazyStorage* stayed = bindings_.arguments[pin.argument].stayed._unsafe_get_target();
+    ACC_CHECK(record::storage_of(arguments[pin.argument]) == stayed, "[torchacc.capture] ",
               names_[pin.argument], " had the memory of ", pin.text,
               " in the calls that were compared, so nothing tells which of the two the function "
               "used. Capture the step with other tensors as arguments, or with a clone().");

@@ -51,6 +51,7 @@ class Step {
   // The function may know this tensor, which `text` names, without its arguments: those that both
   // calls had in its storage have to stay there, as no comparison tells which of the two was meant.
   void pin_arguments(const at::Tensor& tensor, const std::string& text);
+  bool some_stayed() const;
 
   // Runs the plan. Throws when a guard fails, and has then changed nothing and left `*began` false.
   std::vector<at::Tensor> replay(const std::vector<at::Tensor>& arguments, bool* began);
@@ -60,7 +61,6 @@ class Step {
  private:
   struct Pin {
     size_t argument;
-    const record::LazyStorage* storage;
     std::string text;
   };
 

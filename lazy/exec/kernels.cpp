@@ -175,11 +175,11 @@ void settle(plan::Plan& plan) {
 plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.kernels.empty()) return plan.unfused;
   if (plan.compilation == nullptr) {
-    const bool wanted = std::exchange(plan.repeats, true);
-    if (wanted) request(plan, device);
     // One process of several may cut its steps where the others do not, by reading a loss: what
     // they all compute, the update, is a plan of its own there, and is to have the same kernels.
-    if (!wanted || !alike()) return plan.unfused;
+    const bool wanted = std::exchange(plan.repeats, true) || alike();
+    if (wanted) request(plan, device);
+    if (!alike()) return plan.unfused;
   }
   if (compilation_of(plan).job != nullptr) {
     if (!await_kernels(plan)) return plan.unfused;

@@ -75,8 +75,10 @@ void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const r
 void poison_all(const record::Trace& trace, const std::exception_ptr& error) {
   auto poison = std::make_shared<record::Poison>();
   poison->message = base::concat("the work was not done: ", text_of(error));
-  for (const record::Entry& entry : trace.entries) {
-    const bool written = trace.entries[entry.group].written;
+  for (size_t i = 0; i < trace.entries.size(); ++i) {
+    const record::Entry& entry = trace.entries[i];
+    const bool written = trace.followed != nullptr ? trace.followed->buffers[i].written
+                                                   : trace.entries[entry.group].written;
     if (entry.kind != graph::BufferKind::kFresh && !written) continue;
     if (const auto storage = entry.storage.lock()) storage->poison = poison;
   }

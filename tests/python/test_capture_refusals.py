@@ -364,6 +364,32 @@ def test_guards_of_what_is_trained() -> None:
         step(x, y)
 
 
+def test_steps_that_set_requires_grad_in_turn() -> None:
+    """As those of two networks that train against each other do: it is part of them."""
+    models = [make_mlp().to(ACC) for _ in range(2)]
+    unused = nn.LazyLinear(3)  # which has no shape
+
+    def make(own: nn.Module, other: nn.Module) -> Any:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            for p in own.parameters():
+                p.requires_grad_(True)
+                p.grad = None
+            for p in other.parameters():
+                p.requires_grad_(False)
+            loss = (own(x) - other(x)).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        step.unused = unused
+        return torchacc.capture(step)
+
+    steps = [make(*models), make(*models[::-1])]
+    same = torch.randn(5, 8, device=ACC)
+    losses = [step(same).item() for _ in range(6) for step in steps]
+    assert losses == losses[:1] * 12
+    assert all(step.replays == 3 for step in steps)
+
+
 def test_guards_of_modules_without_parameters() -> None:
     """Their mode counts where they were called."""
     dropout, other = nn.Dropout(0.5), nn.Dropout(0.5)
@@ -389,8 +415,16 @@ class Hidden(nn.Module):
         return h * 10 + self.start
 
 
-def test_arguments_that_are_state_as_well() -> None:
+KNOWN: list[torch.Tensor] = []
+
+
+def _uses_a_global(x: torch.Tensor) -> torch.Tensor:
+    return sum(x * 10 + each for each in KNOWN)
+
+
+def test_arguments_that_are_state_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls with the same tensor do not tell whether it is the argument that is used."""
+    monkeypatch.setattr(f"{__name__}.KNOWN", [torch.ones(2, device=ACC)])
     module = Hidden().to(ACC)
     step = torchacc.capture(module)
     for _ in range(4):
@@ -402,14 +436,20 @@ def test_arguments_that_are_state_as_well() -> None:
     step = torchacc.capture(functools.partial(lambda c, x: x * 10 + kept["of"][0] + c, 1))
     for _ in range(4):
         assert step(kept["of"][0]).tolist() == [12.0, 12.0]
-    with pytest.raises(RuntimeError, match=r"memory of a tensor of shape \(2,\) that the"):
+    with pytest.raises(RuntimeError, match="memory of a tensor that the function"):
+        step(torch.zeros(2, device=ACC))
+    # By a global, in what is defined within.
+    step = torchacc.capture(_uses_a_global)
+    for _ in range(4):
+        assert step(KNOWN[0]).tolist() == [11.0, 11.0]
+    with pytest.raises(RuntimeError, match="memory of a tensor that the function"):
         step(torch.zeros(2, device=ACC))
     # A view of what a closure reads.
     weight = nn.Parameter(torch.ones(2, device=ACC))
     step = torchacc.capture(lambda x: x * 10 + weight.detach())
     for _ in range(4):
         assert step(weight.detach()).tolist() == [11.0, 11.0]
-    with pytest.raises(RuntimeError, match=r"memory of a tensor of shape \(2,\) that the"):
+    with pytest.raises(RuntimeError, match="memory of a tensor that the function"):
         step(torch.zeros(2, device=ACC))
     # Calls that differ do tell.
     step = torchacc.capture(module)

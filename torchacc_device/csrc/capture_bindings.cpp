@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,9 +57,10 @@ class PyStep {
     step_.cancel();
   }
 
-  // The tensor under `key` has to stay the very object that it is, with its storage. Returns false
-  // for what is no tensor that the step uses.
-  bool keep(const py::dict& owner, const py::object& key, const std::string& text) {
+  // The tensor under `key` has to stay the very object that it is, with its storage, and to want a
+  // gradient, or not, as is said. Returns false for what is no tensor that the step uses.
+  bool keep(const py::dict& owner, const py::object& key, const std::string& text,
+            std::optional<bool> requires_grad) {
     PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
     if (value == nullptr || !THPVariable_Check(value)) return false;
     const at::Tensor& tensor = THPVariable_Unpack(value);
@@ -67,7 +69,7 @@ class PyStep {
                      .key = key,
                      .value = value,
                      .storage = tensor.storage().unsafeGetStorageImpl(),
-                     .requires_grad = tensor.requires_grad(),
+                     .requires_grad = requires_grad,
                      .text = text});
     return true;
   }
@@ -119,9 +121,9 @@ class PyStep {
       ACC_CHECK(tensor.storage().unsafeGetStorageImpl() == kept.storage, "[torchacc.capture] ",
                 kept.text, " has another storage than at capture (on ", tensor.device(),
                 " now). Capture the step again, after it was moved or its data was replaced.");
-      ACC_CHECK(tensor.requires_grad() == kept.requires_grad,
+      ACC_CHECK(!kept.requires_grad.has_value() || tensor.requires_grad() == *kept.requires_grad,
                 "[torchacc.capture] requires_grad of ", kept.text,
-                kept.requires_grad ? " is False and was True" : " is True and was False",
+                tensor.requires_grad() ? " is True and was False" : " is False and was True",
                 " at capture. Capture the step again.");
     }
     for (const Gradient& kept : gradients_) {
@@ -153,6 +155,7 @@ class PyStep {
   }
   bool uses(const at::Tensor& tensor) const { return on_acc(tensor) && step_.touches(tensor).uses; }
   size_t operators() const { return step_.operators(); }
+  bool some_stayed() const { return step_.some_stayed(); }
 
   // For the garbage collector: what is kept may well hold the step, which `model.step =
   // torchacc.capture(...)` makes a circle.
@@ -177,7 +180,7 @@ class PyStep {
     py::object key;
     PyObject* value;  // known by its address; `owner` keeps it, or has lost it
     const c10::StorageImpl* storage = nullptr;  // of a tensor
-    bool requires_grad = false;
+    std::optional<bool> requires_grad = {};
     py::object held = {};    // what is no tensor
     Py_ssize_t length = -1;  // of a list
     std::string text;
@@ -302,10 +305,13 @@ void bind_capture(py::module_& m) {
            "The results of the last recorded call.")
       .def("keep",
            guarded([](PyStep& self, const py::dict& owner, const py::object& key,
-                      const std::string& text) { return self.keep(owner, key, text); }),
-           py::arg("owner"), py::arg("key"), py::arg("text"),
-           "From now on, the tensor owner[key] has to stay what it is; False if the step does not "
-           "use it.")
+                      const std::string& text, std::optional<bool> requires_grad) {
+             return self.keep(owner, key, text, requires_grad);
+           }),
+           py::arg("owner"), py::arg("key"), py::arg("text"), py::arg("requires_grad") = py::none(),
+           "From now on, the tensor owner[key] has to stay what it is, and its requires_grad what "
+           "is "
+           "given; False if the step does not use it.")
       .def("keep_gradient",
            guarded([](PyStep& self, const at::Tensor& of, const std::string& text) {
              self.keep_gradient(of, text);
@@ -332,6 +338,8 @@ void bind_capture(py::module_& m) {
       .def("replay",
            guarded([](PyStep& self, const py::tuple& leaves) { return self.replay(leaves); }),
            py::arg("leaves"), "Runs the step; the tensors that it returns.")
+      .def_property_readonly("some_stayed", &PyStep::some_stayed,
+                             "Whether an argument had one memory in both calls compared.")
       .def_property_readonly("operators", &PyStep::operators);
 }
 

@@ -7,9 +7,7 @@
 #include <dlfcn.h>
 
 #include <chrono>
-#include <memory>
 #include <string>
-#include <tuple>
 
 #include "csrc/aten/meta_kernels.h"
 #include "csrc/aten/meta_rules.h"
@@ -49,31 +47,6 @@ FlushReason reason_of(const std::string& name) {
                         "'; use explicit, step, loader, pointer or read");
 }
 
-// An exception that a signal's handler raised, until the interpreter takes it up.
-struct Raised {
-  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-};
-
-int raise_again(void* pointer) {
-  const std::unique_ptr<Raised> raised(static_cast<Raised*>(pointer));
-  PyErr_Restore(raised->type, raised->value, raised->traceback);
-  return -1;
-}
-
-bool interrupted() {
-  const runtime::GilHold gil;
-  if (Py_IsInitialized() == 0 || PyErr_CheckSignals() == 0) return false;
-  auto raised = std::make_unique<Raised>();
-  PyErr_Fetch(&raised->type, &raised->value, &raised->traceback);
-  if (Py_AddPendingCall(&raise_again, raised.get()) == 0) {
-    std::ignore = raised.release();
-  } else {  // no room for it: what is raised then is at least seen
-    PyErr_Restore(raised->type, raised->value, raised->traceback);
-    PyErr_WriteUnraisable(nullptr);
-  }
-  return true;
-}
-
 void install_python() {
   runtime::Gil gil;
   gil.held = [] { return PyGILState_Check() != 0 && Py_IsInitialized() != 0; };
@@ -102,7 +75,13 @@ void install_python() {
     const auto* raised = dynamic_cast<const py::error_already_set*>(&error);
     return raised != nullptr && raised->matches(PyExc_KeyboardInterrupt);
   };
-  gil.interrupted = &interrupted;
+  // Looks and puts it back: no handler runs under our locks.
+  gil.interrupted = [] {
+    const runtime::GilHold held;
+    if (Py_IsInitialized() == 0 || PyOS_InterruptOccurred() == 0) return false;
+    PyErr_SetInterrupt();
+    return true;
+  };
   runtime::install_gil(gil);
   if (base::env::source_lines()) record::install_locator(bindings::locator());
 }

@@ -1,0 +1,106 @@
+"""The tensors that a function knows without its arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
+
+import torch
+
+# How much is looked at.
+_MOST_OBJECTS = 100_000
+
+# Packages whose classes and functions know no tensors of a program.
+_LIBRARIES = ("builtins", "torch", "torchacc", "torchacc_device", "numpy")
+
+
+def reached(roots: Iterable[object]) -> Iterator[torch.Tensor]:
+    """The tensors that functions and objects know by their variables, and by those of these.
+
+    Variables are closures, defaults, globals and names of modules that the code mentions,
+    attributes of objects and of their classes, members of modules, and elements of containers.
+    """
+    seen: set[int] = set()
+    found = list(roots)
+    while found and len(seen) < _MOST_OBJECTS:
+        each = found.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if issubclass(type(each), torch.Tensor):
+            yield each
+        else:
+            found += _variables(each)
+
+
+def _variables(each: object) -> Iterable[object]:
+    kind = type(each)  # isinstance would ask the object, and some do things then
+    if kind in (str, bytes, int, float, bool, type(None)) or issubclass(kind, ModuleType):
+        return ()
+    if kind is FunctionType:
+        return () if _of_library(each) else _variables_of_function(each)
+    if kind is MethodType:
+        return (each.__self__, each.__func__)
+    if kind in (staticmethod, classmethod):
+        return (each.__func__,)
+    if kind is property:
+        return (each.fget,)
+    if issubclass(kind, functools.partial):
+        return (each.func, *each.args, *each.keywords.values())
+    if issubclass(kind, dict):
+        return list(dict.values(each))
+    if issubclass(kind, (list, tuple, set, frozenset, deque)):
+        return list(each)
+    if issubclass(kind, type):
+        return () if _of_library(each) else list(vars(each).values())
+    found: list[object] = list(kind.__mro__)
+    if kind.__dictoffset__ != 0:
+        found += object.__getattribute__(each, "__dict__").values()
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if type(slots) is str else slots:
+            slot = vars(base).get(name)
+            if hasattr(slot, "__objclass__"):
+                found.append(_get(slot, each))
+    return found
+
+
+def _variables_of_function(fn: FunctionType) -> Iterator[object]:
+    for cell in fn.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it is not set
+            pass
+    yield from fn.__defaults__ or ()
+    yield from (fn.__kwdefaults__ or {}).values()
+    names = set(_names(fn.__code__))
+    for name in names & fn.__globals__.keys():
+        value = fn.__globals__[name]
+        yield value
+        if type(value) is ModuleType and not _is_library(value.__name__):
+            yield from (vars(value)[inner] for inner in names & vars(value).keys())
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Of globals and attributes, in what is defined within as well."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from _names(constant)
+
+
+def _get(slot: object, owner: object) -> object:
+    try:
+        return slot.__get__(owner)
+    except AttributeError:  # it is not set
+        return None
+
+
+def _of_library(definition: type | FunctionType) -> bool:
+    return _is_library(str(definition.__module__))
+
+
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES
