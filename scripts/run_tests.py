@@ -59,6 +59,7 @@ def ctest(sanitizer: str) -> Callable[[dict[str, str]], int]:
 # In this order: what breaks most often and says so soonest comes first.
 STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "layout": pytest("tests/python/test_layout.py", "tests/python/test_packaging.py"),
+    "cpp": ctest(""),
     "cpp-address": ctest("address"),
     "cpp-thread": ctest("thread"),
     "threads": pytest("tests/threads", share="load"),

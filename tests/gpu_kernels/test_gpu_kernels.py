@@ -3,7 +3,8 @@
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
 architectures are the better part of an hour, for `make test-full`: else each is compiled for one,
-which the hash in its name decides.
+which the hash in its name decides. Those of six training steps are always compiled for all
+(tests/python/test_cuda_kernels.py).
 """
 
 from __future__ import annotations

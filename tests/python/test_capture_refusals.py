@@ -283,30 +283,34 @@ def test_arguments_that_share_memory_at_capture() -> None:
     assert other.tolist() == [0.0, 5.0, 7.0, 9.0, 4.0, 5.0, 6.0, 7.0]
 
 
+def captured(
+    optimizer: Callable[..., torch.optim.Optimizer], x: torch.Tensor, y: torch.Tensor
+) -> tuple[Trained, Any]:
+    """A training and its step, which is replayed."""
+    trained = Trained(make_mlp(), optimizer)
+    step = torchacc.capture(trained.step)
+    for _ in range(4):
+        step(x, y)
+    return trained, step
+
+
 def test_guards_of_state() -> None:
     x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
 
-    def captured() -> tuple[Trained, Any]:
-        trained = Trained(make_mlp(), adamw)
-        step = torchacc.capture(trained.step)
-        for _ in range(4):
-            step(x, y)
-        return trained, step
-
-    trained, step = captured()
+    trained, step = captured(adamw, x, y)
     before = [each.clone() for each in trained.values()]
     trained.model.to("cpu")
     with pytest.raises(RuntimeError, match=r"parameter 'weight' of a Linear has another storage"):
         step(x, y)
-    trained, step = captured()
+    trained, step = captured(adamw, x, y)
     trained.model[0].weight = nn.Parameter(torch.ones(16, 8, device=ACC))
     with pytest.raises(RuntimeError, match=r"parameter 'weight' of a Linear is another object"):
         step(x, y)
-    trained, step = captured()
+    trained, step = captured(adamw, x, y)
     trained.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
     with pytest.raises(RuntimeError, match=r"of AdamW is another object"):
         step(x, y)
-    trained, step = captured()
+    trained, step = captured(adamw, x, y)
     for ours, theirs in zip(trained.values(), before, strict=True):
         torch.testing.assert_close(ours, theirs)
     # New values in the same place are fine.
@@ -341,14 +345,7 @@ def test_guards_of_what_is_trained() -> None:
     """Freezing a parameter, adding one to the optimizer: a replay would go on as before."""
     x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
 
-    def captured() -> tuple[Trained, Any]:
-        trained = Trained(make_mlp(), sgd)
-        step = torchacc.capture(trained.step)
-        for _ in range(4):
-            step(x, y)
-        return trained, step
-
-    trained, step = captured()
+    trained, step = captured(sgd, x, y)
     trained.model[0].weight.requires_grad_(False)
     with pytest.raises(RuntimeError, match=r"requires_grad of parameter 'weight' of a Linear is F"):
         step(x, y)
@@ -358,7 +355,7 @@ def test_guards_of_what_is_trained() -> None:
     trained.optimizer.add_param_group({"params": [added]})
     with pytest.raises(RuntimeError, match=r"groups of SGD have 2 entries and had 1"):
         step(x, y)
-    trained, step = captured()
+    trained, step = captured(sgd, x, y)
     trained.optimizer.param_groups[0]["params"].append(added)
     with pytest.raises(RuntimeError, match=r"parameters of a group of SGD have 5 entries"):
         step(x, y)

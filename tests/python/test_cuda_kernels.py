@@ -8,7 +8,7 @@ them (tests/programs, tests/python/test_captured_plans.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -119,22 +119,10 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
 SPILLING = 8
 
 
-def architectures(name: str) -> Iterator[str]:
-    """Two for a step, so that each has its turn; `ACC_TEST_FULL=1` takes all for all."""
-    for index, architecture in enumerate(nvidia.ARCHITECTURES):
-        turn = (index - 2 * list(STEPS).index(name)) % len(nvidia.ARCHITECTURES)
-        if helpers.FULL or turn < 2:
-            yield architecture
-
-
-def test_every_generation_has_its_turn():
-    assert {a for name in STEPS for a in architectures(name)} == set(nvidia.ARCHITECTURES)
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_kernels_compile_for_every_generation(name, tmp_path):
     kernels = nvidia.kernels_of(STEPS[name]())
-    for architecture in architectures(name):
+    for architecture in nvidia.ARCHITECTURES:
         made = nvidia.make(kernels, architecture, tmp_path)
         assert not nvidia.faults(made), architecture
         assert sum(kernel.spilled > 0 for kernel in made.values()) <= SPILLING, architecture

@@ -309,9 +309,8 @@ void bind_capture(py::module_& m) {
              return self.keep(owner, key, text, requires_grad);
            }),
            py::arg("owner"), py::arg("key"), py::arg("text"), py::arg("requires_grad") = py::none(),
-           "From now on, the tensor owner[key] has to stay what it is, and its requires_grad what "
-           "is "
-           "given; False if the step does not use it.")
+           "From now on, the tensor owner[key] has to stay what it is, and requires_grad as given; "
+           "False if the step does not use it.")
       .def("keep_gradient",
            guarded([](PyStep& self, const at::Tensor& of, const std::string& text) {
              self.keep_gradient(of, text);
