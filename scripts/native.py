@@ -444,11 +444,16 @@ def build_folder(torch: Torch, cuda: Cuda | None) -> Path:
 
 
 def build_module(
-    output: Path, environ: dict[str, str] | None = None, *, emulator: bool = False
+    output: Path,
+    environ: dict[str, str] | None = None,
+    *,
+    emulator: bool = False,
+    tests: bool = False,
 ) -> Path:
-    """Builds the extension module and _build_info.py into `output`; returns the module's path.
+    """Builds the extension module and _build_info.py into `output`; returns the build folder.
 
-    `emulator`: also what tests of the module load, which stays in the build folder.
+    `emulator`: also what tests of the module load, which stays in the build folder. `tests`: also
+    tests/cpp, of the same objects.
     """
     environ = dict(os.environ if environ is None else environ)
     check_this_platform()
@@ -466,6 +471,8 @@ def build_module(
         "ACC_EXT_SUFFIX": suffix,
         "ACC_OUTPUT_DIR": str(build / "module"),
         "ACC_EMULATOR": "ON" if emulator else "OFF",
+        "ACC_TESTS": "ON" if tests else "OFF",
+        "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
         "ACC_CUDA": "ON" if cuda else "OFF",
         "ACC_CUDA_INCLUDES": ";".join(map(str, cuda.includes)) if cuda else "",
         "ACC_CUDART": str(cuda.cudart) if cuda else "",
@@ -473,7 +480,8 @@ def build_module(
     }
     with locked(build):
         cmake_build(build, options, environ)
-        return install_module(build / "module" / f"_C{suffix}", output, build_info(torch, cuda))
+        install_module(build / "module" / f"_C{suffix}", output, build_info(torch, cuda))
+    return build
 
 
 def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
@@ -491,6 +499,7 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
         "ACC_MODULE": "ON",
         "ACC_TESTS": "ON",
         "ACC_SAN": "thread",
+        "ACC_UNITY": "ON",
         "ACC_TORCH_DIR": str(torch.path),
         "ACC_PYTHON_INCLUDE": str(check_python_headers()),
         "ACC_EXT_SUFFIX": suffix,
@@ -508,11 +517,8 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
     return build
 
 
-def install_module(made: Path, output: Path, info: str) -> Path:
-    """Puts the module, the program beside it and _build_info.py into `output`.
-
-    Returns the module's path there.
-    """
+def install_module(made: Path, output: Path, info: str) -> None:
+    """Puts the module, the program beside it and _build_info.py into `output`."""
     output.mkdir(parents=True, exist_ok=True)
     for source in (made, made.with_name("acc_nvrtc")):
         target = output / source.name
@@ -522,26 +528,29 @@ def install_module(made: Path, output: Path, info: str) -> Path:
             shutil.copy(source, fresh)
             os.replace(fresh, target)
     write_if_changed(output / "_build_info.py", info)
-    return output / made.name
 
 
 def run_ctest(sanitizer: str, environ: dict[str, str] | None = None) -> None:
-    """Builds tests/cpp and runs it under CTest: without torch, in a folder of its own, but for the
-    thread sanitizer, whose module is made of the same objects.
+    """Builds tests/cpp and runs it under CTest: of the module's own objects, or under a sanitizer.
+
+    Under the address sanitizer it is built without torch, in a folder of its own.
     """
     environ = dict(os.environ if environ is None else environ)
-    if sanitizer == "thread":
-        build = build_thread_sanitized(environ)
-    else:
-        build = ROOT / "build" / f"tests-{sanitizer or 'plain'}"
+    if sanitizer == "address":
+        build = ROOT / "build" / "tests-address"
         options = {
             "ACC_MODULE": "OFF",
             "ACC_TESTS": "ON",
             "ACC_SAN": sanitizer,
+            "ACC_UNITY": "ON",
             "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
         }
         with locked(build):
             cmake_build(build, options, environ)
+    elif sanitizer == "thread":
+        build = build_thread_sanitized(environ)
+    else:
+        build = build_module(ROOT / "torchacc_device", environ, emulator=True, tests=True)
     ctest = [str(Path(find_cmake()).with_name("ctest")), "--test-dir", str(build)]
     parallel = ["--parallel", str(jobs(environ))]
     run([*ctest, "--output-on-failure", "--no-tests=error", *parallel], environ)
@@ -559,8 +568,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "develop":
-            made = build_module(ROOT / "torchacc_device", emulator=True)
-            print(f"built {made.relative_to(ROOT)}")
+            build_module(ROOT / "torchacc_device", emulator=True)
+            print("built torchacc_device")
         elif arguments.command == "ctest":
             run_ctest(arguments.sanitizer)
         elif arguments.command == "torch":

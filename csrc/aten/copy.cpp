@@ -11,6 +11,7 @@
 #include "csrc/aten/fallback.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
+#include "csrc/runtime/backend.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 
@@ -19,10 +20,7 @@ namespace acc::aten {
 namespace {
 
 using record::FlushReason;
-
-bool on_acc(const at::Tensor& tensor) {
-  return tensor.device().type() == c10::DeviceType::PrivateUse1;
-}
+using runtime::on_acc;
 
 // acc to acc: one node. `aten::copy_` itself is decomposed by PyTorch into this very function, so
 // the recorder is called for it by name.
@@ -66,7 +64,7 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
   record_copy(destination, staged);
 }
 
-void copy(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
+void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
   if (on_acc(self) && on_acc(destination)) {
     if (self.device() == destination.device()) {
       record_copy(destination, self);
@@ -88,7 +86,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& destination, bool
   auto poison =
       on_acc(destination) && !self.is_alias_of(destination) ? session::cure(destination) : nullptr;
   try {
-    copy(self, destination, non_blocking);
+    copy_contents(self, destination, non_blocking);
   } catch (...) {
     if (poison != nullptr) session::poison_again(destination, std::move(poison));
     throw;

@@ -25,10 +25,7 @@ namespace acc::aten {
 namespace {
 
 using record::FlushReason;
-
-bool on_acc(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
-}
+using runtime::on_acc;
 
 c10::Device alias_device(c10::DeviceIndex index) {
   const c10::DeviceType type = runtime::backend().alias_type();
@@ -153,9 +150,8 @@ class DirectCall {
     // One draw moves our stream by one block of four numbers, whatever the operator consumes: its
     // own generator is seeded afresh each time.
     const auto [seed, offset] = runtime::generator_or_default(own, device_).reserve(4);
-    at::Generator drawn = runtime::backend().alias_type() == c10::kCPU
-                              ? at::detail::createCPUGenerator()
-                              : at::detail::getCUDAHooks().getNewGenerator(device_);
+    at::Generator drawn = runtime::on_host() ? at::detail::createCPUGenerator()
+                                             : at::detail::getCUDAHooks().getNewGenerator(device_);
     std::lock_guard lock(drawn.mutex());
     drawn.set_current_seed(seed ^ (offset * 0x9e3779b97f4a7c15ULL));
     return drawn;

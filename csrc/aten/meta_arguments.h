@@ -13,7 +13,7 @@ namespace acc::aten {
 
 using Arguments = c10::ArrayRef<c10::IValue>;
 
-inline bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
+using runtime::on_host;
 
 inline const at::Tensor& tensor(const c10::IValue& value) { return value.toTensor(); }
 

@@ -28,8 +28,6 @@
 namespace acc::aten {
 namespace {
 
-bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
-
 // oneDNN's numbering of the kinds of recurrent layers.
 constexpr int64_t kOneDnnLstm = 2;
 
@@ -227,7 +225,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
                                                     int64_t num_layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first) {
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
-  if (!on_host()) {
+  if (!runtime::on_host()) {
     return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train,
                             bidirectional, batch_first);
   }
@@ -253,7 +251,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
     const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList hx, at::TensorList params,
     bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
-  if (!on_host()) {
+  if (!runtime::on_host()) {
     return at::native::lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
                             bidirectional);
   }
@@ -276,7 +274,7 @@ std::tuple<at::Tensor, at::Tensor> padded(const at::Tensor& input, const at::Ten
                                           at::TensorList params, bool has_biases,
                                           int64_t num_layers, double dropout, bool train,
                                           bool bidirectional, bool batch_first) {
-  if (!on_host()) {
+  if (!runtime::on_host()) {
     return Native(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
                   batch_first);
   }
@@ -290,7 +288,7 @@ std::tuple<at::Tensor, at::Tensor> packed(const at::Tensor& data, const at::Tens
                                           const at::Tensor& hx, at::TensorList params,
                                           bool has_biases, int64_t num_layers, double dropout,
                                           bool train, bool bidirectional) {
-  if (!on_host()) {
+  if (!runtime::on_host()) {
     return Native(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
                   bidirectional);
   }

@@ -20,8 +20,6 @@
 namespace acc::aten {
 namespace {
 
-bool on_host() { return runtime::backend().alias_type() == c10::kCPU; }
-
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
@@ -60,7 +58,7 @@ std::tuple<at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input, at::Tensor
                                              const at::Tensor& w_ih, const at::Tensor& w_hh,
                                              const std::optional<at::Tensor>& b_ih,
                                              const std::optional<at::Tensor>& b_hh) {
-  if (!on_host()) return at::native::lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
+  if (!runtime::on_host()) return at::native::lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
   TORCH_CHECK(hx.size() == 2, "lstm_cell expects two hidden states");
   const RnnWeights weights = weights_of(w_ih, w_hh, b_ih, b_hh);
   const RnnState next =
@@ -71,7 +69,7 @@ std::tuple<at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input, at::Tensor
 at::Tensor gru_cell(const at::Tensor& input, const at::Tensor& hx, const at::Tensor& w_ih,
                     const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
                     const std::optional<at::Tensor>& b_hh) {
-  if (!on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
+  if (!runtime::on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
   const RnnWeights weights = weights_of(w_ih, w_hh, b_ih, b_hh);
   return rnn_step(RnnKind::kGru, rnn_input_gates(input, weights), {hx, {}}, weights).h;
 }

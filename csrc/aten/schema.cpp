@@ -79,9 +79,7 @@ graph::Role role_of(const std::string& op, const c10::Argument& argument) {
   return drawn ? graph::Role::kWide : graph::Role::kStructure;
 }
 
-DispatchKey backend_key() {
-  return runtime::backend().alias_type() == c10::kCPU ? DispatchKey::CPU : DispatchKey::CUDA;
-}
+DispatchKey backend_key() { return runtime::on_host() ? DispatchKey::CPU : DispatchKey::CUDA; }
 
 // The overload that takes the same arguments and an `out`, when the backend has a kernel for it.
 const c10::OperatorHandle* find_out(const c10::OperatorHandle& handle) {

@@ -62,9 +62,8 @@ void check_device(c10::DeviceIndex device) {
   ACC_CHECK(device >= 0 && device < count,
             "[torch.acc] there is no device acc:", static_cast<int>(device), ": this process has ",
             static_cast<int>(count), " (executor ", backend().name(), "). ",
-            backend().alias_type() == c10::DeviceType::CPU
-                ? "ACC_HOST_DEVICES sets how many devices the host executor presents."
-                : "CUDA_VISIBLE_DEVICES says which GPUs are seen.");
+            on_host() ? "ACC_HOST_DEVICES sets how many devices the host executor presents."
+                      : "CUDA_VISIBLE_DEVICES says which GPUs are seen.");
 }
 
 void synchronize(c10::DeviceIndex device) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/TensorBase.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -134,6 +135,9 @@ class Backend {
 // throws for ACC_EXECUTOR=cuda without a usable GPU, and then again at each call.
 Backend& backend();
 
+// Whether that is the host's.
+inline bool on_host() { return backend().alias_type() == c10::kCPU; }
+
 // Null when nothing was chosen yet.
 Backend* chosen_backend() noexcept;
 
@@ -149,6 +153,10 @@ void synchronize(c10::DeviceIndex device);
 
 inline c10::Device acc_device(c10::DeviceIndex index) {
   return {c10::DeviceType::PrivateUse1, index};
+}
+
+inline bool on_acc(const at::TensorBase& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
 }  // namespace acc::runtime

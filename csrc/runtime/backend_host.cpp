@@ -104,7 +104,7 @@ struct HostWork final : CapturedWork {
   }
 };
 
-thread_local std::unique_ptr<HostWork> capturing;
+thread_local std::unique_ptr<HostWork> deferring;
 
 class HostBackend final : public Backend {
  public:
@@ -207,16 +207,16 @@ class HostBackend final : public Backend {
     return std::make_unique<HostPool>(device);
   }
   void begin_capture(DeviceIndex) override {
-    ACC_CHECK(capturing == nullptr);
-    capturing = std::make_unique<HostWork>();
+    ACC_CHECK(deferring == nullptr);
+    deferring = std::make_unique<HostWork>();
   }
   void note(std::function<void()> work) override {
-    ACC_CHECK(capturing != nullptr);
-    capturing->calls.push_back(std::move(work));
+    ACC_CHECK(deferring != nullptr);
+    deferring->calls.push_back(std::move(work));
   }
-  std::unique_ptr<CapturedWork> end_capture(DeviceIndex) override { return std::move(capturing); }
+  std::unique_ptr<CapturedWork> end_capture(DeviceIndex) override { return std::move(deferring); }
   bool abandon_capture(DeviceIndex) noexcept override {
-    capturing.reset();
+    deferring.reset();
     return true;
   }
 };

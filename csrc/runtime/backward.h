@@ -15,7 +15,7 @@ inline void keep_backward_in_this_thread() {
   if (told) [[likely]]
     return;
   told = true;
-  if (backend().alias_type() == c10::kCPU) {
+  if (on_host()) {
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   }
 }

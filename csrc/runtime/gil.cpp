@@ -3,32 +3,32 @@
 namespace acc::runtime {
 namespace {
 
-Gil installed;
+Gil interpreter;
 
 void* release_if_held() {
-  return installed.held != nullptr && installed.held() ? installed.release() : nullptr;
+  return interpreter.held != nullptr && interpreter.held() ? interpreter.release() : nullptr;
 }
 
 }  // namespace
 
-void install_gil(const Gil& gil) { installed = gil; }
+void install_gil(const Gil& gil) { interpreter = gil; }
 
 bool is_interrupt(const std::exception& error) {
-  return installed.is_interrupt != nullptr && installed.is_interrupt(error);
+  return interpreter.is_interrupt != nullptr && interpreter.is_interrupt(error);
 }
 
-bool interrupted() { return installed.interrupted != nullptr && installed.interrupted(); }
+bool interrupted() { return interpreter.interrupted != nullptr && interpreter.interrupted(); }
 
 GilRelease::GilRelease() : token_(release_if_held()) {}
 
 GilRelease::~GilRelease() {
-  if (token_ != nullptr) installed.acquire(token_);
+  if (token_ != nullptr) interpreter.acquire(token_);
 }
 
-GilHold::GilHold() : token_(installed.hold != nullptr ? installed.hold() : nullptr) {}
+GilHold::GilHold() : token_(interpreter.hold != nullptr ? interpreter.hold() : nullptr) {}
 
 GilHold::~GilHold() {
-  if (token_ != nullptr) installed.let_go(token_);
+  if (token_ != nullptr) interpreter.let_go(token_);
 }
 
 LockWithoutGil::LockWithoutGil(std::mutex& mutex) : mutex_(mutex) {
@@ -39,7 +39,7 @@ LockWithoutGil::LockWithoutGil(std::mutex& mutex) : mutex_(mutex) {
 
 LockWithoutGil::~LockWithoutGil() {
   mutex_.unlock();
-  if (token_ != nullptr) installed.acquire(token_);
+  if (token_ != nullptr) interpreter.acquire(token_);
 }
 
 }  // namespace acc::runtime

@@ -28,7 +28,7 @@ constexpr size_t kSmallestBlock = 64 << 10;
 constexpr uint64_t kCommitStep = 64 << 20;
 constexpr uint64_t kHugePage = 2 << 20;
 
-thread_local bool in_scope = false;
+thread_local bool in_heap_scope = false;
 thread_local c10::DeviceIndex in_pool_of = -1;
 
 // Under a limit the range would take from others what they need.
@@ -204,7 +204,7 @@ class CpuAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t nbytes) override {
-    return in_scope ? allocate_here(nbytes) : theirs()->allocate(nbytes);
+    return in_heap_scope ? allocate_here(nbytes) : theirs()->allocate(nbytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_any; }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
@@ -231,13 +231,13 @@ c10::Allocator& host_heap() {
   return instance;
 }
 
-HostHeapScope::HostHeapScope(bool active) : previous_(in_scope) {
+HostHeapScope::HostHeapScope(bool active) : previous_(in_heap_scope) {
   if (!active) return;
   CpuAllocator::install();
-  in_scope = true;
+  in_heap_scope = true;
 }
 
-HostHeapScope::~HostHeapScope() { in_scope = previous_; }
+HostHeapScope::~HostHeapScope() { in_heap_scope = previous_; }
 
 HostPoolScope::HostPoolScope(c10::DeviceIndex device) {
   ACC_CHECK(possible(device) && in_pool_of < 0);

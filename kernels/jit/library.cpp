@@ -18,13 +18,13 @@ namespace acc::jit {
 namespace {
 
 // Held while a library is loaded, and over each fork: the child's loader is never half way.
-std::mutex mutex;
+std::mutex loading;
 
-void guard_over_fork() {
+void hold_over_fork() {
   static std::once_flag once;
   std::call_once(once, [] {
-    const auto unlock = [] { mutex.unlock(); };
-    pthread_atfork([] { mutex.lock(); }, unlock, unlock);
+    const auto unlock = [] { loading.unlock(); };
+    pthread_atfork([] { loading.lock(); }, unlock, unlock);
   });
 }
 
@@ -83,8 +83,8 @@ bool is_whole_cubin(std::string_view bytes) {
 }
 
 void* load_library(int fd, std::string& problem) {
-  guard_over_fork();
-  const std::lock_guard lock(mutex);
+  hold_over_fork();
+  const std::lock_guard lock(loading);
   const Descriptor away = out_of_the_way(fd);
   void* library = dlopen(fresh_path(away ? away.get() : fd).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

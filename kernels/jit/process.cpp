@@ -28,18 +28,18 @@ constexpr milliseconds kGrace{2000};
 
 std::atomic<bool> stopped{false};
 // Guards `running`, and is held while a program starts: one that starts is seen by stop_processes.
-std::mutex mutex;
+std::mutex programs;
 // The leaders of the groups. Never destroyed: threads may still use it when the process ends.
 std::vector<pid_t>& running = *new std::vector<pid_t>;
 
 // The child of a fork is not the parent of these.
-void guard_over_fork() {
+void guard_programs_over_fork() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+    pthread_atfork([] { programs.lock(); }, [] { programs.unlock(); },
                    [] {
                      running.clear();
-                     mutex.unlock();
+                     programs.unlock();
                    });
   });
 }
@@ -52,7 +52,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return result;
 }
 
-// 0, or the number of the error. The caller holds the mutex.
+// 0, or the number of the error. The caller holds `programs`.
 int spawn(const Command& command, int output, pid_t& pid) {
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
@@ -136,7 +136,7 @@ bool collect(pid_t pid, int& status) {
 }  // namespace
 
 Outcome run(const Command& command) {
-  guard_over_fork();
+  guard_programs_over_fork();
   Outcome outcome;
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
@@ -147,7 +147,7 @@ Outcome run(const Command& command) {
   Descriptor writing(ends[1]);
   pid_t pid = 0;
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(programs);
     const int error = stopped ? ECANCELED : spawn(command, writing.get(), pid);
     if (error != 0) {
       outcome.problem = stopped ? "was not started: the process ends"
@@ -161,7 +161,7 @@ Outcome run(const Command& command) {
   const End end = wait_for_end(pid, reading.get(), Clock::now() + command.limit, outcome.output);
   int status = 0;
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(programs);
     if (end != End::Unknown) kill(-pid, SIGKILL);
     std::erase(running, pid);
   }
@@ -180,7 +180,7 @@ Outcome run(const Command& command) {
 
 void stop_processes() {
   stopped = true;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(programs);
   for (const pid_t pid : running) kill(-pid, SIGKILL);
 }
 

@@ -123,7 +123,7 @@ bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised) {
 }
 
 Held::Held(c10::DeviceIndex device, size_t buffers)
-    : device_(device), bytes_(runtime::backend().alias_type() == c10::kCPU ? buffers + 1 : 0) {}
+    : device_(device), bytes_(runtime::on_host() ? buffers + 1 : 0) {}
 
 Held::~Held() {
   for (size_t i = 0; i < bytes_.size(); ++i) give(i);

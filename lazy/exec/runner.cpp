@@ -85,8 +85,7 @@ class StepClock {
 // whoever caused the flush.
 class Surroundings {
  public:
-  explicit Surroundings(c10::DeviceIndex device)
-      : on_device_(device), heap_(runtime::backend().alias_type() == c10::kCPU) {}
+  explicit Surroundings(c10::DeviceIndex device) : on_device_(device), heap_(runtime::on_host()) {}
 
   runtime::AmbientScope ambient;
 
@@ -100,8 +99,7 @@ class Surroundings {
 };
 
 std::atomic<bool>& capturing() {
-  static std::atomic<bool> value =
-      runtime::backend().alias_type() != c10::kCPU || base::env::host_graphs();
+  static std::atomic<bool> value = !runtime::on_host() || base::env::host_graphs();
   return value;
 }
 

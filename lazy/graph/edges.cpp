@@ -1,13 +1,10 @@
 #include "lazy/graph/edges.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 
 namespace acc::graph {
 namespace {
-
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 // Bytes with the same history.
 struct Segment {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,9 @@
 // run to run are not in it; they live in a value block, in the order in which the words name them.
 // Two steps are the same plan exactly when their words, operators and buffers are equal.
 namespace acc::graph {
+
+// In place of the number of a node or a buffer: none.
+inline constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 enum class BufferKind : uint8_t {
   kInput,  // had memory when the step first touched it

@@ -1,7 +1,6 @@
 #include "lazy/passes/accumulate.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
@@ -11,10 +10,9 @@ namespace acc::passes {
 namespace {
 
 using graph::Graph;
+using graph::kNobody;
 using graph::Node;
 using graph::Tag;
-
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 // The product moves to the addition, and its operands are held until then. Between them stand
 // at most the other products of one operator's backward.

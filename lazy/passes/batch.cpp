@@ -1,7 +1,6 @@
 #include "lazy/passes/batch.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "lazy/graph/edges.h"
@@ -10,7 +9,7 @@
 namespace acc::passes {
 namespace {
 
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+using graph::kNobody;
 
 // A function of one number costs ATen 2 to 4 times what it costs a generated kernel
 // (docs/kernel-math.md); below so many elements the call outweighs it.

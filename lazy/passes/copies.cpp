@@ -1,7 +1,6 @@
 #include "lazy/passes/copies.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
@@ -12,11 +11,10 @@ namespace acc::passes {
 namespace {
 
 using graph::Graph;
+using graph::kNobody;
 using graph::Node;
 using graph::Tag;
 using graph::TensorWords;
-
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 // Whether every number of type `from` is one of the wider type `to`.
 bool is_exact(uint8_t from, uint8_t to) {
@@ -33,9 +31,9 @@ bool same_layout(const TensorWords& a, const TensorWords& b) {
   return true;
 }
 
-class Elimination {
+class CopyElimination {
  public:
-  Elimination(const Graph& graph, const std::vector<bool>& outputs)
+  CopyElimination(const Graph& graph, const std::vector<bool>& outputs)
       : graph_(graph),
         outputs_(outputs),
         uses_(graph),
@@ -155,7 +153,7 @@ class Elimination {
 }  // namespace
 
 Graph eliminate_copies(const Graph& graph, const std::vector<bool>& outputs) {
-  return Elimination(graph, outputs).run();
+  return CopyElimination(graph, outputs).run();
 }
 
 }  // namespace acc::passes

@@ -13,6 +13,7 @@ namespace acc::passes {
 namespace {
 
 using graph::Graph;
+using graph::kNobody;
 
 // Accesses per cluster, counted once per node that makes them. A kernel of more has its pointers
 // and values in memory rather than in registers, and the compiler's time grows faster than the
@@ -27,8 +28,6 @@ constexpr int64_t kMinTransposed = 4096;
 
 // More loops than these do not occur in programs; each costs every row an addition per operand.
 constexpr size_t kMaxLoops = 6;
-
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 struct Open : Cluster {
   uint64_t ambient = 0;

@@ -1,7 +1,6 @@
 #include "lazy/passes/recompute.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 
 #include "lazy/graph/words.h"
@@ -12,9 +11,8 @@ namespace acc::passes {
 namespace {
 
 using graph::Graph;
+using graph::kNobody;
 using graph::Node;
-
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
 
 // Values of fewer bytes are not worth a look: whole steps of small networks need less.
 constexpr uint64_t kLeastBytes = 64 << 10;

@@ -119,14 +119,10 @@ void call_meta(const graph::Op& op, const c10::OperatorHandle& handle, torch::ji
   }
 }
 
-bool on_acc(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
-}
-
 at::Tensor to_meta(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   // CPU tensors of no dimension keep their rank in type promotion only as CPU tensors.
-  if (!on_acc(tensor) && tensor.dim() == 0) return tensor;
+  if (!runtime::on_acc(tensor) && tensor.dim() == 0) return tensor;
   at::Tensor meta =
       at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
   copy_flags(tensor, meta);
@@ -202,8 +198,7 @@ bool loses_type(const graph::Op& op, const c10::OperatorHandle& handle,
 // layout of their copies, and says whether there are any. `result`: what the Meta kernel made of
 // the others.
 bool promote_operands(const graph::Op& op, const c10::IValue& result, torch::jit::Stack* metas) {
-  if (!op.pointwise || runtime::backend().alias_type() != c10::kCPU || !result.isTensor() ||
-      !result.toTensor().defined()) {
+  if (!op.pointwise || !runtime::on_host() || !result.isTensor() || !result.toTensor().defined()) {
     return false;
   }
   // They put two real numbers together, and convert none.

@@ -26,7 +26,7 @@ using graph::Tag;
 
 constexpr size_t kMaxBytes = size_t{16} << 20;
 
-std::mutex mutex;
+std::mutex known_mutex;
 std::set<std::vector<int64_t>>& known() {
   static std::set<std::vector<int64_t>> table;
   return table;
@@ -147,7 +147,7 @@ bool runs(const graph::Op& op, const c10::OperatorHandle& handle,
 void believe(std::vector<int64_t> types) {
   // A program does not use more in earnest; one that generates them may ask again.
   constexpr size_t kMaxKnown = 100'000;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(known_mutex);
   if (known().size() >= kMaxKnown) known().clear();
   known().insert(std::move(types));
 }
@@ -167,7 +167,7 @@ bool takes_types(std::span<const int64_t> signature, const graph::Op& op,
   // A kernel that has nothing to do may not look at the types: what it says holds for this call.
   if (types.empty) return runs(op, handle, arguments);
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(known_mutex);
     if (known().contains(types.key)) return true;
   }
   size_t bytes = result_bytes;

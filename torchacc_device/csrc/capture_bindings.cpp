@@ -1,6 +1,5 @@
 #include "torchacc_device/csrc/capture_bindings.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -11,18 +10,17 @@
 #include <vector>
 
 #include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
 #include "lazy/capture/step.h"
 #include "lazy/record/storage.h"
+#include "torchacc_device/csrc/guarded.h"
 
 namespace acc::bindings {
 namespace {
 
 namespace py = pybind11;
 
-bool on_acc(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1 &&
-         tensor.has_storage();
-}
+bool on_acc(const at::Tensor& tensor) { return runtime::on_acc(tensor) && tensor.has_storage(); }
 
 std::string text_of(py::handle value) { return py::repr(value).cast<std::string>(); }
 
@@ -279,11 +277,6 @@ void let_collect(PyHeapTypeObject* heap) {
     if (py::detail::is_holder_constructed(self)) py::cast<PyStep&>(py::handle(self)).clear();
     return 0;
   };
-}
-
-template <class Function>
-auto guarded(Function function) {
-  return torch::wrap_pybind_function(std::move(function));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "torchacc_device/csrc/runtime_bindings.h"
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
@@ -15,6 +14,7 @@
 #include "csrc/runtime/generator.h"
 #include "csrc/runtime/nvidia.h"
 #include "csrc/runtime/pinned.h"
+#include "torchacc_device/csrc/guarded.h"
 
 namespace acc::bindings {
 namespace {
@@ -22,16 +22,6 @@ namespace {
 namespace py = pybind11;
 using c10::DeviceIndex;
 using runtime::backend;
-
-// torch's translation of errors and warnings, with or without the interpreter lock.
-template <class Function>
-auto guarded(Function function) {
-  return torch::wrap_pybind_function(std::move(function));
-}
-template <class Function>
-auto unlocked(Function function) {
-  return torch::wrap_pybind_function_no_gil(std::move(function));
-}
 
 using MemoryRow = std::pair<std::string, int64_t>;
 
