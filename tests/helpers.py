@@ -6,6 +6,7 @@ harness compares the CPU with itself, which checks the harness and needs no buil
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.template import Template
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = os.environ.get("ACC_TEST_DEVICE", "acc")
@@ -436,6 +439,12 @@ def run_beside(folder: Path, code: str, **env: str | None) -> subprocess.Complet
     )
 
 
+@functools.cache
+def template() -> Template:
+    """The process that children come from, started when first asked for."""
+    return Template(child_env(), str(ROOT))
+
+
 def python_command(code: str) -> list[str]:
     """The command that runs `code` with `DEVICE` and `torch` defined and the device registered."""
     # A job in the background of a shell ignores interrupts, and so would its children.
@@ -454,15 +463,19 @@ def run_python(
     See `python_command` for what the code finds. With `check` a non-zero exit status fails the test
     with the child's output. `env` changes the child's environment.
     """
-    done = subprocess.run(
-        python_command(code),
-        cwd=ROOT,
-        env=child_env(**env),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    command, environ = python_command(code), child_env(**env)
+    if template().can_run(environ):
+        done = template().run(command[-1], environ, timeout)
+    else:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
     if check and done.returncode != 0:
         raise AssertionError(
             f"the child process ended with status {done.returncode}\n"
