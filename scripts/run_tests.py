@@ -30,7 +30,8 @@ PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 def pytest(*arguments: str, share: str = "") -> Callable[[dict[str, str]], int]:
     """A stage that runs pytest; no test collected is a failure.
 
-    `share`: how several processes share it, by tests ("load") or by files ("loadfile").
+    `share`: how several processes share it, by tests ("load"), by files ("loadfile") or by
+    groups that tests name ("loadgroup").
     """
 
     def run(environ: dict[str, str]) -> int:
@@ -63,7 +64,7 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "cpp-address": ctest("address"),
     "cpp-thread": ctest("thread"),
     "threads": pytest("tests/threads", share="load"),
-    "programs": pytest("tests/programs", share="loadfile"),
+    "programs": pytest("tests/programs", share="loadgroup"),
     "python": pytest(
         "tests/python",
         "--ignore=tests/python/test_layout.py",

@@ -12,7 +12,9 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,25 +194,30 @@ def _compare(mine: Finished, theirs: Finished, close: bool = False, apart: float
     assert not lines, "differs from the CPU:\n" + "\n".join(lines)
 
 
-@pytest.mark.parametrize("mode", helpers.MODES)
+def _apart(names: Iterable[str]) -> list[Any]:
+    """What runs all programs in its own way, for one of the processes that share the tests."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+
+
+@pytest.mark.parametrize("mode", _apart(helpers.MODES))
 @pytest.mark.parametrize("name", NAMES)
 def test_program(on_cpu, on_device, device, name, mode):
     _compare(on_device[mode][name], on_cpu[name])
 
 
-@pytest.mark.parametrize("way", REPEATED)
+@pytest.mark.parametrize("way", _apart(REPEATED))
 @pytest.mark.parametrize("name", NAMES)
 def test_repeated_program(on_cpu, repeated, device, name, way):
     _compare(repeated[way][name], on_cpu[name], close=True, apart=AMPLIFIED.get(name, 0.0))
 
 
-@pytest.mark.parametrize("way", FUSED)
+@pytest.mark.parametrize("way", _apart(FUSED))
 def test_programs_were_fused(repeated, acc_only, way):
     launched = [name for name in NAMES if repeated[way][name].launches > 0]
     assert len(launched) >= len(NAMES) // 2, f"only {len(launched)} programs: {launched}"
 
 
-@pytest.mark.parametrize("way", ["captured", "emulated"])
+@pytest.mark.parametrize("way", _apart(["captured", "emulated"]))
 def test_programs_were_captured(repeated, acc_only, way):
     captured = [name for name in NAMES if repeated[way][name].captured > 0]
     assert len(captured) >= len(NAMES) // 2, f"only {len(captured)} programs: {captured}"
