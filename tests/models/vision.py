@@ -18,20 +18,20 @@ from tests.models import zoo
 MODELS: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
 # One of each family, the quickest: what `make test` runs. Those of Inception, MaxViT, Swin and VGG
-# take too long for that.
+# take too long for that. The longest come first, so that processes share them evenly.
 FEW: tuple[str, ...] = (
+    "densenet121",
+    "vit_b_32",
+    "resnet18",
+    "googlenet",
     "alexnet",
     "convnext_tiny",
-    "densenet121",
     "efficientnet_b0",
-    "googlenet",
-    "mnasnet1_0",
     "mobilenet_v3_small",
-    "regnet_y_400mf",
-    "resnet18",
     "shufflenet_v2_x0_5",
+    "mnasnet1_0",
+    "regnet_y_400mf",
     "squeezenet1_1",
-    "vit_b_32",
 )
 
 # Width of the square images where 64 will not do: Inception's auxiliary head and the windows of
