@@ -23,7 +23,7 @@ constexpr std::array<Dtype, 29> kDtypes{{
     {"f8e5m2fnuz", 1}, {"f8e4m3fnuz", 1}, {"u16", 2},    {"u32", 4},
 }};
 
-const Dtype& entry(uint8_t number) {
+const Dtype& dtype_entry(uint8_t number) {
   static constexpr Dtype kU64{"u64", 8};
   static constexpr Dtype kOther{"byte", 1};
   if (number < kDtypes.size()) return kDtypes[number];
@@ -115,8 +115,8 @@ int64_t as_number(int64_t word) {
   }
 }
 
-uint32_t element_bytes(uint8_t number) { return entry(number).bytes; }
+uint32_t element_bytes(uint8_t number) { return dtype_entry(number).bytes; }
 
-const char* dtype_name(uint8_t number) { return entry(number).name; }
+const char* dtype_name(uint8_t number) { return dtype_entry(number).name; }
 
 }  // namespace acc::graph

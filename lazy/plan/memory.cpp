@@ -46,6 +46,7 @@ struct Range {
 struct Packing {
   std::vector<uint64_t> offsets;  // one per range
   uint64_t bytes = 0;
+  uint64_t visits = 0;
 };
 
 uint64_t round_up(uint64_t bytes) { return (bytes + kArenaAlignment - 1) & ~(kArenaAlignment - 1); }
@@ -139,6 +140,8 @@ class Unplaced {
     return search.best;
   }
 
+  uint64_t visits() const { return visits_; }
+
  private:
   struct Node {
     uint64_t earliest_last = kNone;
@@ -155,13 +158,15 @@ class Unplaced {
   };
 
   void update(size_t node) {
+    ++visits_;
     const Node& left = nodes_[2 * node];
     const Node& right = nodes_[2 * node + 1];
     nodes_[node] = {std::min(left.earliest_last, right.earliest_last),
                     std::max(left.score, right.score)};
   }
 
-  void visit(Search& search, size_t node, size_t low, size_t high) const {
+  void visit(Search& search, size_t node, size_t low, size_t high) {
+    ++visits_;
     if (high <= search.from || low >= search.to) return;
     if (nodes_[node].earliest_last > search.end) return;
     if (search.found && (nodes_[node].score <= search.score || --search.budget < 0)) return;
@@ -184,6 +189,7 @@ class Unplaced {
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
   size_t leaves_ = 1;
+  uint64_t visits_ = 0;
   std::vector<Node> nodes_;
   std::vector<uint32_t> firsts_;
 };
@@ -195,7 +201,7 @@ class Skyline {
 
   Packing pack(const std::vector<Range>& ranges, uint64_t (*score)(const Range&)) {
     Unplaced unplaced(ranges, score);
-    Packing packing{std::vector<uint64_t>(ranges.size()), 0};
+    Packing packing{std::vector<uint64_t>(ranges.size()), 0, 0};
     for (size_t left = ranges.size(); left > 0;) {
       const size_t lowest = pop_lowest();
       const std::optional<size_t> fit =
@@ -210,6 +216,7 @@ class Skyline {
       place(lowest, range);
       --left;
     }
+    packing.visits = visits_ + unplaced.visits();
     return packing;
   }
 
@@ -243,6 +250,7 @@ class Skyline {
   // The lowest segment, joined with neighbours of the same height. It is not in the heap any more.
   size_t pop_lowest() {
     while (true) {
+      ++visits_;
       const auto [lowest, begin, index] = heap_.top();
       heap_.pop();
       // A segment that was absorbed or raised leaves its old entry behind.
@@ -255,6 +263,7 @@ class Skyline {
   void absorb_equal(size_t index) {
     Segment& segment = segments_[index];
     while (segment.previous != kNobody && height(segment.previous) == segment.height) {
+      ++visits_;
       Segment& other = segments_[segment.previous];
       other.alive = false;
       segment.begin = other.begin;
@@ -262,6 +271,7 @@ class Skyline {
       if (other.previous != kNobody) segments_[other.previous].next = index;
     }
     while (segment.next != kNobody && height(segment.next) == segment.height) {
+      ++visits_;
       Segment& other = segments_[segment.next];
       other.alive = false;
       segment.end = other.end;
@@ -295,6 +305,7 @@ class Skyline {
 
   using Entry = std::tuple<uint64_t, uint32_t, size_t>;  // height, begin, segment
 
+  uint64_t visits_ = 0;
   std::vector<Segment> segments_;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> heap_;
 };
@@ -315,7 +326,7 @@ Packing pack_largest_first(const std::vector<Range>& ranges) {
   };
   std::vector<Placed> placed;  // in the order of `begin`
   placed.reserve(ranges.size());
-  Packing packing{std::vector<uint64_t>(ranges.size()), 0};
+  Packing packing{std::vector<uint64_t>(ranges.size()), 0, 0};
   for (const size_t index : order) {
     const Range& range = ranges[index];
     uint64_t offset = 0;
@@ -345,7 +356,9 @@ Packing pack(const std::vector<Range>& ranges) {
   };
   Packing best = Skyline(last_step).pack(ranges, duration_then_size);
   const auto keep_better = [&best](Packing other) {
+    const uint64_t visits = best.visits + other.visits;
     if (other.bytes < best.bytes) best = std::move(other);
+    best.visits = visits;
   };
   if (!close_enough(best)) keep_better(Skyline(last_step).pack(ranges, area));
   if (!close_enough(best) && ranges.size() <= kPairwiseLimit) {
@@ -357,13 +370,14 @@ Packing pack(const std::vector<Range>& ranges) {
 }  // namespace
 
 Layout plan_memory(std::span<const Lifetime> lifetimes) {
-  Layout layout{std::vector<uint64_t>(lifetimes.size()), {}};
+  Layout layout{std::vector<uint64_t>(lifetimes.size()), {}, 0};
   for (const std::vector<Range>& ranges : split_lanes(lifetimes)) {
     const Packing packing = pack(ranges);
     for (size_t i = 0; i < ranges.size(); ++i) {
       layout.offsets[ranges[i].index] = packing.offsets[i];
     }
     layout.lane_bytes.push_back(packing.bytes);
+    layout.visits += packing.visits;
   }
   return layout;
 }

@@ -27,6 +27,7 @@ struct Lifetime {
 struct Layout {
   std::vector<uint64_t> offsets;     // one per lifetime, from the start of its lane
   std::vector<uint64_t> lane_bytes;  // one per lane up to the largest one used
+  uint64_t visits = 0;               // looks at parts of the trees and heaps: what it took
 };
 
 // Deterministic: the same lifetimes in the same order give the same layout on every machine. A
