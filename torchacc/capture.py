@@ -159,9 +159,7 @@ class CapturedStep:
         last = self.recorded + 1 >= self._warmup
         if last:
             self._wanted_gradients = {
-                id(found): found.requires_grad
-                for found in gc.get_objects()
-                if issubclass(type(found), nn.Parameter)
+                id(found): found.requires_grad for found in _C.living([nn.Parameter])
             }
         self._step.begin(moved)
         noting = self._note_modules()
@@ -300,7 +298,7 @@ class CapturedStep:
         """Tells the step which objects have to stay, and whose writes autograd has to notice."""
         modules = []
         names: dict[int, str] = {}
-        for found in gc.get_objects():
+        for found in _C.living([nn.Module, torch.optim.Optimizer, torch.Tensor]):
             kind = type(found)
             if issubclass(kind, nn.Module):
                 modules.append(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import gc
+import sys
+import threading
 import weakref
 from typing import Any
 
@@ -130,6 +132,36 @@ def test_batches_of_a_loader() -> None:
         return [loss.item() for loss in found]
 
     torch.testing.assert_close(losses(True), losses(False))
+
+
+def test_other_threads_make_tuples() -> None:
+    """CPython refuses to resize a tuple that is on somebody's list of all objects."""
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            while not ended.is_set():
+                tuple(i for i in range(100))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=make)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+        for _ in range(3):
+            step = torchacc.capture(Trained(make_mlp(), adamw).step)
+            for _ in range(4):
+                step(x, y)
+            assert step.replays == 1
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert not errors, errors
 
 
 def test_a_hook_of_backward_that_reads() -> None:

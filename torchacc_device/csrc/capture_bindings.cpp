@@ -20,7 +20,9 @@ namespace {
 
 namespace py = pybind11;
 
-bool on_acc(const at::Tensor& tensor) { return runtime::on_acc(tensor) && tensor.has_storage(); }
+bool has_acc_storage(const at::Tensor& tensor) {
+  return runtime::on_acc(tensor) && tensor.has_storage();
+}
 
 std::string text_of(py::handle value) { return py::repr(value).cast<std::string>(); }
 
@@ -62,7 +64,7 @@ class PyStep {
     PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
     if (value == nullptr || !THPVariable_Check(value)) return false;
     const at::Tensor& tensor = THPVariable_Unpack(value);
-    if (!on_acc(tensor) || !step_.touches(tensor).uses) return false;
+    if (!has_acc_storage(tensor) || !step_.touches(tensor).uses) return false;
     kept_.push_back({.owner = owner,
                      .key = key,
                      .value = value,
@@ -74,13 +76,13 @@ class PyStep {
 
   // A tensor that the function may know without its arguments.
   void pin_arguments(const at::Tensor& tensor, const std::string& text) {
-    if (on_acc(tensor)) step_.pin_arguments(tensor, text);
+    if (has_acc_storage(tensor)) step_.pin_arguments(tensor, text);
   }
 
   // A gradient that the step reads has to stay where it is.
   void keep_gradient(const at::Tensor& of, const std::string& text) {
     const at::Tensor& grad = of.grad();
-    if (!on_acc(grad) || !step_.touches(grad).reads) return;
+    if (!has_acc_storage(grad) || !step_.touches(grad).reads) return;
     gradients_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(of.getIntrusivePtr()),
                           grad.storage().unsafeGetStorageImpl(), text});
   }
@@ -99,7 +101,7 @@ class PyStep {
 
   // Counts the step's writes of a tensor, so that autograd notices them.
   void count_writes(const at::Tensor& tensor) {
-    if (!on_acc(tensor) || !step_.touches(tensor).changes) return;
+    if (!has_acc_storage(tensor) || !step_.touches(tensor).changes) return;
     changed_.emplace_back(tensor.getIntrusivePtr());
   }
 
@@ -128,7 +130,7 @@ class PyStep {
       const auto impl = kept.of.lock();
       if (!impl) continue;
       const at::Tensor& grad = at::Tensor(impl).grad();
-      ACC_CHECK(on_acc(grad) && grad.storage().unsafeGetStorageImpl() == kept.storage,
+      ACC_CHECK(has_acc_storage(grad) && grad.storage().unsafeGetStorageImpl() == kept.storage,
                 "[torchacc.capture] ", kept.text,
                 grad.defined() ? " is another tensor" : " is None",
                 " and the step adds to the one at capture, which is gone from there. Zero it in "
@@ -149,9 +151,11 @@ class PyStep {
 
   std::vector<at::Tensor> take_results() { return step_.take_results(); }
   bool changes(const at::Tensor& tensor) const {
-    return on_acc(tensor) && step_.touches(tensor).changes;
+    return has_acc_storage(tensor) && step_.touches(tensor).changes;
   }
-  bool uses(const at::Tensor& tensor) const { return on_acc(tensor) && step_.touches(tensor).uses; }
+  bool uses(const at::Tensor& tensor) const {
+    return has_acc_storage(tensor) && step_.touches(tensor).uses;
+  }
   size_t operators() const { return step_.operators(); }
   bool some_stayed() const { return step_.some_stayed(); }
 
@@ -226,7 +230,7 @@ class PyStep {
                   " was a tensor at capture and is ", text_of(leaf),
                   ". Capture another step for that.");
         const at::Tensor& tensor = THPVariable_Unpack(leaf);
-        ACC_CHECK(on_acc(tensor), "[torchacc.capture] ", names_[i], " is a tensor on ",
+        ACC_CHECK(has_acc_storage(tensor), "[torchacc.capture] ", names_[i], " is a tensor on ",
                   tensor.device(), ".");
         tensors.push_back(tensor);
         continue;
@@ -279,9 +283,26 @@ void let_collect(PyHeapTypeObject* heap) {
   };
 }
 
+// All in one call, in which no other thread runs: while a tuple is on a list of all objects,
+// CPython refuses the thread that makes it to resize it.
+py::list living(const std::vector<py::type>& kinds) {
+  py::list found;
+  const py::object get_objects = py::module_::import("gc").attr("get_objects");
+  const py::list objects = get_objects();
+  for (const py::handle object : objects) {
+    const auto is = [object](const py::type& kind) {
+      return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(kind.ptr()));
+    };
+    if (std::any_of(kinds.begin(), kinds.end(), is)) found.append(object);
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_capture(py::module_& m) {
+  m.def("living", guarded(living), py::arg("kinds"),
+        "The objects of these types and of those derived from them that the collector knows.");
   py::class_<PyStep>(m, "CapturedStep", py::custom_type_setup(let_collect),
                      "A step of a program that is recorded and replayed.")
       .def(py::init<const py::tuple&, std::vector<std::string>>(), py::arg("leaves"),
