@@ -29,7 +29,7 @@ PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 
 # glibc gives large blocks back when they are freed and takes them, page by page, when the next are
 # needed: half the time of a step of a large model on the CPU.
-KEPT_HEAP = "glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=34359738368"
+KEPT_HEAP = ":".join(f"glibc.malloc.{name}_threshold={LARGEST_TEST}" for name in ("mmap", "trim"))
 
 
 def pytest(*arguments: str, share: str = "", heap: str = "") -> Callable[[dict[str, str]], int]:
@@ -43,8 +43,10 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Callable[[dict[s
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
         if share:
             command += ["-n", str(PROCESSES), "--dist", share]
-        tunables = {"GLIBC_TUNABLES": heap} if heap else {}
-        return subprocess.run(command, cwd=ROOT, env={**environ, **tunables}).returncode
+        if heap:
+            heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
+            environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
+        return subprocess.run(command, cwd=ROOT, env=environ).returncode
 
     return run
 

@@ -456,15 +456,21 @@ def python_command(code: str) -> list[str]:
 
 
 def run_python(
-    code: str, *, timeout: float = 120, check: bool = True, **env: str | None
+    code: str,
+    *,
+    timeout: float = 120,
+    check: bool = True,
+    fresh: bool = False,
+    **env: str | None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in a fresh interpreter, the repository's root as its working directory.
+    """Runs `code` in an interpreter of its own, the repository's root as its working directory.
 
-    See `python_command` for what the code finds. With `check` a non-zero exit status fails the test
+    It has imported torch already (tests/template.py) unless it is to be `fresh`. See
+    `python_command` for what the code finds. With `check` a non-zero exit status fails the test
     with the child's output. `env` changes the child's environment.
     """
     command, environ = python_command(code), child_env(**env)
-    if template().can_run(environ):
+    if not fresh and template().can_run(environ):
         done = template().run(command[-1], environ, timeout)
     else:
         done = subprocess.run(

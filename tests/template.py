@@ -2,7 +2,9 @@
 
 To import torch takes 1.5 s of a core, and tests/python alone has some hundred children. A child of
 the template is what `python -c CODE` is behind its `import torch`: nothing of this project has been
-imported, no thread of torch runs, and the interpreter ends as it does at the end of a program.
+imported, no thread of torch runs, and the interpreter is finalized at the end. But for two things:
+children share the seed of hashes and where libraries lie in memory, and the interpreter's last
+collection leaves alone what torch's import has made.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ import gc
 import json
 import os
 import random
+import selectors
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
+from contextlib import ExitStack, suppress
 
 MESSAGE = 1 << 17  # bytes of the longest request
 # What a child may have another value of than the template: nothing reads it before or while torch
-# is imported. For all else (OMP_NUM_THREADS, PYTHONPATH, ...) an interpreter has to start anew.
-READ_LATER = {"HOME", "PATH", "PYTEST_CURRENT_TEST", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
-READ_LATER |= {"LOCAL_WORLD_SIZE", "USE_TORCHACC", "XDG_CACHE_HOME"}
+# is imported. For all else (HOME, OMP_NUM_THREADS, ...) an interpreter has to start anew.
+READ_LATER = {"PATH", "PYTEST_CURRENT_TEST", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 
 
 def serve(channel: int) -> str:
@@ -34,6 +37,7 @@ def serve(channel: int) -> str:
     # Collections would write to every object, and the child would copy torch's pages for it.
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     asked = socket.socket(fileno=channel)
     while True:
         message, descriptors, _, _ = socket.recv_fds(asked, MESSAGE, 3)
@@ -50,8 +54,10 @@ def serve(channel: int) -> str:
     if pid != 0:  # children run at the same time, and each has somebody who waits for it
         answers.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)
-        answers.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with suppress(BrokenPipeError):  # the test has given up
+            answers.send(str(os.waitstatus_to_exitcode(status)).encode())
         os._exit(0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     answers.close()
     for number, output in enumerate(descriptors[1:], 1):
         os.dup2(output, number)
@@ -91,34 +97,52 @@ class Template:
 
         Raises subprocess.TimeoutExpired when it has been ended after `timeout` seconds.
         """
+        assert self.process.poll() is None, f"the template ended: {self.process.returncode}"
+        command = ["python", "-c", code]
         message = json.dumps({"code": code, "env": env}).encode()
         assert len(message) <= MESSAGE, f"code and environment have {len(message)} bytes"
-        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with (
-            tempfile.TemporaryFile("w+") as stdout,
-            tempfile.TemporaryFile("w+") as stderr,
-            answers,
-        ):
-            with theirs:
-                files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
-                socket.send_fds(self.channel, [message], files)
-
-            def number() -> int:
-                answer = answers.recv(64)
-                assert answer, "the template was ended"
-                return int(answer)
-
-            pid = number()
-            answers.settimeout(timeout)
+        with ExitStack() as opened:
+            answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(answers)
+            with theirs, ExitStack() as writable:
+                ends = [answers.fileno()]
+                given = [theirs.fileno()]
+                for _ in ("stdout", "stderr"):
+                    end, other = os.pipe()
+                    opened.callback(os.close, end)
+                    writable.callback(os.close, other)
+                    ends.append(end)
+                    given.append(other)
+                socket.send_fds(self.channel, [message], given)
+            received: list[list[bytes]] = [[] for _ in ends]
             try:
-                status = number()
-            except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
-                answers.settimeout(None)
-                number()
-                raise subprocess.TimeoutExpired(["python", "-c", code], timeout) from None
-            stdout.seek(0)
-            stderr.seek(0)
-            return subprocess.CompletedProcess(
-                ["python", "-c", code], status, stdout.read(), stderr.read()
-            )
+                _receive(dict(zip(ends, received, strict=True)), timeout)
+            except BaseException as error:
+                if len(received[0]) == 1:  # its pid, and no status
+                    with suppress(ProcessLookupError):
+                        os.kill(int(received[0][0]), signal.SIGKILL)
+                if isinstance(error, TimeoutError):
+                    output, errors = map(b"".join, received[1:])
+                    raise subprocess.TimeoutExpired(command, timeout, output, errors) from None
+                raise
+        assert len(received[0]) == 2, "the child's keeper was ended"
+        stdout, stderr = (b"".join(chunks).decode() for chunks in received[1:])
+        return subprocess.CompletedProcess(command, int(received[0][1]), stdout, stderr)
+
+
+def _receive(chunks: dict[int, list[bytes]], timeout: float) -> None:
+    """Adds what comes from each descriptor until all have ended; TimeoutError if they do not."""
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        for end in chunks:
+            selector.register(end, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                if chunk:
+                    chunks[key.fd].append(chunk)
+                else:
+                    selector.unregister(key.fd)

@@ -20,7 +20,7 @@ namespace {
 // Held while a library is loaded, and over each fork: the child's loader is never half way.
 std::mutex loading;
 
-void hold_over_fork() {
+void guard_loading_over_fork() {
   static std::once_flag once;
   std::call_once(once, [] {
     const auto unlock = [] { loading.unlock(); };
@@ -83,7 +83,7 @@ bool is_whole_cubin(std::string_view bytes) {
 }
 
 void* load_library(int fd, std::string& problem) {
-  hold_over_fork();
+  guard_loading_over_fork();
   const std::lock_guard lock(loading);
   const Descriptor away = out_of_the_way(fd);
   void* library = dlopen(fresh_path(away ? away.get() : fd).c_str(), RTLD_NOW | RTLD_LOCAL);

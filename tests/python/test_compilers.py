@@ -45,8 +45,13 @@ def broken_compiler(path: Path, text: str) -> str:
 
 
 def train(cache: Path | str, **env: str) -> tuple[list[float], int, list[str]]:
-    """Losses, launches of kernels and warnings of a process that finds no kernel on the disk."""
-    done = helpers.run_python(TRAINING, ACC_CACHE_DIR=str(cache), ACC_MODE="full", **env)
+    """Losses, launches of kernels and warnings of a process that finds no kernel on the disk.
+
+    It shares nothing with the others: keys of kernels must not depend on hashes or addresses.
+    """
+    done = helpers.run_python(
+        TRAINING, fresh=True, ACC_CACHE_DIR=str(cache), ACC_MODE="full", **env
+    )
     losses, launches = json.loads(done.stdout.splitlines()[-1])
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == len(losses)

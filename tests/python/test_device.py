@@ -189,14 +189,15 @@ def test_each_local_rank_has_a_host_device() -> None:
 
 
 def test_a_wrong_variable_is_told_at_import() -> None:
-    done = run_python("", check=False, ACC_EXECUTOR="gpu")
+    done = run_python("", check=False, fresh=True, ACC_EXECUTOR="gpu")
     assert done.returncode != 0
     assert "ACC_EXECUTOR=gpu is not allowed" in done.stderr
     assert "auto, cuda, host" in done.stderr
 
 
 def test_the_cuda_executor_without_a_gpu_is_an_error_with_a_reason() -> None:
-    done = run_python("print(torch.acc.device_count())", check=False, ACC_EXECUTOR="cuda")
+    code = "print(torch.acc.device_count())"
+    done = run_python(code, check=False, fresh=True, ACC_EXECUTOR="cuda")
     if done.returncode == 0:
         assert int(done.stdout) >= 1  # there is a GPU
         return

@@ -136,9 +136,12 @@ def test_a_fork_before_the_first_use_works_on_both_sides() -> None:
     assert "both" in run_python(EARLY).stdout
 
 
+SPAWNED = "print((torch.ones(2, device='acc') + 1).sum().item())"
+
+
 def test_a_spawned_process_works() -> None:
     torch.ones(1, device="acc").item()
-    assert run_python("print((torch.ones(2, device='acc') + 1).sum().item())").stdout == "4.0\n"
+    assert run_python(SPAWNED, fresh=True).stdout == "4.0\n"
 
 
 def test_a_child_forked_with_work_pending_ends() -> None:

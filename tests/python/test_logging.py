@@ -54,7 +54,7 @@ def test_a_level_that_does_not_exist_is_refused_by_name(monkeypatch):
 
 def test_a_level_that_does_not_exist_stops_the_import():
     code = "import torchacc"
-    done = helpers.run_python(code, check=False, ACC_LOG_LEVEL="loud")
+    done = helpers.run_python(code, check=False, fresh=True, ACC_LOG_LEVEL="loud")
     assert done.returncode != 0
     assert "ACC_LOG_LEVEL=loud" in done.stderr and "warning" in done.stderr
 

@@ -336,7 +336,7 @@ w = torch.nn.Parameter(torch.ones(256, 256, device=DEVICE))
     ],
 )
 def test_exit_with_work_in_flight(device, how, status):
-    done = run_python(WORK + how, timeout=120, check=False)
+    done = run_python(WORK + how, timeout=120, check=False, fresh=True)
     assert done.returncode == status, done.stderr[-3000:]
     if status == 1:
         assert done.stderr.strip().endswith("ValueError: told")
