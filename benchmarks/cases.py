@@ -1,7 +1,7 @@
 """The benchmark cases: what one step is, its inputs, its modes and what is required of it.
 
-A case is data until `build` is called, in the worker process of one mode, to make a program:
-the model, the optimizer and at least four input batches on one device. Models and inputs are
+A case is data until `build` is called, in the worker process of one mode, to make a program
+(programs.py): the model, the optimizer and the input batches on one device. Models and inputs are
 made on the CPU from fixed seeds and then moved, so every mode starts from the same numbers.
 Dropout is absent everywhere, so modes can be compared. This module imports torch only in `build`
 (through models.py), so the driving process needs no torch.
@@ -10,14 +10,15 @@ Dropout is absent everywhere, so modes can be compared. This module imports torc
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.programs import FromLoader, OptimizerOnly, Pointwise, Program, Setting, Training
 
 if TYPE_CHECKING:
     import torch
-
-BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,33 @@ class Tolerance:
 class Case:
     """One benchmark case.
 
-    `compile_variants` are the forms of torch.compile that make sense for it, in the order in
-    which they are tried; `must` holds the required speed of mode acc on the host, with one thread,
-    against another mode (1.0 = as fast as), `goal` the speed against eager that is aimed at;
-    `memory_must` bounds its peak over eager's; `compile_timeout_s` the first 20 steps of a variant.
+    `compile_variants` are the forms of torch.compile that make sense for it on the host, in the
+    order in which they are tried; `must` holds the required speed of mode acc on the host, with one
+    thread, against another mode (1.0 = as fast as), `goal` the speed against eager that is aimed
+    at; `gpu_must` and `gpu_goal` are those of a GPU; `memory_must` bounds its peak on the host over
+    eager's; `compile_timeout_s` the first 20 steps of a variant. `precision` is that of autocast
+    (see programs.Setting). A case for GPUs only is measured on the host when it is named, and is
+    then small: it shows that it runs.
     """
 
     name: str
     title: str
     convolutional: bool = False
     has_optimizer: bool = True
+    gpu_only: bool = False
+    precision: str = "float32"
     compile_variants: tuple[str, ...] = ("model", "step", "max-autotune")
     must: dict[str, float] = field(default_factory=dict)
     goal: float | None = None
+    gpu_must: dict[str, float] = field(default_factory=dict)
+    gpu_goal: float | None = None
     memory_must: float = 1.05
     compile_timeout_s: float = 600.0
     tolerance: Tolerance = Tolerance()
 
+
+# Half precision, where two ways to compute the same differ so much.
+LESS_PRECISE = Tolerance(1e-2, 5e-2, 0.1)
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -70,6 +81,8 @@ CASES: dict[str, Case] = {
             "4 layers of 64, batch 16, AdamW",
             must={"eager": 2.0, "compile": 2.0},
             goal=4.0,
+            gpu_must={"eager": 3.0},
+            gpu_goal=10.0,
         ),
         Case(
             "resnet18",
@@ -87,12 +100,16 @@ CASES: dict[str, Case] = {
             convolutional=True,
             must={"eager": 1.05, "compile": 1.0},
             goal=1.2,
+            gpu_must={"eager": 3.0},
+            gpu_goal=10.0,
         ),
         Case(
             "gpt",
             "6 layers, 6 heads, 384 wide, 256 tokens, batch 4, AdamW",
             must={"eager": 1.05, "compile": 1.0},
             goal=1.12,
+            gpu_must={"eager": 3.0},
+            gpu_goal=10.0,
             memory_must=0.9,
         ),
         Case(
@@ -100,6 +117,8 @@ CASES: dict[str, Case] = {
             "nn.LSTM 2 x 256, 64 steps, batch 16, AdamW",
             must={"eager": 1.0, "compile": 1.0},
             goal=1.2,
+            gpu_must={"eager": 3.0},
+            gpu_goal=10.0,
         ),
         Case(
             "lstm_unrolled",
@@ -138,182 +157,94 @@ CASES: dict[str, Case] = {
             compile_variants=("model", "max-autotune"),
             tolerance=Tolerance(1e-5, 1e-5, 1e-5),
         ),
+        Case(
+            "seed",
+            "ResNet-50 of 100 classes, batch 64 of a DataLoader with 4 workers, AdamW",
+            convolutional=True,
+            gpu_only=True,
+            gpu_must={"eager": 1.25},
+            gpu_goal=1.5,
+            tolerance=LESS_PRECISE,  # cuDNN's convolutions round to tf32
+        ),
+        Case(
+            "seed_amp",
+            "the same in fp16 with a scaler",
+            convolutional=True,
+            gpu_only=True,
+            precision="float16",
+            gpu_must={"eager": 2.0},
+            gpu_goal=2.5,
+            tolerance=LESS_PRECISE,
+        ),
+        Case(
+            "resnet50",
+            "ResNet-50, batch 256, 224^2, fp16 with a scaler, SGD momentum 0.9",
+            convolutional=True,
+            gpu_only=True,
+            precision="float16",
+            gpu_must={"compile": 1.0},
+            gpu_goal=1.3,
+            tolerance=LESS_PRECISE,
+        ),
+        Case(
+            "swin",
+            "Swin-T, batch 160, 224^2, fp16 with a scaler, AdamW",
+            gpu_only=True,
+            precision="float16",
+            gpu_must={"eager": 1.83, "compile": 1.0},
+            gpu_goal=2.2,
+            tolerance=LESS_PRECISE,
+        ),
+        Case(
+            "gpt2",
+            "12 layers, 12 heads, 768 wide, 50,304 words, 1,024 tokens, batch 16, bf16, AdamW",
+            gpu_only=True,
+            precision="bfloat16",
+            gpu_must={"compile": 1.0},
+            gpu_goal=1.1,
+            tolerance=LESS_PRECISE,
+        ),
     )
 }
 
 
-def variants_of(case: Case, mode: str) -> tuple[str, ...]:
+def names_of(suite: str) -> list[str]:
+    """The cases that a suite measures unless told which."""
+    return [name for name, case in CASES.items() if suite == "gpu" or not case.gpu_only]
+
+
+def variants_of(case: Case, mode: str, suite: str = "host") -> tuple[str, ...]:
     """The variants among which `mode` is the fastest; ("plain",) where there is no choice.
 
-    Variants are words joined by "+": model, step, max-autotune (how torch.compile is applied),
-    channels_last (layout of model and inputs), fused (the optimizer's fused implementation),
-    capture (the step under torchacc.capture, which has the optimizer count on the device).
+    Variants are words joined by "+": model, step, max-autotune, reduce-overhead (how torch.compile
+    is applied), channels_last (layout of model and inputs), fused (the optimizer's fused
+    implementation), benchmark (cuDNN measures its algorithms), graph (the step is a CUDA graph that
+    the script captures), capture (the step under torchacc.capture, which has the optimizer count on
+    the device).
     """
+    on_gpu = suite == "gpu"
     if mode == "compile":
-        return case.compile_variants
+        return ("model", "reduce-overhead", "max-autotune") if on_gpu else case.compile_variants
+    if mode == "graph":
+        return (_tuned(case, on_gpu)[-1] + "+graph",)
     if mode == "eager_tuned":
-        words = ("fused",) if case.has_optimizer else ("plain",)
-        if case.convolutional:
-            return (*words, *(word + "+channels_last" for word in words))
-        return words
+        return _tuned(case, on_gpu)
     return ("capture",) if mode == "capture" else ("plain",)
 
 
-class Program(Protocol):
-    """What a worker runs."""
-
-    def step(self, index: int) -> float:
-        """Runs step `index` on input batch index % BATCHES and reads a result on the host."""
-
-    def outputs(self) -> list[torch.Tensor]:
-        """The tensors whose values are compared between modes."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The mode a program is built for: the device and the words of the variant."""
-
-    device: str
-    words: frozenset[str]
-
-    def compiled(self, function: Any, kind: str) -> Any:
-        """`function` through torch.compile when the variant asks for `kind`, else unchanged.
-
-        `kind` is "model" (the model, or the only function of a case without one) or "step".
-        max-autotune applies to what "model" applies to.
-        """
-        import torch
-
-        if kind in self.words:
-            return torch.compile(function)
-        if kind == "model" and "max-autotune" in self.words:
-            return torch.compile(function, mode="max-autotune")
-        return function
-
-    def captured(self, function: Any) -> Any:
-        """`function` through torchacc.capture in that mode, else unchanged."""
-        if "capture" not in self.words:
-            return function
-        import torchacc
-
-        return torchacc.capture(function)
-
-    def prepare(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """An optimizer that counts steps computes with numbers of Python, unless told not to."""
-        for group in optimizer.param_groups if "capture" in self.words else ():
-            if "capturable" in group:
-                group["capturable"] = True
-        return optimizer
+def _tuned(case: Case, on_gpu: bool) -> tuple[str, ...]:
+    """What a user who knows eager PyTorch turns on; the last one everything."""
+    first = "fused" if case.has_optimizer else "plain"
+    if not case.convolutional:
+        return (first,)
+    first += "+benchmark" if on_gpu else ""
+    return (first, first + "+channels_last")
 
 
-class Training:
-    """A training step as users write it: zero_grad, forward, loss, backward, optimizer."""
+def _classify(forward: Callable, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    import torch.nn.functional as F
 
-    def __init__(
-        self,
-        setting: Setting,
-        model: torch.nn.Module,
-        loss: Callable[..., torch.Tensor],
-        make_optimizer: Callable[..., torch.optim.Optimizer] | None,
-        make_batch: Callable[[torch.Generator], tuple[torch.Tensor, ...]],
-    ) -> None:
-        import torch
-
-        layout = {"memory_format": torch.channels_last} if "channels_last" in setting.words else {}
-        model.to(setting.device, **layout)
-        fused = {"fused": True} if "fused" in setting.words else {}
-        self.model = model
-        self.optimizer = None
-        if make_optimizer is not None:
-            self.optimizer = setting.prepare(make_optimizer(model.parameters(), **fused))
-        generator = torch.Generator().manual_seed(1)
-        self.batches = []
-        for _ in range(BATCHES):
-            batch = make_batch(generator)
-            moved = [part.to(setting.device) for part in batch]
-            if layout:
-                moved[0] = moved[0].to(**layout)
-            self.batches.append(tuple(moved))
-        forward = setting.compiled(model, "model")
-        optimizer = self.optimizer
-
-        def train_step(*batch: torch.Tensor) -> torch.Tensor:
-            if optimizer is None:
-                model.zero_grad()
-            else:
-                optimizer.zero_grad()
-            value = loss(forward, *batch)
-            value.backward()
-            if optimizer is not None:
-                optimizer.step()
-            return value
-
-        self.train_step = setting.captured(setting.compiled(train_step, "step"))
-
-    def step(self, index: int) -> float:
-        return self.train_step(*self.batches[index % BATCHES]).item()
-
-    def outputs(self) -> list[torch.Tensor]:
-        if self.optimizer is not None:
-            return list(self.model.state_dict().values())
-        return [parameter.grad for parameter in self.model.parameters()]
-
-
-class Pointwise:
-    """A chain of elementwise operators without grad; reads one element of the result."""
-
-    def __init__(self, setting: Setting) -> None:
-        import torch
-
-        from benchmarks import models
-
-        generator = torch.Generator().manual_seed(1)
-        self.pairs = [
-            tuple(torch.randn(4_000_000, generator=generator).to(setting.device) for _ in "ab")
-            for _ in range(BATCHES)
-        ]
-        self.function = setting.captured(setting.compiled(models.pointwise_chain, "model"))
-        self.result: torch.Tensor | None = None
-
-    def step(self, index: int) -> float:
-        import torch
-
-        with torch.no_grad():
-            self.result = self.function(*self.pairs[index % BATCHES])
-            return self.result[-1].item()
-
-    def outputs(self) -> list[torch.Tensor]:
-        return [self.result]
-
-
-class OptimizerOnly:
-    """AdamW on 100 tensors of 10 M parameters in all; the gradients rotate over four sets."""
-
-    def __init__(self, setting: Setting) -> None:
-        import torch
-
-        generator = torch.Generator().manual_seed(1)
-        # 25 each of four shapes as networks have them: 10,000,000 elements together.
-        shapes = [(512, 512), (384, 350), (384, 7), (768,)] * 25
-
-        def draw() -> list[torch.Tensor]:
-            return [torch.randn(s, generator=generator).to(setting.device) for s in shapes]
-
-        self.parameters = [torch.nn.Parameter(0.05 * value) for value in draw()]
-        self.gradients = [draw() for _ in range(BATCHES)]
-        fused = {"fused": True} if "fused" in setting.words else {}
-        self.optimizer = setting.prepare(torch.optim.AdamW(self.parameters, lr=1e-4, **fused))
-        self.update = setting.captured(setting.compiled(self.optimizer.step, "model"))
-
-    def step(self, index: int) -> float:
-        gradients = self.gradients[index % BATCHES]
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self.update()
-        return self.parameters[-1].detach()[-1].item()
-
-    def outputs(self) -> list[torch.Tensor]:
-        return [parameter.detach() for parameter in self.parameters]
+    return F.cross_entropy(forward(inputs), labels)
 
 
 def _classification(
@@ -325,22 +256,18 @@ def _classification(
     classes: int,
 ) -> Training:
     import torch
-    import torch.nn.functional as F
 
     def make_batch(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
         inputs = torch.randn(shape, generator=generator)
         return inputs, torch.randint(classes, (rows,), generator=generator)
 
-    def loss(forward: Callable, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(forward(inputs), labels)
-
-    return Training(setting, model, loss, optimizer, make_batch)
+    return Training(setting, model, _classify, optimizer, make_batch)
 
 
-def _adamw(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+def _adamw(parameters: Any, lr: float = 1e-4, **options: Any) -> torch.optim.Optimizer:
     import torch
 
-    return torch.optim.AdamW(parameters, lr=1e-4, **options)
+    return torch.optim.AdamW(parameters, lr=lr, **options)
 
 
 def _sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
@@ -349,19 +276,77 @@ def _sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=5e-4, **options)
 
 
-def build(name: str, device: str, variant: str) -> Program:
-    """Builds case `name` on `device` in the form `variant` (see variants_of).
-
-    Learning rates are small, so that thousands of steps on the same four batches stay in the
-    range of ordinary values (no overflow, no denormal numbers that change the speed).
-    """
-    import torch
+def _next_token(forward: Callable, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     import torch.nn.functional as F
+
+    return F.cross_entropy(forward(tokens).flatten(0, 1), targets.flatten())
+
+
+def _language(setting: Setting, model: torch.nn.Module, rows: int, tokens: int) -> Training:
+    import torch
+
+    def text(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        drawn = torch.randint(model.vocabulary, (rows, tokens + 1), generator=generator)
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+    return Training(setting, model, _next_token, _adamw, text)
+
+
+# The networks of the cases for GPUs; of each its name, how it is made and, for images, how many
+# there are in a batch and of how many classes.
+_IMAGES = {
+    "seed": ("resnet50", 64, 100),
+    "seed_amp": ("resnet50", 64, 100),
+    "resnet50": ("resnet50", 256, 1000),
+    "swin": ("swin_tiny", 160, 1000),
+}
+
+
+def _for_gpus(name: str, setting: Setting, small: bool) -> Program:
+    """The cases for GPUs, or the same programs with a little network and little data."""
+    import torch
 
     from benchmarks import models
 
-    setting = Setting(device, frozenset(variant.split("+")))
+    if name == "gpt2":
+        if small:
+            return _language(setting, models.Gpt(2, 2, 32, 16, vocabulary=64), 2, 16)
+        return _language(setting, models.gpt2(), 16, 1024)
+    network, rows, classes = _IMAGES[name]
+    size = 224
+    if small:
+        network, rows, size = "small_network", 4, 16
+    model = getattr(models, network)(classes)
+    if not name.startswith("seed"):
+        optimizer = _adamw if name == "swin" else _sgd
+        return _classification(setting, model, optimizer, (rows, 3, size, size), rows, classes)
+    # What the documents that this project answers train: see `tests/seeds`.
+    batches = 3 if small else 100
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn((batches * rows, 3, size, size), generator=generator)
+    labels = torch.randint(classes, (batches * rows,), generator=generator)
+    # Of gradients that are nothing but rounding AdamW makes whole steps: these are small.
+    optimizer = functools.partial(_adamw, lr=1e-6)
+    return FromLoader(setting, model, _classify, optimizer, (images, labels), rows)
+
+
+def build(name: str, device: str, variant: str, small: bool = False) -> Program:
+    """Builds case `name` on `device` in the form `variant` (see variants_of).
+
+    Learning rates are small, so that thousands of steps on the same four batches stay in the
+    range of ordinary values (no overflow, no denormal numbers that change the speed). `small`
+    concerns the cases for GPUs.
+    """
+    import torch
+
+    from benchmarks import models
+
+    if name not in CASES:
+        raise ValueError(f"[benchmarks.cases] no case {name!r}. Cases: {', '.join(CASES)}")
+    setting = Setting(device, frozenset(variant.split("+")), CASES[name].precision)
     torch.manual_seed(0)
+    if CASES[name].gpu_only:
+        return _for_gpus(name, setting, small)
     if name == "mlp":
         return _classification(setting, models.mlp(3, 256), _adamw, (64, 256), 64, 256)
     if name == "mlp_small":
@@ -375,15 +360,7 @@ def build(name: str, device: str, variant: str) -> Program:
     if name == "lstm_unrolled":
         return _classification(setting, models.UnrolledLstm(), _adamw, (64, 16, 256), 16, 10)
     if name == "gpt":
-
-        def text(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-            drawn = torch.randint(models.Gpt.VOCABULARY, (4, 257), generator=generator)
-            return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
-
-        def next_token(forward: Callable, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
-            return F.cross_entropy(forward(tokens).flatten(0, 1), targets.flatten())
-
-        return Training(setting, models.Gpt(), next_token, _adamw, text)
+        return _language(setting, models.Gpt(), 4, 256)
     if name == "block":
 
         def rows(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -397,6 +374,4 @@ def build(name: str, device: str, variant: str) -> Program:
         return Pointwise(setting)
     if name == "optimizer":
         return OptimizerOnly(setting)
-    if name == "optimizer_fused":
-        return OptimizerOnly(dataclasses.replace(setting, words=setting.words | {"fused"}))
-    raise ValueError(f"[benchmarks.cases] no case {name!r}. Cases: {', '.join(CASES)}")
+    return OptimizerOnly(dataclasses.replace(setting, words=setting.words | {"fused"}))

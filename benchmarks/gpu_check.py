@@ -26,6 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+from benchmarks.cases import CASES  # noqa: E402  (needs the path, and no torch)
+
 PROBE = "benchmarks/gpu_probe.py"
 LIMIT_S = 540.0
 LEAST_S = 5.0  # no command is worth beginning with less
@@ -34,6 +38,7 @@ TESTS = (
     "test_captured_plans",
     "test_drawing_kernels",
     "test_reductions_in_parts",
+    "test_epilogues",
     "test_fusion",
     "test_reductions",
     "test_rows",
@@ -47,6 +52,31 @@ TESTS = (
     "test_out_of_memory",
     "test_custom_ops",
 )
+# A few operators of each kind: the part opinfo takes all.
+OPERATORS = (
+    "add",
+    "mul",
+    "div",
+    "where",
+    "exp",
+    "sum",
+    "var",
+    "cumsum",
+    "sort",
+    "index_put",
+    "scatter_add",
+    "addmm",
+    "bmm",
+    "softmax",
+    "nn.functional.conv2d",
+    "nn.functional.batch_norm",
+    "nn.functional.layer_norm",
+    "nn.functional.embedding",
+    "nn.functional.cross_entropy",
+    "nn.functional.scaled_dot_product_attention",
+)
+# Steps so short that launching their operators one by one takes longer than what they do.
+LAUNCH_BOUND = ("mlp_small", "resnet18_cifar", "gpt", "lstm")
 OK, BAD, NOT_RUN = "ok", "BAD", "not run"
 
 
@@ -175,8 +205,14 @@ def part_tests(check: Check) -> None:
     for name in names:
         chosen = ["-k", "state_carried"] if check.dry else []
         pytest_of(check, "tests", name, [f"tests/python/{name}.py", *chosen], 60)
-    if not check.dry:  # they are a stage of `make test`, in every way
+    if not check.dry:  # they are stages of `make test`, in every way
         pytest_of(check, "tests", "programs", ["tests/programs", "-k", "not emulated"], 120)
+        models = ["tests/models/test_fused.py", "tests/models/test_plans.py"]
+        pytest_of(check, "tests", "models", models, 90)
+    names = OPERATORS[:2] if check.dry else OPERATORS
+    chosen = [word for name in names for word in ("--op", name)]
+    survey = [sys.executable, "tests/opinfo/survey.py", *chosen]
+    check.judge("tests", f"{len(names)} operators", survey, 60)
 
 
 def part_opinfo(check: Check) -> None:
@@ -193,7 +229,14 @@ def part_numerics(check: Check) -> None:
         bench(check, "numerics", case, "eager,acc", quick)
 
 
-def bench(check: Check, part: str, case: str, modes: str, more: Sequence[str]) -> None:
+def bench(
+    check: Check,
+    part: str,
+    case: str,
+    modes: str,
+    more: Sequence[str],
+    limit_s: float = 150.0,
+) -> None:
     """A row for a benchmark case: a wrong result is bad, a missed requirement is not.
 
     It holds the lines of run.py's table: mode, variant, threads, windows, milliseconds, ratios.
@@ -202,7 +245,7 @@ def bench(check: Check, part: str, case: str, modes: str, more: Sequence[str]) -
     command = [sys.executable, "benchmarks/run.py", "--suite", suite, "--case", case]
     command += ["--modes", modes, *more]
     began = time.monotonic()
-    status, lines = check.run(command, 150)
+    status, lines = check.run(command, limit_s)
     wrong = [line for line in lines if line.startswith("FAILED: ")]
     rows = [line.split() for line in lines[: lines.index("") if "" in lines else None]]
     said = [" ".join(words[1:]) for words in rows if words[:1] == [case] and len(words) > 4]
@@ -213,9 +256,11 @@ def bench(check: Check, part: str, case: str, modes: str, more: Sequence[str]) -
 
 
 def part_steps(check: Check) -> None:
-    """How steps ran: submissions of captured work, what was left out of it and why."""
+    """How steps ran: submissions of captured work, what was left out of it and why, idle time."""
     for case in ["mlp_small"] if check.dry else ["mlp_small", "resnet18_cifar", "gpt"]:
         check.probe("steps", "steps", case)
+        for device in ("acc",) if check.dry else ("cuda", "acc"):
+            check.probe("steps", "trace", case, device)
 
 
 def part_kernels(check: Check) -> None:
@@ -224,16 +269,27 @@ def part_kernels(check: Check) -> None:
 
 
 def part_bench(check: Check, case: str = "") -> None:
-    """Speed against eager and torch.compile."""
-    quick = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
-    modes = "eager,compile,acc,capture"
+    """Speed against eager, torch.compile and a CUDA graph captured by hand.
+
+    `launch` names those of LAUNCH_BOUND, which are compared without the modes of torch.compile that
+    compile for minutes. What is measured of a case of its own may be claimed.
+    """
+    names = LAUNCH_BOUND if case == "launch" else [case] if case else ["mlp_small", "gpt", "seed"]
+    modes = "eager,compile,graph,acc,capture"
+    more = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
+    limit_s = 150.0
+    if case:
+        more = ["--alternations", "9", "--window-s", "0.5"]
+        more += ["--compile-forms", "model"] if case == "launch" else ["--compile-timeout-s", "150"]
+        limit_s = LIMIT_S / len(names)
+    if case and case != "launch":
+        modes = "eager,eager_tuned,compile,graph,acc,capture"
     if check.dry:
-        quick = ["--alternations", "1", "--window-s", "0.05"]
-        modes = "eager,acc"
-    whole = ["--alternations", "9", "--window-s", "0.5"]
-    for name in [case] if case else ["mlp_small"] if check.dry else ["mlp_small", "gpt"]:
-        how = whole if case and not check.dry else quick
-        bench(check, "bench", name, modes, [*how, "--json", str(check.out / f"{name}.jsonl")])
+        names = [case] if case in CASES else ["mlp_small"]
+        modes, more = "eager,acc", ["--alternations", "1", "--window-s", "0.05"]
+    for name in names:
+        file = ["--json", str(check.out / f"{name}.jsonl")]
+        bench(check, "bench", name, modes, [*more, *file], limit_s)
 
 
 def part_sanitizer(check: Check) -> None:
@@ -272,6 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, _, case = (options.only or "").partition(":")
     if name and (name not in PARTS or (case and name != "bench")):
         parser.error(f"--only {options.only}: the parts are {', '.join(PARTS)} and bench:CASE")
+    if case and case not in (*CASES, "launch"):
+        parser.error(f"--only {options.only}: the cases are launch, {', '.join(CASES)}")
     options.out.mkdir(parents=True, exist_ok=True)
     check = Check(options.out.resolve(), options.dry_run, time.monotonic() + LIMIT_S)
     for part, (always, run) in PARTS.items():

@@ -1,15 +1,18 @@
 """What gpu_check.py asks of a process of its own. Prints a line `ROW [what, status, text]` each.
 
-python benchmarks/gpu_probe.py env | steps CASE | kernels [--small]
+python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | kernels [--small]
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +55,119 @@ def steps(case: str, small: bool) -> None:
     if small:
         extension.capture_plans(True)
         torch.use_deterministic_algorithms(True)  # no trials of kernels first
-    program = cases.build(case, "acc", "plain")
-    warm, counted = (6, 4) if small else (30, 50)
+    program = cases.build(case, "acc", "plain", small)
+    warm, counted = (6, 4) if small else (30, 200)
     for index in range(warm):
         program.step(index)
     before = dict(extension.stats())
-    wall, cpu = [], []
-    for index in range(counted):
-        began, began_cpu = time.perf_counter(), time.thread_time()
-        program.step(index)
-        wall.append(time.perf_counter() - began)
-        cpu.append(time.thread_time() - began_cpu)
+    whole, boundary = Times(), Times()
+    with boundary.of_boundaries():
+        for index in range(counted):
+            with whole.one():
+                program.step(index)
     after = dict(extension.stats())
-    times = f"{1e3 * statistics.median(wall):.3f} ms, {1e6 * statistics.median(cpu):.0f} us of CPU"
-    row(f"{case}: a step", "ok", times)
+    row(f"{case}: a step", "ok", str(whole))
+    row(f"{case}: its boundary", "ok", str(boundary))
     changed = {key: after[key] - before.get(key, 0) for key in after}
     submitted = changed.get("captures_submitted", 0)
     launches, captures = changed.get("captured_launches", 0), changed.get("captures", 0)
     said = f"{submitted} submissions of captured work, {launches} launches, {captures} captures"
     row(f"{case}: {counted} steps", "ok" if submitted >= counted else "BAD", said)
+    took = f"{after['captures']} runs in {1e-3 * after['capture_us']:.1f} ms"
+    row(f"{case}: captured", "ok", took)
     for key, number in sorted(after.items()):
         reasons = ("not_captured", "captured_again", "fallback", "jit/", "kernel_put_aside")
         if number and key.startswith(reasons):
             row(f"{case}: {key}", "ok", f"{number}, {changed[key]} of them in these steps")
+
+
+class Times:
+    """How long something took, each time: by the clock, and of the thread's processor."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """The body is one."""
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        yield
+        self.wall.append(time.perf_counter() - began)
+        self.cpu.append(time.thread_time() - began_cpu)
+
+    @contextlib.contextmanager
+    def of_boundaries(self) -> Iterator[None]:
+        """Each end of a step within the body is one: it looks the plan up, compares what the
+        captured work depends on, fills the table of arguments and submits."""
+        from torchacc_device import _boundary
+
+        mark_step = _boundary.mark_step
+
+        def timed(*arguments: Any) -> None:
+            with self.one():
+                mark_step(*arguments)
+
+        _boundary.mark_step = timed
+        try:
+            yield
+        finally:
+            _boundary.mark_step = mark_step
+
+    def __str__(self) -> str:
+        if not self.wall:
+            return "none"
+        microseconds = [1e6 * seconds for seconds in sorted(self.cpu)]
+        late = microseconds[min(len(microseconds) - 1, int(0.99 * len(microseconds)))]
+        return (
+            f"{1e3 * statistics.median(self.wall):.3f} ms, of the CPU "
+            f"{statistics.median(microseconds):.0f} us (99 %: {late:.0f} us)"
+        )
+
+
+def trace(case: str, where: str, small: bool) -> None:
+    """What torch.profiler sees of steps: launches, and how long the GPU does nothing."""
+    if where == "acc":
+        device()
+    program = cases.build(case, where, "plain", small)
+    warm, counted = (6, 4) if small else (30, 20)
+    for index in range(warm):
+        program.step(index)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        for index in range(counted):
+            program.step(index, read=index == counted - 1)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(file))
+        found = gpu_work(json.loads(file.read_text())["traceEvents"])
+    launches, graphs, busy, idle = found
+    said = f"{launches / counted:.1f} launches and {graphs / counted:.1f} graphs in a step"
+    if busy + idle:
+        said += f", the GPU is idle {100 * idle / (busy + idle):.0f} % of the time"
+    row(f"{case} on {where}", "ok", said)
+
+
+def gpu_work(events: Iterable[Mapping[str, Any]]) -> tuple[int, int, float, float]:
+    """Of a Chrome trace: launches of kernels, of graphs; microseconds that the GPU worked, and did
+    not between the first and the last of its work."""
+    launches = graphs = 0
+    work = []
+    for event in events:
+        category, name = event.get("cat", ""), event.get("name", "")
+        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            work.append((event["ts"], event["ts"] + event["dur"]))
+        elif category in ("cuda_runtime", "cuda_driver"):
+            graphs += name.startswith("cudaGraphLaunch")
+            launches += "LaunchKernel" in name
+    busy, end = 0.0, -math.inf
+    for begins, ends in sorted(work):
+        busy += max(0.0, ends - max(begins, end))
+        end = max(end, ends)
+    whole = end - min(begins for begins, _ in work) if work else 0.0
+    return launches, graphs, busy, whole - busy
 
 
 def bandwidth(make: Callable[[], object], moved: int, runs: int) -> float:
@@ -138,6 +231,8 @@ def main() -> None:
         env(small)
     elif verb == "steps":
         steps(rest[0], small)
+    elif verb == "trace":
+        trace(rest[0], rest[1], small)
     else:
         kernels(small)
 

@@ -1,5 +1,7 @@
 """The networks of the benchmark cases, written as a user of PyTorch writes them."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,17 +17,52 @@ def mlp(layers: int, width: int) -> nn.Module:
     return nn.Sequential(*modules)
 
 
-def resnet18(small_images: bool) -> nn.Module:
-    """torchvision's ResNet-18, 10 classes; for 32x32 images with a 3x3 stem and no max-pool."""
+def _torchvision() -> Any:
+    """The models of torchvision. Raises RuntimeError where it is missing."""
     try:
-        from torchvision.models import resnet18 as torchvision_resnet18
+        from torchvision import models
     except ImportError as error:
         raise RuntimeError(
-            "[benchmarks.models] the cases resnet18 and resnet18_cifar need torchvision, which "
-            "is not installed. Install the torchvision that matches this torch, or leave the "
-            "two cases out with --case."
+            "[benchmarks.models] this case needs torchvision, which is not installed. Install the "
+            "torchvision that matches this torch, or name other cases with --case."
         ) from error
-    model = torchvision_resnet18(num_classes=10)
+    return models
+
+
+def resnet50(classes: int) -> nn.Module:
+    """torchvision's ResNet-50."""
+    return _torchvision().resnet50(num_classes=classes)
+
+
+def swin_tiny(classes: int) -> nn.Module:
+    """torchvision's Swin-T without stochastic depth."""
+    return _torchvision().SwinTransformer(
+        patch_size=[4, 4],
+        embed_dim=96,
+        depths=[2, 2, 6, 2],
+        num_heads=[3, 6, 12, 24],
+        window_size=[7, 7],
+        stochastic_depth_prob=0.0,
+        num_classes=classes,
+    )
+
+
+def small_network(classes: int) -> nn.Module:
+    """Two convolutions, in place of a network that a host takes minutes for."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, classes),
+    )
+
+
+def resnet18(small_images: bool) -> nn.Module:
+    """torchvision's ResNet-18, 10 classes; for 32x32 images with a 3x3 stem and no max-pool."""
+    model = _torchvision().resnet18(num_classes=10)
     if small_images:
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         model.maxpool = nn.Identity()
@@ -56,19 +93,23 @@ class CausalBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A GPT-2-like decoder over bytes, no dropout; int64 (B, T) -> float (B, T, 256)."""
-
-    VOCABULARY = 256
+    """A GPT-2-like decoder, no dropout; int64 (B, T) -> float (B, T, vocabulary)."""
 
     def __init__(
-        self, layers: int = 6, heads: int = 6, width: int = 384, tokens: int = 256
+        self,
+        layers: int = 6,
+        heads: int = 6,
+        width: int = 384,
+        tokens: int = 256,
+        vocabulary: int = 256,  # bytes
     ) -> None:
         super().__init__()
-        self.token = nn.Embedding(self.VOCABULARY, width)
+        self.vocabulary = vocabulary
+        self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(tokens, width)
         self.blocks = nn.ModuleList(CausalBlock(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, self.VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -76,6 +117,13 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+def gpt2() -> Gpt:
+    """GPT-2 of 124 million parameters, its vocabulary rounded up to a multiple of 64."""
+    model = Gpt(12, 12, 768, 1024, vocabulary=50304)
+    model.head.weight = model.token.weight
+    return model
 
 
 class Lstm(nn.Module):

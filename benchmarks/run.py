@@ -25,7 +25,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks import load, measure, report, startup
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, names_of
 from benchmarks.driver import Worker, clean_up_when_terminated
 from benchmarks.measure import CaseResult, Settings
 
@@ -47,7 +47,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--suite", choices=("host", "gpu"), required=True)
     parser.add_argument(
-        "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME"
+        "--case",
+        nargs="+",
+        choices=tuple(CASES),
+        metavar="NAME",
+        help=f"of {', '.join(CASES)}; default: all, on the host all but those for GPUs only",
     )
     parser.add_argument(
         "--modes",
@@ -75,7 +79,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a bar chart to FILE")
     parser.add_argument("--alternations", type=int, default=Settings.alternations)
     parser.add_argument("--window-s", type=float, default=Settings.window_s)
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--compile-timeout-s",
+        type=float,
+        default=Settings.compile_timeout_s,
+        help="for the first steps of a form of torch.compile; default: what the case says",
+    )
+    options = parser.parse_args(arguments)
+    options.case = options.case or names_of(options.suite)
+    return options
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
@@ -134,6 +146,8 @@ def prepare(
     modes = parse_modes(options.modes)
     if options.alternations < 1 or options.window_s <= 0.0:
         raise Refused("[benchmarks.run] --alternations and --window-s must be positive")
+    if options.suite != "gpu" and "graph" in modes:
+        raise Refused("[benchmarks.run] mode graph is a CUDA graph: it is of --suite gpu only")
     if options.suite == "gpu":
         require_gpu()
     if any(mode in measure.OURS for mode in modes):
@@ -152,6 +166,7 @@ def prepare(
         options.window_s,
         spawn,
         options.compile_forms,
+        options.compile_timeout_s,
     )
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BASELINES = ("eager", "eager_tuned", "compile")
+BASELINES = ("eager", "eager_tuned", "compile", "graph")
 
 
 def assert_no_plugin() -> None:
@@ -160,7 +160,10 @@ class Session:
         wanted = self.spec.get("executor")
         module = importlib.import_module(self.spec.get("module", "benchmarks.cases"))
         self.program = module.build(
-            self.spec["case"], self.spec["device"], self.spec.get("variant", "plain")
+            self.spec["case"],
+            self.spec["device"],
+            self.spec.get("variant", "plain"),
+            **({"small": True} if self.spec.get("small") else {}),
         )
         found = versions(self.device)
         if wanted and found.get("executor", wanted) != wanted:
@@ -195,11 +198,12 @@ class Session:
         self.device.synchronize()
         if hasattr(self.program, "window"):
             return {"seconds": self.program.window(steps)}
-        first = self.index + 1
-        self.index += steps
+        first, last = self.index + 1, self.index + steps
+        self.index = last
+        every = self.spec.get("read_every", 1)
         start = time.perf_counter()
-        for index in range(first, first + steps):
-            self.program.step(index)
+        for index in range(first, last + 1):
+            self.program.step(index, read=index % every == 0 or index == last)
         self.device.synchronize()
         return {"seconds": time.perf_counter() - start}
 

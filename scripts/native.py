@@ -229,21 +229,24 @@ def find_cuda(torch: Torch, wheels: list[Path], toolkits: list[Path]) -> Cuda:
         used, missing = collect_headers(folders)
         found = next(filter(None, map(cuda_of_headers, folders)), None)
         cudart = find_library(libraries, "libcudart.so", major)
+        cublas_lt = find_library(libraries, "libcublasLt.so", major)
         if missing:
             tried.append(f"{name}: no {', '.join(missing)}")
         elif found is None or found.split(".")[0] != major:
             tried.append(f"{name}: headers of CUDA {found}")
         elif cudart is None:
             tried.append(f"{name}: no libcudart.so.{major}")
+        elif cublas_lt is None:
+            tried.append(f"{name}: no libcublasLt.so.{major}")
         else:
             extra = [part / "include" for part in parts if (part / "include/nccl.h").is_file()]
             rpaths = tuple(
                 f"$ORIGIN/../nvidia/{part.name}/lib"
                 for part in parts
-                if part / "lib" == cudart.parent
+                if part / "lib" in (cudart.parent, cublas_lt.parent)
             )
             includes = (*used, *(folder for folder in extra if folder not in used))
-            return Cuda(found, includes, cudart, (), rpaths)
+            return Cuda(found, includes, cudart, (cublas_lt,), rpaths)
     pins = " ".join(cuda_wheels(torch.cuda))
     install = f"Run `{sys.executable} -m pip install {pins}`, or install" if pins else "Install"
     raise BuildError(
@@ -476,6 +479,7 @@ def build_module(
         "ACC_CUDA": "ON" if cuda else "OFF",
         "ACC_CUDA_INCLUDES": ";".join(map(str, cuda.includes)) if cuda else "",
         "ACC_CUDART": str(cuda.cudart) if cuda else "",
+        "ACC_CUDA_LIBRARIES": ";".join(map(str, cuda.libraries)) if cuda else "",
         "ACC_RPATH": ":".join(("$ORIGIN/../torch/lib", *(cuda.rpaths if cuda else ()))),
     }
     with locked(build):

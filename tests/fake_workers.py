@@ -71,7 +71,8 @@ class Fakes:
     def measure(self, plans: dict, modes: tuple[str, ...], **options) -> CaseResult:
         self.plans.write_text(json.dumps(plans))
         case = options.pop("case", Case("fake", "a fake", must={"eager": 1.0}))
-        settings = Settings("host", modes, (load.choose_cores(1)[0],), spawn=self.spawn, **options)
+        suite = options.pop("suite", "host")
+        settings = Settings(suite, modes, (load.choose_cores(1)[0],), spawn=self.spawn, **options)
         return measure.measure_case(case, settings)
 
     def alive(self) -> list[int]:

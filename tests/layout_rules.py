@@ -83,6 +83,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "lazy/plan",
         "kernels/codegen",
         "kernels/jit",
+        "kernels/library/cuda_products.h",
         "tests/cuda_emulator",
     ),
     "tests/cuda_emulator": (

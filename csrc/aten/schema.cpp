@@ -294,6 +294,16 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     op.cat = find_or_make_op(dispatcher.findSchemaOrThrow("aten::cat", ""));
     const c10::OperatorHandle linear = dispatcher.findSchemaOrThrow("acc::linear", "");
     if (linear.hasKernelForDispatchKey(backend_key())) op.linear = find_or_make_op(linear);
+    const auto find = [&](const char* name) {
+      return find_or_make_op(dispatcher.findSchemaOrThrow(name, ""));
+    };
+    if (op.name == "aten::addmm") {
+      op.with_relu = find("aten::_addmm_activation");
+      op.with_gelu = find("acc::addmm_gelu");
+    } else {
+      op.with_gelu_backward = find("acc::mm_gelu_backward");
+      op.with_sum = find("acc::mm_and_sum");
+    }
   }
   return made_ops[op.name] = &ops().emplace_back(op);
 }

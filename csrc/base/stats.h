@@ -47,6 +47,7 @@ namespace acc::base {
   X(StepWaits, "step_waits")                    \
   X(Replays, "replays")                         \
   X(Captures, "captures")                       \
+  X(CaptureUs, "capture_us")                    \
   X(CapturesSubmitted, "captures_submitted")    \
   X(CapturedLaunches, "captured_launches")      \
   X(ResultsMoved, "results_moved")              \

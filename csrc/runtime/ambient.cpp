@@ -11,7 +11,9 @@
 #include <atomic>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 
+#include "csrc/base/env.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
@@ -295,5 +297,21 @@ void AmbientScope::set(uint64_t word) {
   shared.own = complete(word, now);
   apply(now, shared.own);
 }
+
+namespace {
+
+std::atomic<bool>& alike() {
+  static std::atomic<bool> value = [] {
+    const std::string processes = base::env::foreign("WORLD_SIZE");
+    return !processes.empty() && processes != "1";
+  }();
+  return value;
+}
+
+}  // namespace
+
+bool chooses_alike() { return alike(); }
+
+bool choose_alike() { return !alike().exchange(true); }
 
 }  // namespace acc::runtime

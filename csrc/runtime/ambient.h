@@ -60,4 +60,10 @@ class AmbientScope {
   std::optional<GilHold> gil_;
 };
 
+// Several processes train together and must all choose the same: nothing may depend on time. So it
+// is from the start in one of WORLD_SIZE processes, and from `choose_alike` on, which returns false
+// where it was so already.
+bool chooses_alike();
+bool choose_alike();
+
 }  // namespace acc::runtime

@@ -123,6 +123,9 @@ void Captured::finish(const Run& run) {
   pool_->close();
   capturing_ = false;
   captured_ = true;
+  const auto took = std::chrono::steady_clock::now() - began_;
+  count(Counter::CaptureUs,
+        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
   outputs_ = run.outputs();
   for (const Piece& piece : pieces_) {
     if (piece.work == nullptr) continue;

@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -115,6 +116,7 @@ class Captured {
   const std::unique_ptr<Prepared>
       prepared_;  // before the pool: it has memory that is not from there
   const std::unique_ptr<runtime::Pool> pool_;
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   bool capturing_ = true;
   bool captured_ = false;
   int submitted_ = 0;

@@ -88,17 +88,8 @@ void request(plan::Plan& plan, c10::DeviceIndex device) {
   keep_texts(plan);
 }
 
-// Set in one process of several.
-std::atomic<bool>& alike() {
-  static std::atomic<bool> value = [] {
-    const std::string processes = base::env::foreign("WORLD_SIZE");
-    return !processes.empty() && processes != "1";
-  }();
-  return value;
-}
-
 bool chooses_by_time(const plan::Plan& plan) {
-  if (base::env::deterministic() || alike()) return false;
+  if (base::env::deterministic() || runtime::chooses_alike()) return false;
   return std::ranges::none_of(plan.program.nodes, [](const graph::Node& node) {
     return runtime::is_deterministic(node.ambient);
   });
@@ -177,9 +168,9 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.compilation == nullptr) {
     // One process of several may cut its steps where the others do not, by reading a loss: what
     // they all compute, the update, is a plan of its own there, and is to have the same kernels.
-    const bool wanted = std::exchange(plan.repeats, true) || alike();
+    const bool wanted = std::exchange(plan.repeats, true) || runtime::chooses_alike();
     if (wanted) request(plan, device);
-    if (!alike()) return plan.unfused;
+    if (!runtime::chooses_alike()) return plan.unfused;
   }
   if (compilation_of(plan).job != nullptr) {
     if (!await_kernels(plan)) return plan.unfused;
@@ -204,9 +195,7 @@ bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
   return plan.kernels.empty();
 }
 
-bool choose_alike() { return !alike().exchange(true); }
-
-bool reduces_in_parts() { return device::are_of_gpus(); }
+bool for_gpus() { return device::are_of_gpus(); }
 
 codegen::KernelText gpu_text(const plan::Plan& plan, uint32_t kernel) {
   const codegen::KernelSpec& spec = plan.kernels[kernel];

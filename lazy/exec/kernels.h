@@ -20,15 +20,12 @@ namespace acc::exec {
 // processes that train together) a plan waits as long as it takes, and all kernels stay.
 plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device);
 
-// Several processes train together from now on: they must all make the same choices. Returns false
-// where they did so from the start. Plans of before may have chosen by time.
-bool choose_alike();
-
 // Whether all runs of the plan from now on go by this schedule, as far as can be told.
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
 
-// Whether kernels take large reductions in parts.
-bool reduces_in_parts();
+// Whether plans are made for GPUs: their kernels take large reductions in parts, and products have
+// epilogues.
+bool for_gpus();
 
 // The text of a kernel of the plan for a GPU.
 codegen::KernelText gpu_text(const plan::Plan& plan, uint32_t kernel);

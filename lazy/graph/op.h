@@ -84,6 +84,13 @@ struct Op {
   // Of a product of two matrices: acc::linear, which makes large ones faster. Null: it is none, or
   // nothing is faster on this machine.
   const Op* linear = nullptr;
+  // What does the work of a product and of its neighbour at once (lazy/passes/epilogues.h). Of
+  // aten::addmm: with a ReLU or GELU behind it; of aten::mm: with the backward of a GELU behind it,
+  // or with the sum of what it multiplies. Null: there is no such operator.
+  const Op* with_relu = nullptr;
+  const Op* with_gelu = nullptr;
+  const Op* with_gelu_backward = nullptr;
+  const Op* with_sum = nullptr;
   // Of a convolution: aten::copy_, to change the layout of what it reads and makes. Null: it is
   // none.
   const Op* copy = nullptr;

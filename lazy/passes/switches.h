@@ -14,6 +14,7 @@ enum class Pass : unsigned char {
   kLayout,
   kRows,
   kProducts,
+  kEpilogues,
   kAccumulate,
   kFuse,
   kRecompute,

@@ -8,6 +8,7 @@
 #include "lazy/passes/copies.h"
 #include "lazy/passes/cse.h"
 #include "lazy/passes/dce.h"
+#include "lazy/passes/epilogues.h"
 #include "lazy/passes/fuse.h"
 #include "lazy/passes/layout.h"
 #include "lazy/passes/lists.h"
@@ -34,10 +35,10 @@ std::vector<Step> one_by_one(const graph::Graph& program) {
 
 // Takes over what the pass makes of the program, unless something of it would be computed on its
 // own.
-void recompute(Plan& plan, std::vector<passes::Cluster>* clusters, bool in_parts) {
+void recompute(Plan& plan, std::vector<passes::Cluster>* clusters, bool on_gpu) {
   auto program = passes::recompute(plan.program, *clusters, plan.outputs);
   if (!program.has_value()) return;
-  std::vector<passes::Cluster> joined = passes::fuse(*program, in_parts);
+  std::vector<passes::Cluster> joined = passes::fuse(*program, on_gpu);
   for (const passes::Cluster& cluster : joined) {
     const bool alone = std::ranges::all_of(
         cluster.nodes, [&](uint32_t node) { return program->nodes[node].again; });
@@ -60,7 +61,7 @@ uint64_t Plan::bytes() const {
 }
 
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer, bool in_parts) {
+                            bool fuse, const Observer& observer, bool on_gpu) {
   auto plan = std::make_shared<Plan>();
   plan->graph = std::move(graph);
   plan->graph.shrink_to_fit();
@@ -104,16 +105,20 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::choose_products(plan->program);
     if (observer) observer("products", graph::print(plan->program));
   }
+  if (fuse && on_gpu && enabled(Pass::kEpilogues)) {
+    plan->program = passes::join_epilogues(plan->program, plan->outputs);
+    if (observer) observer("epilogues", graph::print(plan->program));
+  }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
     if (observer) observer("accumulate", graph::print(plan->program));
   }
   std::vector<passes::Cluster> clusters;
   if (fuse && enabled(Pass::kFuse)) {
-    clusters = passes::fuse(plan->program, in_parts);
+    clusters = passes::fuse(plan->program, on_gpu);
     if (observer) observer("fuse", print(plan->program, clusters));
     if (enabled(Pass::kRecompute)) {
-      recompute(*plan, &clusters, in_parts);
+      recompute(*plan, &clusters, on_gpu);
       if (observer) observer("recompute", print(plan->program, clusters));
     }
   }

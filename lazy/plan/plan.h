@@ -92,9 +92,10 @@ struct Plan {
 using Observer = std::function<void(const char* pass, const std::string& graph)>;
 
 // Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the
-// end. `fuse`: whether to look for kernels. `in_parts`: see lazy/passes/fuse.h.
+// end. `fuse`: whether to look for kernels. `on_gpu`: whether kernels take large
+// reductions in parts (lazy/passes/fuse.h) and products have epilogues (lazy/passes/epilogues.h).
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer = nullptr, bool in_parts = false);
+                            bool fuse, const Observer& observer = nullptr, bool on_gpu = false);
 
 // Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
 // runs node by node.

@@ -17,6 +17,7 @@
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/event.h"
 #include "csrc/runtime/exhaustion.h"
@@ -45,8 +46,7 @@ std::shared_ptr<plan::Plan> build(graph::Graph graph, const base::Hash128& key,
                                   std::vector<bool> alive, const plan::Observer& observer) {
   const base::env::Mode mode = base::env::mode();
   const bool fuse = mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph;
-  return plan::build(std::move(graph), key, std::move(alive), fuse, observer,
-                     exec::reduces_in_parts());
+  return plan::build(std::move(graph), key, std::move(alive), fuse, observer, exec::for_gpus());
 }
 
 namespace {
@@ -742,7 +742,7 @@ void skip_passes(const std::string& names) {
 }
 
 void run_alike() {
-  if (!exec::choose_alike()) return;
+  if (!runtime::choose_alike()) return;  // plans of before may have chosen by time
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     Session::get().forget_plans(static_cast<c10::DeviceIndex>(i));
   }

@@ -275,8 +275,16 @@ def test_the_cases_and_musts_are_those_of_the_plan():
         "pointwise",
         "optimizer",
         "optimizer_fused",
+        "seed",
+        "seed_amp",
+        "resnet50",
+        "swin",
+        "gpt2",
     ]
-    assert {name: tuple(case.must.items()) for name, case in CASES.items()} == {
+    on_hosts = {name: CASES[name] for name in cases.names_of("host")}
+    assert list(CASES)[: len(on_hosts)] == list(on_hosts)
+    assert cases.names_of("gpu") == list(CASES)
+    assert {name: tuple(case.must.items()) for name, case in on_hosts.items()} == {
         "mlp": (("eager", 1.3), ("compile", 1.3)),
         "mlp_small": (("eager", 2.0), ("compile", 2.0)),
         "resnet18": (("eager", 1.05), ("compile", 1.0)),
@@ -288,6 +296,14 @@ def test_the_cases_and_musts_are_those_of_the_plan():
         "pointwise": (("eager", 4.0), ("compile", 2.0)),
         "optimizer": (("eager", 2.5), ("eager_tuned", 1.0)),
         "optimizer_fused": (("eager", 1.0),),
+    }
+    assert {name: case.gpu_must for name, case in CASES.items() if case.gpu_must} == {
+        **dict.fromkeys(("mlp_small", "resnet18_cifar", "gpt", "lstm"), {"eager": 3.0}),
+        "seed": {"eager": 1.25},
+        "seed_amp": {"eager": 2.0},
+        "resnet50": {"compile": 1.0},
+        "swin": {"eager": 1.83, "compile": 1.0},
+        "gpt2": {"compile": 1.0},
     }
     tight = {name for name, case in CASES.items() if case.memory_must == 0.9}
     assert tight == {"gpt", "resnet18"}
@@ -355,6 +371,12 @@ def test_variants_of_the_modes():
     assert cases.variants_of(convolutional, "eager_tuned") == ("fused", "fused+channels_last")
     assert cases.variants_of(Case("b", "", has_optimizer=False), "eager_tuned") == ("plain",)
     assert cases.variants_of(convolutional, "capture") == ("capture",)
+    on_gpu = ("model", "reduce-overhead", "max-autotune")
+    assert cases.variants_of(convolutional, "compile", "gpu") == on_gpu
+    tuned = ("fused+benchmark", "fused+benchmark+channels_last")
+    assert cases.variants_of(convolutional, "eager_tuned", "gpu") == tuned
+    assert cases.variants_of(convolutional, "graph", "gpu") == (tuned[1] + "+graph",)
+    assert cases.variants_of(Case("b", ""), "graph", "gpu") == ("fused+graph",)
 
 
 # --- a case with workers that only pretend ------------------------------------------------------
@@ -685,7 +707,7 @@ def test_the_script_that_measures_a_host_calls_what_there_is():
         assert made.json.name.partition("-host-")[2].startswith("word-")
         if made.threads == [1] and not made.startup:
             measured |= set(made.case)
-    assert measured == set(CASES)
+    assert measured == set(cases.names_of("host"))
     assert call("--dry-run", "word", "large").stdout.count("\n") == 1
     refused = call("--dry-run", "word", "huge")
     assert (refused.returncode, "no part huge" in refused.stderr) == (2, True)

@@ -13,11 +13,12 @@ from tests import helpers
 pytestmark = pytest.mark.usefixtures("acc_only")
 
 
-def run_check(out: Path, *arguments: str) -> tuple[int, list[str]]:
+def run_check(out: Path, *arguments: str, **env: str) -> tuple[int, list[str]]:
     """The status and the table of a run."""
+    env = {"ACC_MODE": "full", **env}
     done = subprocess.run(
         ["sh", str(helpers.ROOT / "benchmarks/gpu_check.sh"), *arguments],
-        env=helpers.child_env(OUT=str(out), PYTHON=sys.executable, ACC_MODE="full"),
+        env=helpers.child_env(OUT=str(out), PYTHON=sys.executable, **env),
         capture_output=True,
         text=True,
         check=False,
@@ -45,12 +46,16 @@ def test_a_missing_tool_costs_its_row_only(tmp_path):
 
 
 def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
-    status, rows = run_check(tmp_path, "--dry-run", "--only", "bench:nothing")
+    status, rows = run_check(tmp_path, "--dry-run", "--only", "bench", ACC_MODE="fast")
     assert status == 1
     assert "BAD" in rows[-1]
-    status, said = run_check(tmp_path / "no", "--only", "everything")
-    assert status == 2
-    assert "the parts are env, build" in said[0]
+    for wrong, answer in (
+        ("everything", "the parts are env, build"),
+        ("bench:nothing", "the cases are launch, mlp,"),
+    ):
+        status, said = run_check(tmp_path / "no", "--only", wrong)
+        assert status == 2
+        assert answer in said[0]
     # without --dry-run operators would run on CUDA, which is not here
     if not torch_sees_a_gpu():
         status, rows = run_check(tmp_path, "--only", "steps")

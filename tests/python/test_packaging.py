@@ -148,15 +148,24 @@ def test_cuda_headers_are_taken_from_several_site_packages(tmp_path: Path) -> No
     fake_headers(second / "cu13/include", OF_TWO_WHEELS)
     fake_headers(first / "nccl/include", ("nccl.h",))
     cudart = fake_library(first / "cu13/lib", "libcudart.so.13")
+    cublas_lt = fake_library(second / "cublas/lib", "libcublasLt.so.13")
     cuda = native.find_cuda(CUDA_TORCH, [first, second], [])
     assert cuda.version == "13.0"
-    assert cuda.cudart == cudart
+    assert (cuda.cudart, cuda.libraries) == (cudart, (cublas_lt,))
     assert set(cuda.includes) == {
         first / "cu13/include",
         second / "cu13/include",
         first / "nccl/include",
     }
-    assert cuda.rpaths == ("$ORIGIN/../nvidia/cu13/lib",)
+    assert cuda.rpaths == ("$ORIGIN/../nvidia/cu13/lib", "$ORIGIN/../nvidia/cublas/lib")
+
+
+def test_a_missing_cuda_library_is_named(tmp_path: Path) -> None:
+    wheels = tmp_path / "nvidia"
+    fake_headers(wheels / "cu13/include", OF_TORCH + OF_TWO_WHEELS)
+    assert "no libcudart.so.13" in refusal(native.find_cuda, CUDA_TORCH, [wheels], [])
+    fake_library(wheels / "cu13/lib", "libcudart.so.13")
+    assert "no libcublasLt.so.13" in refusal(native.find_cuda, CUDA_TORCH, [wheels], [])
 
 
 def test_missing_cuda_headers_are_named_with_both_remedies(tmp_path: Path) -> None:
@@ -180,6 +189,7 @@ def test_a_toolkit_serves_where_the_wheels_are_incomplete(tmp_path: Path) -> Non
     fake_headers(toolkit / "include", OF_TORCH + OF_TWO_WHEELS[:1])
     fake_headers(toolkit / "include/cccl", OF_TWO_WHEELS[1:])
     cudart = fake_library(toolkit / "lib64", "libcudart.so.13")
+    fake_library(toolkit / "lib64", "libcublasLt.so.13")
     cuda = native.find_cuda(CUDA_TORCH, [wheels], [tmp_path / "nowhere", toolkit])
     assert cuda.includes == (toolkit / "include", toolkit / "include/cccl")
     assert (cuda.cudart, cuda.rpaths) == (cudart, ())

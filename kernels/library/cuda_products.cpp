@@ -1,0 +1,241 @@
+#include "kernels/library/cuda_products.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+#include <memory>
+
+#include "csrc/base/check.h"
+
+namespace acc::library {
+namespace {
+
+using Status = cublasStatus_t;
+
+void check(Status status, const char* what) {
+  ACC_CHECK(status == CUBLAS_STATUS_SUCCESS, "[cublasLt] ", what, ": ",
+            cublasLtGetStatusString(status));
+}
+
+template <class Handle, Status (*destroy)(Handle)>
+struct Destroyer {
+  void operator()(Handle handle) const { destroy(handle); }
+};
+template <class Handle, Status (*destroy)(Handle)>
+using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroyer<Handle, destroy>>;
+
+using Descriptor = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+template <class Value>
+void set(const Descriptor& descriptor, cublasLtMatmulDescAttributes_t attribute, Value value) {
+  check(cublasLtMatmulDescSetAttribute(descriptor.get(), attribute, &value, sizeof value),
+        "setting an attribute of a product");
+}
+
+template <class Value>
+void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute,
+         Value value) {
+  check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value),
+        "setting what algorithms may do");
+}
+
+Layout make_layout(cudaDataType_t type, int64_t rows, int64_t columns, int64_t leading) {
+  cublasLtMatrixLayout_t made = nullptr;
+  check(cublasLtMatrixLayoutCreate(&made, type, static_cast<uint64_t>(rows),
+                                   static_cast<uint64_t>(columns), leading),
+        "describing a matrix");
+  return Layout(made);
+}
+
+Descriptor make_descriptor(const Product& product, const Matrices& matrices) {
+  cublasLtMatmulDesc_t made = nullptr;
+  check(cublasLtMatmulDescCreate(&made, product.compute, CUDA_R_32F), "describing a product");
+  Descriptor descriptor(made);
+  const auto operation = [](Transposed transposed) {
+    return static_cast<int32_t>(transposed == Transposed::kYes ? CUBLAS_OP_T : CUBLAS_OP_N);
+  };
+  set(descriptor, CUBLASLT_MATMUL_DESC_TRANSA, operation(product.transpose_a));
+  set(descriptor, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.transpose_b));
+  set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(product.epilogue));
+  if (matrices.bias != nullptr) {
+    set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, matrices.bias);
+    set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(product.type));
+  }
+  if (product.ld_aux != 0) {
+    set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, matrices.aux);
+    set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.ld_aux);
+  }
+  return descriptor;
+}
+
+// The largest power of two that divides an address, as far as algorithms care.
+uint32_t alignment(const void* address) {
+  constexpr uintptr_t kMost = 256;
+  const auto bits = std::bit_cast<uintptr_t>(address) | kMost;
+  return static_cast<uint32_t>(bits & (~bits + 1));
+}
+
+uint32_t least_alignment(const Matrices& matrices) {
+  return std::min({alignment(matrices.a), alignment(matrices.b), alignment(matrices.d),
+                   alignment(matrices.bias), alignment(matrices.aux)});
+}
+
+// A product with all that the library wants to be told.
+class Call {
+ public:
+  Call(const Product& product, const Matrices& matrices, const Place& place)
+      : matrices_(matrices),
+        place_(place),
+        descriptor_(make_descriptor(product, matrices)),
+        a_(matrix(product, product.transpose_a, product.m, product.k, product.lda)),
+        b_(matrix(product, product.transpose_b, product.k, product.n, product.ldb)),
+        d_(make_layout(product.type, product.m, product.n, product.ldd)) {}
+
+  // In the order in which the library expects them to be fast; empty where it has none.
+  std::vector<cublasLtMatmulAlgo_t> algorithms(const Product& product) const {
+    constexpr int kMost = 8;
+    cublasLtMatmulPreference_t made = nullptr;
+    check(cublasLtMatmulPreferenceCreate(&made), "describing what algorithms may do");
+    const Preference preference(made);
+    set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+        static_cast<uint64_t>(place_.workspace_bytes));
+    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, product.reduction_schemes);
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(matrices_.a));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(matrices_.b));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(matrices_.d));
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(matrices_.d));
+    std::array<cublasLtMatmulHeuristicResult_t, kMost> found{};
+    int count = 0;
+    const Status status = cublasLtMatmulAlgoGetHeuristic(
+        place_.handle, descriptor_.get(), a_.get(), b_.get(), d_.get(), d_.get(), preference.get(),
+        kMost, found.data(), &count);
+    std::vector<cublasLtMatmulAlgo_t> algorithms;
+    if (status != CUBLAS_STATUS_SUCCESS) return algorithms;
+    for (int i = 0; i < count; ++i) {
+      const auto& each = found[static_cast<size_t>(i)];
+      if (each.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(each.algo);
+    }
+    return algorithms;
+  }
+
+  Status run(const cublasLtMatmulAlgo_t& algorithm) const {
+    const float one = 1;
+    const float zero = 0;
+    return cublasLtMatmul(place_.handle, descriptor_.get(), &one, matrices_.a, a_.get(),
+                          matrices_.b, b_.get(), &zero, matrices_.d, d_.get(), matrices_.d,
+                          d_.get(), &algorithm, place_.workspace, place_.workspace_bytes,
+                          place_.stream);
+  }
+
+ private:
+  // What op() makes a matrix of so many rows and columns of.
+  static Layout matrix(const Product& product, Transposed transposed, int64_t rows, int64_t columns,
+                       int64_t leading) {
+    if (transposed == Transposed::kYes) std::swap(rows, columns);
+    return make_layout(product.type, rows, columns, leading);
+  }
+
+  const Matrices& matrices_;
+  const Place& place_;
+  const Descriptor descriptor_;
+  const Layout a_;
+  const Layout b_;
+  const Layout d_;
+};
+
+// op(side) is the transposed matrix.
+struct Side {
+  Transposed transposed;
+  int64_t leading;
+};
+
+std::optional<Side> side_of(const Matrix& m) {
+  if (m.column_stride == 1 && m.row_stride >= m.columns) {
+    return Side{Transposed::kNo, m.row_stride};
+  }
+  if (m.row_stride == 1 && m.column_stride >= m.rows) {
+    return Side{Transposed::kYes, m.column_stride};
+  }
+  return std::nullopt;
+}
+
+// Whether the epilogue reads or writes a matrix beside the result.
+bool has_aux(cublasLtEpilogue_t epilogue) { return (static_cast<uint32_t>(epilogue) & 128U) != 0; }
+
+// The fastest algorithm; nullopt where `instead` is faster than each.
+std::optional<cublasLtMatmulAlgo_t> fastest(const Call& call,
+                                            const std::vector<cublasLtMatmulAlgo_t>& algorithms,
+                                            const Products::Clock& clock,
+                                            const std::function<void()>& instead) {
+  std::optional<cublasLtMatmulAlgo_t> best;
+  double best_s = std::numeric_limits<double>::infinity();
+  for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
+    const double seconds = clock([&] { return call.run(algorithm) == CUBLAS_STATUS_SUCCESS; });
+    if (seconds < best_s) {
+      best = algorithm;
+      best_s = seconds;
+    }
+  }
+  if (!best.has_value()) return best;
+  const double other_s = clock([&] {
+    instead();
+    return true;
+  });
+  return other_s < best_s ? std::nullopt : best;
+}
+
+}  // namespace
+
+std::optional<Product> product_of(const Matrix& left, const Matrix& right,
+                                  cublasLtEpilogue_t epilogue) {
+  constexpr int64_t kAuxElements = 8;  // what the leading dimension of the matrix is to be of
+  const auto a = side_of(right);
+  const auto b = side_of(left);
+  if (!a || !b || left.rows < 1 || left.columns < 1 || right.columns < 1) return std::nullopt;
+  Product product;
+  product.epilogue = epilogue;
+  product.transpose_a = a->transposed;
+  product.transpose_b = b->transposed;
+  product.m = right.columns;
+  product.n = left.rows;
+  product.k = left.columns;
+  product.lda = a->leading;
+  product.ldb = b->leading;
+  product.ldd = product.m;
+  if (has_aux(epilogue)) {
+    if (product.m % kAuxElements != 0) return std::nullopt;
+    product.ld_aux = product.m;
+  }
+  return product;
+}
+
+bool Products::make(const Product& product, const Matrices& matrices, const Place& place,
+                    Choice choice, const Clock& clock, const std::function<void()>& instead) {
+  const Key key{product, place.workspace_bytes, least_alignment(matrices)};
+  const Call call(product, matrices, place);
+  Algorithm algorithm;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto tried = tried_.find(key);
+    const auto first = first_.find(key);
+    if (choice == Choice::kTried && tried != tried_.end()) {
+      algorithm = tried->second;
+    } else if (choice == Choice::kTried && clock != nullptr) {
+      algorithm = tried_[key] = fastest(call, call.algorithms(product), clock, instead);
+    } else if (first != first_.end()) {
+      algorithm = first->second;
+    } else {
+      const std::vector<cublasLtMatmulAlgo_t> algorithms = call.algorithms(product);
+      if (!algorithms.empty()) algorithm = algorithms.front();
+      first_[key] = algorithm;
+    }
+  }
+  if (!algorithm.has_value()) return false;
+  check(call.run(*algorithm), "multiplying");
+  return true;
+}
+
+}  // namespace acc::library

@@ -1,0 +1,226 @@
+// Products with epilogues by cublasLt: what the library is told, against a library that only looks
+// like it (cuda_fake_cublaslt.h) and does what it is told.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "kernels/library/cuda_products.h"
+#include "tests/cpp/cuda_fake_cublaslt.h"
+
+namespace acc {
+namespace {
+
+using library::Matrix;
+using library::Product;
+using library::Products;
+using testing::fake_cublaslt;
+
+constexpr int64_t kRows = 5;
+constexpr int64_t kTerms = 3;
+constexpr int64_t kColumns = 8;
+
+std::vector<float> numbers(size_t count, unsigned seed) {
+  std::vector<float> made(count);
+  for (float& each : made) {
+    seed = seed * 1664525U + 1013904223U;
+    each = static_cast<float>(seed >> 8) / static_cast<float>(1U << 23) - 1;
+  }
+  return made;
+}
+
+// Dense, transposed, with gaps between rows, both.
+std::vector<Matrix> layouts(int64_t rows, int64_t columns) {
+  return {{rows, columns, columns, 1},
+          {rows, columns, 1, rows},
+          {rows, columns, columns + 2, 1},
+          {rows, columns, 1, rows + 3}};
+}
+
+double at(const std::vector<float>& data, const Matrix& m, int64_t row, int64_t column) {
+  return data[static_cast<size_t>(row * m.row_stride + column * m.column_stride)];
+}
+
+double product(const std::vector<float>& x, const Matrix& left, const std::vector<float>& y,
+               const Matrix& right, int64_t row, int64_t column) {
+  double sum = 0;
+  for (int64_t k = 0; k < left.columns; ++k) sum += at(x, left, row, k) * at(y, right, k, column);
+  return sum;
+}
+
+double one_second(const std::function<bool()>& call) {
+  return call() ? 1 : std::numeric_limits<double>::infinity();
+}
+
+struct CudaProducts : ::testing::Test {
+  void SetUp() override { fake_cublaslt() = {}; }
+
+  Products products;
+  std::vector<float> x = numbers(128, 1), y = numbers(128, 2);
+  std::vector<float> made = std::vector<float>(kRows * kColumns);
+  std::vector<float> bias = numbers(kColumns, 3);
+  std::vector<float> aux = numbers(kRows * kColumns, 4);
+
+  bool make(
+      const Product& product, Products::Choice choice = Products::Choice::kFirst,
+      const Products::Clock& clock = nullptr, const std::function<void()>& instead = [] {}) {
+    return products.make(product, {y.data(), x.data(), made.data(), bias.data(), aux.data()},
+                         {.workspace_bytes = 1 << 20}, choice, clock, instead);
+  }
+  Product plain() const {
+    return *library::product_of({kRows, kTerms, kTerms, 1}, {kTerms, kColumns, kColumns, 1},
+                                CUBLASLT_EPILOGUE_DEFAULT);
+  }
+
+  // Calls `check(element, row, column, left @ right)` for each layout of the two.
+  template <class Check>
+  void in_all_layouts(cublasLtEpilogue_t epilogue, const Check& check) {
+    for (const Matrix& left : layouts(kRows, kTerms)) {
+      for (const Matrix& right : layouts(kTerms, kColumns)) {
+        const auto product_made = library::product_of(left, right, epilogue);
+        ASSERT_TRUE(product_made.has_value());
+        ASSERT_TRUE(make(*product_made));
+        for (int64_t row = 0; row < kRows; ++row) {
+          for (int64_t column = 0; column < kColumns; ++column) {
+            const auto element = static_cast<size_t>(row * kColumns + column);
+            check(element, row, column, product(x, left, y, right, row, column), left);
+          }
+        }
+      }
+    }
+  }
+};
+
+TEST_F(CudaProducts, MultiplyInEveryLayout) {
+  in_all_layouts(CUBLASLT_EPILOGUE_DEFAULT,
+                 [&](size_t element, int64_t, int64_t, double expected, const Matrix&) {
+                   EXPECT_NEAR(made[element], expected, 1e-5);
+                 });
+}
+
+TEST_F(CudaProducts, TheGeluOfALayerAndWhatItIsOf) {
+  in_all_layouts(CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                 [&](size_t element, int64_t, int64_t column, double expected, const Matrix&) {
+                   const double before = expected + bias[static_cast<size_t>(column)];
+                   EXPECT_NEAR(aux[element], before, 1e-5);
+                   EXPECT_NEAR(made[element], testing::gelu(before), 1e-5);
+                 });
+}
+
+TEST_F(CudaProducts, TheBackwardOfAGelu) {
+  in_all_layouts(CUBLASLT_EPILOGUE_DGELU,
+                 [&](size_t element, int64_t, int64_t, double expected, const Matrix&) {
+                   EXPECT_NEAR(made[element], expected * testing::gelu_slope(aux[element]), 1e-5);
+                 });
+}
+
+TEST_F(CudaProducts, TheSumOfTheLeftMatrix) {
+  bias.assign(kRows, 0);
+  in_all_layouts(CUBLASLT_EPILOGUE_BGRADB,
+                 [&](size_t element, int64_t row, int64_t, double expected, const Matrix& left) {
+                   double sum = 0;
+                   for (int64_t k = 0; k < kTerms; ++k) sum += at(x, left, row, k);
+                   EXPECT_NEAR(bias[static_cast<size_t>(row)], sum, 1e-5);
+                   EXPECT_NEAR(made[element], expected, 1e-5);
+                 });
+}
+
+TEST_F(CudaProducts, WhatTheLibraryCannotDoIsNone) {
+  const Matrix left{kRows, kTerms, kTerms, 1};
+  const Matrix right{kTerms, kColumns, kColumns, 1};
+  const auto none = [](const Matrix& a, const Matrix& b, cublasLtEpilogue_t epilogue) {
+    return !library::product_of(a, b, epilogue).has_value();
+  };
+  const Matrix narrow{kTerms, 6, 6, 1};  // the other matrix of an epilogue needs multiples of 8
+  EXPECT_TRUE(none(left, narrow, CUBLASLT_EPILOGUE_DGELU));
+  EXPECT_FALSE(none(left, narrow, CUBLASLT_EPILOGUE_BGRADB));
+  EXPECT_TRUE(none({kRows, kTerms, 2 * kTerms, 2}, right, CUBLASLT_EPILOGUE_DEFAULT));
+  EXPECT_TRUE(none({kRows, kTerms, 0, 1}, right, CUBLASLT_EPILOGUE_DEFAULT));  // rows overlap
+  EXPECT_TRUE(none({0, kTerms, kTerms, 1}, right, CUBLASLT_EPILOGUE_DEFAULT));
+  EXPECT_TRUE(none(left, {kTerms, 0, 1, 1}, CUBLASLT_EPILOGUE_DEFAULT));
+}
+
+TEST_F(CudaProducts, TheFirstAlgorithmIsAskedForOnce) {
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(make(plain()));
+  EXPECT_EQ(fake_cublaslt().asked, 1);
+  EXPECT_EQ(fake_cublaslt().run, (std::vector<int>{0, 0, 0}));
+  EXPECT_EQ(fake_cublaslt().workspace, 1U << 20);
+  Product other = plain();
+  other.reduction_schemes = CUBLASLT_REDUCTION_SCHEME_NONE;
+  EXPECT_TRUE(make(other));
+  EXPECT_EQ(fake_cublaslt().asked, 2);
+  EXPECT_EQ(fake_cublaslt().reduction_mask, CUBLASLT_REDUCTION_SCHEME_NONE);
+}
+
+TEST_F(CudaProducts, LessAlignedMatricesAreAskedForAnew) {
+  const std::vector<float> room = numbers(256, 5);
+  const auto make_at = [&](const float* a) {
+    EXPECT_TRUE(products.make(plain(), {a, x.data(), made.data(), nullptr, nullptr}, {},
+                              Products::Choice::kFirst, nullptr, [] {}));
+  };
+  const auto* aligned = room.data();
+  while (reinterpret_cast<uintptr_t>(aligned) % 64 != 0) ++aligned;
+  make_at(aligned);
+  const int before = fake_cublaslt().asked;
+  EXPECT_GE(fake_cublaslt().alignment_a, 64U);
+  make_at(aligned + 1);
+  EXPECT_EQ(fake_cublaslt().alignment_a, 4U);
+  EXPECT_EQ(fake_cublaslt().asked, before + 1);
+}
+
+TEST_F(CudaProducts, TheFastestOfAllIsKept) {
+  int calls = 0;
+  const auto clock = [&](const std::function<bool()>& call) {
+    call();
+    return std::vector<double>{3, 1, 2, 5}.at(static_cast<size_t>(calls++));  // last: instead
+  };
+  EXPECT_TRUE(make(plain(), Products::Choice::kTried, clock));
+  EXPECT_EQ(fake_cublaslt().run.back(), 1);
+  EXPECT_TRUE(make(plain(), Products::Choice::kTried));  // as in a capture
+  EXPECT_EQ(fake_cublaslt().run.back(), 1);
+  EXPECT_EQ(calls, 4);
+  EXPECT_TRUE(make(plain()));  // alike in all processes, whatever was tried
+  EXPECT_EQ(fake_cublaslt().run.back(), 0);
+}
+
+TEST_F(CudaProducts, WhereTheOtherWayIsFasterItIsTaken) {
+  bool instead_ran = false;
+  int calls = 0;
+  const auto clock = [&](const std::function<bool()>& call) {
+    call();
+    return ++calls == 4 ? 0.5 : 1.0;
+  };
+  const auto instead = [&] { instead_ran = true; };
+  EXPECT_FALSE(make(plain(), Products::Choice::kTried, clock, instead));
+  EXPECT_TRUE(instead_ran);
+  EXPECT_FALSE(make(plain(), Products::Choice::kTried, clock, instead));
+  EXPECT_EQ(calls, 4);
+}
+
+TEST_F(CudaProducts, InACaptureWhatWasNotTriedIsTheFirstAndIsTriedLater) {
+  EXPECT_TRUE(make(plain(), Products::Choice::kTried));
+  EXPECT_EQ(fake_cublaslt().run.back(), 0);
+  int calls = 0;
+  const auto clock = [&](const std::function<bool()>& call) {
+    call();
+    return 5.0 - ++calls;
+  };
+  EXPECT_FALSE(make(plain(), Products::Choice::kTried, clock));  // `instead` was the fastest
+  EXPECT_EQ(calls, 4);
+}
+
+TEST_F(CudaProducts, AlgorithmsThatFailAreNotChosen) {
+  fake_cublaslt().refused = 0;
+  EXPECT_TRUE(make(plain(), Products::Choice::kTried, one_second));
+  EXPECT_EQ(fake_cublaslt().run.back(), 1);
+}
+
+TEST_F(CudaProducts, WithoutAnAlgorithmThereIsNone) {
+  fake_cublaslt().algorithms = 0;
+  EXPECT_FALSE(make(plain()));
+  EXPECT_FALSE(make(plain(), Products::Choice::kTried, one_second));
+  EXPECT_TRUE(fake_cublaslt().run.empty());
+}
+
+}  // namespace
+}  // namespace acc

@@ -1,0 +1,118 @@
+"""The benchmark's cases for GPUs, and what only a GPU's measurements need, on a host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import gpu_probe, load, measure, models, programs, run, worker
+from benchmarks.cases import CASES, Case
+from benchmarks.measure import Settings
+from tests.fake_workers import Fakes
+
+
+@pytest.fixture
+def fakes(tmp_path, monkeypatch) -> Fakes:
+    monkeypatch.setattr(load, "foreign_seconds", lambda before, after: 0.0)
+    return Fakes(tmp_path)
+
+
+def test_musts_of_a_gpu(fakes):
+    case = Case("c", "", must={"eager": 9.0}, gpu_must={"eager": 3.0}, gpu_goal=4.0)
+    plans = {"eager": {"ms": 10.0, "peak": 100.0}, "acc": {"ms": 5.0, "peak": 101.0}}
+    result = fakes.measure(plans, ("eager", "acc"), case=case, suite="gpu")
+    ratio, memory = (
+        line for kind in ("ratio", "memory") for line in result.lines if line["kind"] == kind
+    )
+    assert (ratio["must"], ratio["holds"], ratio["goal"]) == (3.0, False, 4.0)
+    assert (memory["must"], memory["holds"]) == (1.0, False)
+    assert len(result.missed) == 2
+
+
+def test_losses_are_read_now_and_then_on_a_gpu():
+    session = worker.Session({"read_every": 4, "device": "cpu"})
+    session.device = worker.DeviceAccess("cpu")
+    steps: list[tuple[int, bool]] = []
+
+    class Program:
+        def step(self, index: int, read: bool = True) -> None:
+            steps.append((index, read))
+
+    session.program = Program()
+    session.window({"steps": 6})
+    read = [index for index, was_read in steps if was_read]
+    assert [index for index, _ in steps] == [1, 2, 3, 4, 5, 6]
+    assert read == [4, 6]
+
+
+# Of each kind of program one.
+@pytest.mark.parametrize("name", ["seed_amp", "gpt2"])
+def test_a_case_for_gpus_runs_small_on_a_host(acc_only, name):
+    cores = (load.choose_cores(1)[0],)
+    settings = Settings("host", ("eager", "acc"), cores, alternations=1, window_s=0.02)
+    assert measure.worker_spec(name, "acc", "plain", settings)["small"]
+    result = measure.measure_case(CASES[name], settings)
+    assert result.failures == []
+
+
+def test_the_networks_are_those_that_the_figures_are_of():
+    with torch.device("meta"):
+        made = {
+            models.resnet50: models.resnet50(1000),
+            models.swin_tiny: models.swin_tiny(1000),
+            models.gpt2: models.gpt2(),
+        }
+    sizes = {make.__name__: sum(p.numel() for p in net.parameters()) for make, net in made.items()}
+    # as torchvision says; GPT-2's 124,439,808 and 47 more words of 768
+    assert sizes == {"resnet50": 25_557_032, "swin_tiny": 28_288_354, "gpt2": 124_475_904}
+
+
+class Counting:
+    """In place of a training whose step is captured by hand."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scaler = None
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def test_what_steps_before_a_capture_change_is_put_back():
+    begun, plain = Counting(), Counting()
+    plain.model.load_state_dict(begun.model.state_dict())
+    captured = programs.HandCaptured(begun.step, begun)
+    kept = [each.clone() for each in begun.model.state_dict().values()]
+    x = torch.randn(4, 3)
+    for _ in range(3):
+        begun.step(x)
+    captured.put_back(kept)
+    assert [begun.step(x).item() for _ in range(4)] == [plain.step(x).item() for _ in range(4)]
+
+
+def test_a_graph_captured_by_hand_is_for_gpus(capsys):
+    assert run.main(["--suite", "host", "--modes", "eager,graph"]) == run.EXIT_REFUSED
+    assert "of --suite gpu only" in capsys.readouterr().err
+
+
+def test_the_work_of_a_gpu_in_a_trace():
+    def event(category: str, name: str, begins: float = 0, lasts: float = 0) -> dict:
+        return {"cat": category, "name": name, "ts": begins, "dur": lasts}
+
+    events = [
+        event("kernel", "a", 10, 5),
+        event("gpu_memcpy", "b", 12, 4),  # beside it
+        event("kernel", "c", 20, 10),
+        event("cuda_runtime", "cudaLaunchKernel"),
+        event("cuda_runtime", "cudaLaunchKernelExC"),
+        event("cuda_driver", "cuLaunchKernel"),
+        event("cuda_runtime", "cudaGraphLaunch"),
+        event("cpu_op", "aten::add", 0, 100),
+    ]
+    assert gpu_probe.gpu_work(events) == (3, 1, 16.0, 4.0)
+    assert gpu_probe.gpu_work([]) == (0, 0, 0.0, 0.0)
