@@ -19,7 +19,7 @@ using graph::Op;
 using graph::Tag;
 using graph::TensorWords;
 
-bool is_one(const int64_t* word) {
+bool is_factor_one(const int64_t* word) {
   return graph::tag_of(*word) == Tag::kInt && graph::flags_of(*word) == 0 && word[1] == 1;
 }
 
@@ -37,14 +37,14 @@ bool is_first_dimension(const int64_t* word) {
 
 bool has_epilogues(uint8_t type) { return type == dtype::kF32 || dtype::is_half(type); }
 
-std::optional<TensorWords> read(const int64_t* word) {
+std::optional<TensorWords> read_operand(const int64_t* word) {
   if (graph::tag_of(*word) != Tag::kTensor) return std::nullopt;
   const TensorWords tensor = graph::read_tensor(word);
   if (tensor.flags != 0 || !has_epilogues(tensor.dtype)) return std::nullopt;
   return tensor;
 }
 
-int64_t elements(const TensorWords& tensor) {
+int64_t element_count(const TensorWords& tensor) {
   int64_t product = 1;
   for (const int64_t size : tensor.sizes) product *= size;
   return product;
@@ -61,24 +61,24 @@ bool is_dense(const TensorWords& tensor) {
 }
 
 // A matrix of dense rows, as the words of a call say it.
-struct Matrix {
+struct DenseMatrix {
   uint32_t buffer = 0;
   int64_t offset = 0;
   int64_t rows = 0;
   int64_t columns = 0;
   uint8_t type = 0;
 
-  bool operator==(const Matrix&) const = default;
+  bool operator==(const DenseMatrix&) const = default;
 };
 
 // The same elements in the same order as a matrix of so many columns.
-std::optional<Matrix> as_matrix(const int64_t* word, int64_t columns) {
-  const auto tensor = read(word);
-  if (!tensor || !is_dense(*tensor) || columns <= 0 || elements(*tensor) % columns != 0) {
+std::optional<DenseMatrix> as_dense_matrix(const int64_t* word, int64_t columns) {
+  const auto tensor = read_operand(word);
+  if (!tensor || !is_dense(*tensor) || columns <= 0 || element_count(*tensor) % columns != 0) {
     return std::nullopt;
   }
-  return Matrix{tensor->buffer, tensor->offset, elements(*tensor) / columns, columns,
-                tensor->dtype};
+  return DenseMatrix{tensor->buffer, tensor->offset, element_count(*tensor) / columns, columns,
+                     tensor->dtype};
 }
 
 class Epilogues {
@@ -140,17 +140,17 @@ class Epilogues {
   // addmm(bias, left, right) with nothing but the bias, a row.
   bool is_linear(uint32_t index) const {
     const auto items = arguments(index);
-    if (items.size() != 5 || !is_one(items[3]) || !is_one(items[4])) return false;
+    if (items.size() != 5 || !is_factor_one(items[3]) || !is_factor_one(items[4])) return false;
     if (graph_.nodes[index].n_values != 0) return false;
-    const auto bias = read(items[0]);
-    return bias && bias->sizes.size() == 1 && bias->strides[0] == 1 && read(items[1]) &&
-           read(items[2]) && bias->sizes[0] == read(items[2])->sizes[1];
+    const auto bias = read_operand(items[0]);
+    return bias && bias->sizes.size() == 1 && bias->strides[0] == 1 && read_operand(items[1]) &&
+           read_operand(items[2]) && bias->sizes[0] == read_operand(items[2])->sizes[1];
   }
 
   static void put(const int64_t* item, std::vector<int64_t>* words) {
     words->insert(words->end(), item, item + graph::item_words(item));
   }
-  static void put(const Matrix& m, std::vector<int64_t>* words) {
+  static void put(const DenseMatrix& m, std::vector<int64_t>* words) {
     words->insert(words->end(), {graph::make_tag(Tag::kTensor, m.type, 0, 2), m.buffer, m.offset,
                                  m.rows, m.columns, m.columns, 1});
   }
@@ -183,17 +183,17 @@ class Epilogues {
 
   struct Layer {
     uint32_t product;
-    Matrix result;  // of the activation
+    DenseMatrix result;  // of the activation
   };
   std::optional<Layer> linear_before(uint32_t index, bool alone) const {
-    const auto input = read(arguments(index)[0]);
+    const auto input = read_operand(arguments(index)[0]);
     const int64_t* result = graph_.results(graph_.nodes[index]).data();
     if (!input || !covers(graph_, result)) return std::nullopt;
     const uint32_t product = product_of(input->buffer, index, alone);
     if (product == kNobody || !is_linear(product)) return std::nullopt;
     const TensorWords layer = graph::read_tensor(graph_.results(graph_.nodes[product]).data());
-    const auto before = as_matrix(arguments(index)[0], layer.sizes[1]);
-    const auto after = as_matrix(result, layer.sizes[1]);
+    const auto before = as_dense_matrix(arguments(index)[0], layer.sizes[1]);
+    const auto after = as_dense_matrix(result, layer.sizes[1]);
     if (!before || !after || before->rows != layer.sizes[0] || after->type != layer.dtype) {
       return std::nullopt;
     }
@@ -203,7 +203,7 @@ class Epilogues {
   // gelu_backward(mm(left, right), before).
   void join_gelu_backward(uint32_t index) {
     const auto items = arguments(index);
-    const auto gradient = read(items[0]);
+    const auto gradient = read_operand(items[0]);
     const int64_t* result = graph_.results(graph_.nodes[index]).data();
     if (!is_tanh(items[2]) || !gradient || !covers(graph_, result)) return;
     const uint32_t product = product_of(gradient->buffer, index, /*alone=*/true);
@@ -211,9 +211,9 @@ class Epilogues {
     const Node& node = graph_.nodes[product];
     if (node.op->with_gelu_backward == nullptr) return;
     const int64_t columns = graph::read_tensor(graph_.results(node).data()).sizes[1];
-    const auto after = as_matrix(result, columns);
-    const auto before = as_matrix(items[1], columns);
-    const auto same = as_matrix(items[0], columns);
+    const auto after = as_dense_matrix(result, columns);
+    const auto before = as_dense_matrix(items[1], columns);
+    const auto same = as_dense_matrix(items[0], columns);
     if (!after || !before || !same || before->rows != after->rows || same->rows != after->rows ||
         before->type != after->type || same->type != after->type ||
         uses_.is_written(before->buffer, product, index)) {
@@ -230,7 +230,7 @@ class Epilogues {
   // earlier one goes where the later one is.
   void join_sum(uint32_t index) {
     const auto items = arguments(index);
-    const auto gradient = read(items[0]);
+    const auto gradient = read_operand(items[0]);
     const int64_t* result = graph_.results(graph_.nodes[index]).data();
     if (!gradient || gradient->sizes.size() != 2 || !is_dense(*gradient) ||
         !is_first_dimension(items[1]) || graph::tag_of(*items[2]) != Tag::kBool ||
@@ -257,8 +257,8 @@ class Epilogues {
   // Whether the node is mm(gradient^T, something).
   bool multiplies_transposed(uint32_t index, const TensorWords& gradient) const {
     if (graph_.nodes[index].op->with_sum == nullptr) return false;
-    const auto left = read(arguments(index)[0]);
-    const auto right = read(arguments(index)[1]);
+    const auto left = read_operand(arguments(index)[0]);
+    const auto right = read_operand(arguments(index)[1]);
     return left && right && left->buffer == gradient.buffer && left->offset == gradient.offset &&
            left->dtype == gradient.dtype && left->sizes[0] == gradient.sizes[1] &&
            left->sizes[1] == gradient.sizes[0] && left->strides[0] == 1 &&
