@@ -219,6 +219,9 @@ class Epilogues {
         uses_.is_written(before->buffer, product, index)) {
       return;
     }
+    // A product that waits for its sum may be made later than this one.
+    const int64_t filled = uses_.last_write(before->buffer, product);
+    if (filled >= 0 && made_[static_cast<size_t>(filled)].gone) return;
     Made& made = begin(product, product, node.op->with_gelu_backward);
     for (const int64_t* item : arguments(product)) put(item, &made.arguments);
     put(*before, &made.arguments);

@@ -255,5 +255,19 @@ TEST(Epilogues, TheBackwardStaysWhereWhatItReadsIsMadeLater) {
   EXPECT_EQ(p.names(), (Lines{"mm", "other", "aten::gelu_backward"}));
 }
 
+TEST(Epilogues, TheBackwardStaysWhereWhatItReadsWaitsForASum) {
+  BiasGradient p;
+  p.put_product();  // (8, 3)
+  const Matrix waits{static_cast<uint32_t>(p.graph.buffers.size() - 1), kColumns, kTerms};
+  const Matrix left{p.input(), kColumns, 2};
+  const Matrix right{p.input(), 2, kTerms};
+  const uint32_t made = p.multiply(left, right);
+  p.put_sum();
+  p.put(p.gelu_backward,
+        {Program::word({made, kColumns, kTerms}), Program::word(waits), Program::text("tanh")},
+        {Program::word(p.made(kColumns, kTerms))});
+  EXPECT_EQ(p.names(), (Lines{"mm", "sum", "aten::gelu_backward"}));
+}
+
 }  // namespace
 }  // namespace acc
