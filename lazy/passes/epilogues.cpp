@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include "csrc/base/env.h"
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
 #include "lazy/passes/storage_uses.h"
@@ -35,7 +36,10 @@ bool is_first_dimension(const int64_t* word) {
          graph::tag_of(word[1]) == Tag::kInt && graph::flags_of(word[1]) == 0 && word[2] == 0;
 }
 
-bool has_epilogues(uint8_t type) { return type == dtype::kF32 || dtype::is_half(type); }
+// In half precision an epilogue takes what was accumulated: a rounding less than eager's two calls.
+bool has_epilogues(uint8_t type) {
+  return type == dtype::kF32 || (dtype::is_half(type) && !base::env::exact());
+}
 
 std::optional<TensorWords> read_operand(const int64_t* word) {
   if (graph::tag_of(*word) != Tag::kTensor) return std::nullopt;

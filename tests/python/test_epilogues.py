@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -126,3 +127,18 @@ class InPlace(nn.Module):
 
 def test_a_result_that_changes_is_used_as_it_was():
     steps_of(InPlace, 6, 16)
+
+
+def test_half_precision_has_none_where_each_operator_rounds():
+    code = """
+        import torch
+        from torch import nn
+        from tests.python import test_epilogues as t
+        from tests import helpers
+        helpers.load_device()
+        helpers.emulate_gpu()
+        for dtype in (torch.float16, torch.float32):
+            print(t.train(lambda: t.block(nn.GELU("tanh")), 6, 16, dtype=dtype)[1].count("addmm"))
+    """
+    done = helpers.run_python(textwrap.dedent(code), ACC_EXACT="1", ACC_MODE="full")
+    assert done.stdout.split() == ["2", "1"], done.stderr
