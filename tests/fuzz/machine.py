@@ -301,16 +301,20 @@ def _none(_: object) -> None:
 
 
 def _optimizer(a: Tensor, b: Tensor, k: int) -> Made:
-    """Two steps of an optimizer over copies of both registers, each other's gradients."""
+    """Two steps of an optimizer over copies of both registers, each other's gradients.
+
+    Where a gradient is what a subtraction left, a last bit of what was subtracted moves a parameter
+    by lr / eps times as much, 40 times after two steps of both: search.BOUNDS have room for that.
+    """
     if a.dtype != torch.float32 or b.dtype != torch.float32 or a.shape != b.shape:
         return None
     parameters = [t.clone().contiguous() for t in (a, b, a[:1] if a.dim() else a)]
     gradients = [t.tanh() for t in reversed(parameters[:2])] + [parameters[2] * 0.5]
     make: Any = (
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
-        lambda p: torch.optim.AdamW(p, lr=0.1, eps=1e-3, foreach=True),
-        lambda p: torch.optim.Adam(p, lr=0.1, eps=1e-3, foreach=False),
-        lambda p: torch.optim.RMSprop(p, lr=0.1, eps=1e-3, foreach=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, eps=1e-2, foreach=True),
+        lambda p: torch.optim.Adam(p, lr=0.1, eps=1e-2, foreach=False),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, eps=1e-2, foreach=True),
     )[k]
     optimizer = make(parameters)
     for _ in range(2):
