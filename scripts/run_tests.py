@@ -2,7 +2,8 @@
 
     run_tests.py [--full] [--keep-going] [--mode MODE ...] [STAGE ...]
 
-Each stage is a process of its own and prints its runner's own closing lines.
+Each stage is a process of its own and prints its runner's own closing lines; after it comes how
+long it took, and how much of that time the cores were busy.
 """
 
 from __future__ import annotations
@@ -130,7 +131,12 @@ def main(argv: list[str]) -> int:
         print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
         texts = {} if name == "fuzz" else {"ACC_KERNEL_TEXTS": str(KERNEL_TEXTS)}
         chosen = {"ACC_MODE": mode} if mode else {}
-        if STAGES[name]({**environ, **texts, **chosen}) != 0:
+        start = os.times()
+        code = STAGES[name]({**environ, **texts, **chosen})
+        end = os.times()
+        busy = end.children_user - start.children_user + end.children_system - start.children_system
+        print(f"   {end.elapsed - start.elapsed:.0f} s, {busy:.0f} s of CPU time", flush=True)
+        if code != 0:
             failed.append(f"--mode {mode} {name}" if mode else name)
             if not arguments.keep_going:
                 break
