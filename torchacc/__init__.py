@@ -19,6 +19,7 @@ from torchacc.config import Config
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.graph_view import graph, profile_plans
 from torchacc.loader import AsyncLoader
+from torchacc.report import report
 from torchacc_device._build_info import VERSION as __version__
 
 _install_hooks()
@@ -36,5 +37,6 @@ __all__ = [
     "lazy_device",
     "mark_step",
     "profile_plans",
+    "report",
     "sync",
 ]

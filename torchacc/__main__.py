@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from torchacc.report import environment, render
+from torchacc.environment import environment, render, size_text
 from torchacc_device import _C
 
 
@@ -34,8 +34,8 @@ def _cache(action: str) -> int:
         section = {
             "directory": info["directory"] or None,
             "libraries": info["files"],
-            "size": _size(info["bytes"]),
-            "limit": _size(info["max_bytes"]),
+            "size": size_text(info["bytes"]),
+            "limit": size_text(info["max_bytes"]),
             "problem": info["problem"] or None,
         }
         print(render({"cache": section}))
@@ -45,17 +45,9 @@ def _cache(action: str) -> int:
         return 1
     _C.clear_cache()
     left = _C.cache_info()
-    freed = _size(info["bytes"] - left["bytes"])
+    freed = size_text(info["bytes"] - left["bytes"])
     print(f"{info['directory']}: {info['files'] - left['files']} libraries, {freed} freed")
     return 1 if left["files"] else 0
-
-
-def _size(count: int) -> str:
-    """Bytes for people: `_size(14_000)` is "13.7 KiB"."""
-    if count < 1 << 10:
-        return f"{count} B"
-    power = min((count.bit_length() - 1) // 10, 3)
-    return f"{count / (1 << 10 * power):.1f} {('KiB', 'MiB', 'GiB')[power - 1]}"
 
 
 if __name__ == "__main__":

@@ -1,154 +1,144 @@
-"""The environment report of `python -m torchacc env`: read-only, from this machine alone."""
+"""What the program's steps did so far: how they ran, what interrupted them, and why."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
-import sys
-from typing import Any
+import dataclasses
+from collections.abc import Iterator, Mapping
 
-import torch
+from torchacc.device import lazy_device
+from torchacc.environment import render, size_text
+from torchacc_device import _C
 
-import torchacc_device
-from torchacc.device import device_type
-from torchacc_device import _C, _build_info, _foreign
-
-Section = dict[str, Any]
-
-# Settings of other projects that decide how this one runs.
-_VARIABLES = (
-    "USE_TORCHACC",
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",
-    "CUDA_VISIBLE_DEVICES",
-    "LOCAL_WORLD_SIZE",
-    "WORLD_SIZE",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-)
-_PREFIX = "ACC_"
-
-
-def environment() -> dict[str, Section]:
-    """Sections of plain values (str, int, float, bool, list, None), ready for JSON."""
-    return {
-        "torchacc": _own(),
-        "torch": _torch(),
-        "device": _device(),
-        "machine": _machine(),
-        "variables": _variables(),
-    }
-
-
-def render(report: dict[str, Section]) -> str:
-    """The report as text, one value per line."""
-    lines = []
-    for title, section in report.items():
-        lines.append(f"{title}:")
-        width = max((len(key) for key in section), default=0)
-        for key, value in section.items():
-            lines.append(f"  {key:<{width}}  {_text(value)}".rstrip())
-    return "\n".join(lines)
+# Counters of submitted work are named "flush_" and the reason; these end steps.
+_ENDS = {
+    "step": "optimizer.step()",
+    "loader": "a loader's next batch",
+    "explicit": "mark_step(), sync() or synchronize()",
+}
+_REASONS = {
+    "read": "a value was read",
+    "fallback": "an operator without a device kernel",
+    "data_dependent": "an operator whose result's shape depends on data",
+    "cap": "the graph was as long as it may be",
+    "event": "an event or a stream was asked",
+    "resize": "memory was resized",
+    "pointer": "an address was asked",
+    "eager": "ACC_MODE runs operators at once",
+    "exit": "the program ended",
+}
+_OUTSIDE = {
+    "number": "a number of it changes",
+    "address": "what it writes lies elsewhere each time",
+    "failed": "it cannot be captured",
+    "host memory": "it touches the host's memory",
+}
+_AGAIN = {
+    "address": "an input lay elsewhere",
+    "copied": "an input that moves is copied from then on",
+    "result": "a result of the step before was still needed where it was",
+}
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_text(item) for item in value) or "-"
-    return str(value)
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `report` returns; its text is for people.
+
+    `counters`: events by name, of all devices of the process. `memory`: bytes of the current
+    device, by name, at the time of the report.
+    """
+
+    executor: str
+    mode: str
+    counters: Mapping[str, int]
+    memory: Mapping[str, int]
+
+    def of(self, group: str) -> dict[str, int]:
+        """The counters that are named `group`/KEY, by KEY, the largest first.
+
+        `of("fallback")` has operators that ran at once, `of("flush_read")` the lines of the program
+        that read values while work was recorded, `of("not_captured/failed")` the operators that
+        are called between the pieces of captured work because their capture failed.
+        """
+        start = group + "/"
+        found = [(k[len(start) :], n) for k, n in self.counters.items() if k.startswith(start)]
+        return dict(sorted(found, key=lambda each: (-each[1], each[0])))
+
+    def __str__(self) -> str:
+        sections: dict[str, dict[str, object]] = {
+            "steps": dict(self._steps()),
+            "submitted between the ends of steps": dict(self._cuts()),
+            "plans": dict(self._plans()),
+            "captured work": dict(self._captured()),
+            "called between the pieces of captured work": dict(self._outside()),
+            "operators without a device kernel": dict(self.of("fallback")),
+            "kernels": dict(self._kernels()),
+            "memory": {name: size_text(size) for name, size in self.memory.items()},
+        }
+        return render({title: section for title, section in sections.items() if section})
+
+    def _count(self, name: str) -> int:
+        return self.counters.get(name, 0)
+
+    def _steps(self) -> Iterator[tuple[str, object]]:
+        yield "executor", f"{self.executor}, ACC_MODE={self.mode}"
+        for reason, text in _ENDS.items():
+            if count := self._count(f"flush_{reason}"):
+                yield f"ended by {text}", count
+        yield "operators recorded", self._count("nodes")
+        yield "errors", self._count("errors")
+
+    def _cuts(self) -> Iterator[tuple[str, object]]:
+        for reason, text in _REASONS.items():
+            if count := self._count(f"flush_{reason}"):
+                yield text, count
+                for place, times in self.of(f"flush_{reason}").items():
+                    yield f"  {place} ({reason})", times
+
+    def _plans(self) -> Iterator[tuple[str, object]]:
+        yield "made", self._count("plans_built")
+        yield "made again with more results", self._count("plans_widened")
+        yield "dropped from the cache", self._count("plans_evicted")
+        yield "found by their operators", self._count("plan_hits")
+        yield "followed while they were recorded", self._count("plan_follows")
+        yield "replayed by torchacc.capture", self._count("replays")
+
+    def _captured(self) -> Iterator[tuple[str, object]]:
+        seconds = self._count("capture_us") * 1e-6
+        yield "runs that were captured", f"{self._count('captures')}, in {seconds:.3f} s"
+        launches = self._count("captured_launches")
+        yield "runs submitted", f"{self._count('captures_submitted')}, as {launches} launches"
+        for reason, count in self.of("captured_again").items():
+            yield f"not submitted: {_AGAIN.get(reason, reason)}", count
+
+    def _outside(self) -> Iterator[tuple[str, object]]:
+        for reason, text in _OUTSIDE.items():
+            for operator in self.of(f"not_captured/{reason}"):
+                yield operator, text
+
+    def _kernels(self) -> Iterator[tuple[str, object]]:
+        yield "compiled", self._count("jit/compiled")
+        yield "not compiled", self._count("jit/failed")
+        yield "slower than operators", len(self.of("kernel_put_aside"))
+        yield "launched", self._count("kernel_launches")
 
 
-def _own() -> Section:
-    foreign = _foreign.find()
-    section: Section = {
-        "version": _build_info.VERSION,
-        "front end": os.path.dirname(os.path.abspath(__file__)),
-        "device": os.path.dirname(os.path.abspath(torchacc_device.__file__)),
-    }
-    for name, value in sorted(vars(_build_info).items()):
-        if name.isupper() and name != "VERSION":
-            section[f"built: {name.lower()}"] = value
-    section["other torchacc"] = None if foreign is None else foreign.message()
-    return section
+def report(since: Report | None = None) -> Report:
+    """What happened since the process began or, given an earlier report, since then.
 
+        before = torchacc.report()
+        ...
+        print(torchacc.report(since=before))
 
-def _torch() -> Section:
-    section: Section = {
-        "version": torch.__version__,
-        "path": os.path.dirname(os.path.abspath(torch.__file__)),
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-        "autoload": sorted(
-            entry.name for entry in importlib.metadata.entry_points(group="torch.backends")
-        ),
-    }
-    try:
-        section["torchvision"] = importlib.metadata.version("torchvision")
-    except importlib.metadata.PackageNotFoundError:
-        section["torchvision"] = None
-    return section
-
-
-def _device() -> Section:
-    name = device_type()
-    module = torch.get_device_module(name)
-    count = module.device_count()
-    section: Section = {
-        "executor": _C.executor_name(),
-        "mode": _C.mode(),
-        "cuda in the build": _C.is_cuda_build(),
-        "devices": count,
-    }
-    for index in range(count):
-        section[f"{name}:{index}"] = module.get_device_name(index)
-    section["nvidia driver"] = _nvidia_driver()
-    section["nvidia gpu unusable"] = _C.gpu_problem() or None
-    return section
-
-
-def _nvidia_driver() -> str | None:
-    """The version of the loaded kernel module, read without starting CUDA."""
-    try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
-            return file.readline().strip() or None
-    except OSError:
-        return None
-
-
-def _machine() -> Section:
-    return {
-        "system": platform.platform(),
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "c library": " ".join(platform.libc_ver()),
-        "processor": _proc("/proc/cpuinfo", "model name") or platform.machine(),
-        "cores": os.cpu_count(),
-        "cores for this process": len(os.sched_getaffinity(0)),
-        "memory": _proc("/proc/meminfo", "MemTotal"),
-        "memory available": _proc("/proc/meminfo", "MemAvailable"),
-    }
-
-
-def _proc(path: str, key: str) -> str | None:
-    """The value of the first line `key : value` of a file under /proc."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == key:
-                    return value.strip()
-    except OSError:
-        pass
-    return None
-
-
-def _variables() -> Section:
-    """What is set, and what begins like one of our names and is none."""
-    names = [*_VARIABLES, *sorted(name for name in os.environ if name.startswith(_PREFIX))]
-    section: Section = {name: os.environ[name] for name in names if name in os.environ}
-    unknown = _C.unknown_environment()
-    if unknown:
-        section["not known"] = unknown
-    return section
+    Says what was submitted between the ends of steps, by which line of the program, and what is
+    called between the pieces of captured work, and why. Submits nothing itself: memory is what
+    tensors hold whose contents have been computed.
+    """
+    counters = dict(_C.stats())
+    if since is not None:
+        counters = {
+            name: count - since.counters.get(name, 0)
+            for name, count in counters.items()
+            if count != since.counters.get(name, 0)
+        }
+    memory = dict(_C.held_memory(lazy_device().index))
+    return Report(_C.executor_name(), _C.mode(), counters, memory)

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <limits>
+#include <string>
 #include <utility>
 
 #include "csrc/base/check.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/errors.h"
 #include "lazy/graph/words.h"
 
 namespace acc::exec {
@@ -27,6 +31,14 @@ bool touches_host(const plan::Plan& plan, const plan::Step& step) {
 
 const graph::Node& first_node(const plan::Plan& plan, const plan::Step& step) {
   return plan.program.nodes[step.nodes[0]];
+}
+
+// Counts why a step is called between the pieces, under the operator and its place in the program.
+void count_outside(const char* why, const CaptureLimits& limits, const plan::Plan& plan,
+                   const plan::Step& step) {
+  const graph::Node& node = first_node(plan, step);
+  const std::string place = limits.text(node.source);
+  base::count_keyed(why, base::concat(node.op->name, place.empty() ? "" : " at ", place));
 }
 
 // Per step, whether it is captured.
@@ -192,10 +204,10 @@ void Captured::has_moved(uint32_t buffer) {
   }
 }
 
-void Captured::leave_outside(uint32_t step, const char* why) {
+void Captured::leave_outside(size_t step, const char* why) {
   if (limits_.outside[step]) return;
   limits_.outside[step] = true;
-  base::count_keyed(why, first_node(plan_, schedule_.steps[step]).op->name);
+  count_outside(why, limits_, plan_, schedule_.steps[step]);
 }
 
 void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> values,
@@ -218,14 +230,20 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
     if (prepared.kernel != nullptr) prepared.kernel->set(values);
   }
   prepared_->table.upload_all();
-  for (const Piece& piece : pieces_) {
-    *step = piece.begin;
+  piece_ = 0;
+  go_on(values);
+}
+
+void Captured::go_on(std::span<const int64_t> values) {
+  for (; piece_ < pieces_.size(); ++piece_) {
+    const Piece& piece = pieces_[piece_];
+    *at_ = piece.begin;
     if (piece.work != nullptr) {
       count(Counter::CapturedLaunches);
       piece.work->submit();
       continue;
     }
-    ambient.set(first_node(plan_, schedule_.steps[piece.begin]).ambient);
+    ambient_->set(first_node(plan_, schedule_.steps[piece.begin]).ambient);
     const PreparedStep& prepared = prepared_->steps[piece.begin];
     if (prepared.kernel != nullptr) {
       prepared.kernel->launch();
@@ -233,17 +251,44 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
       repeat(prepared, values, prepared_->slots);
     }
   }
-  *step = schedule_.steps.size();
+  *at_ = schedule_.steps.size();
   count(Counter::Steps, schedule_.steps.size());
 }
 
-Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule) {
+bool Captured::may_go_on() const {
+  if (piece_ == pieces_.size() || pieces_[piece_].work != nullptr) return false;
+  return may_repeat(plan_, schedule_.steps[pieces_[piece_].begin]);
+}
+
+Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule,
+                   std::string (*text)(uint32_t place))
+    : plan_(plan), schedule_(schedule) {
+  limits_.text = text;
   limits_.moved.resize(plan.program.buffers.size());
   limits_.copied.resize(plan.program.buffers.size());
   for (const plan::Step& step : schedule.steps) {
     // Snapshots of the CPU's tensors lie elsewhere each time.
     limits_.outside.push_back(touches_host(plan, step));
+    if (limits_.outside.back()) count_outside("not_captured/host memory", limits_, plan, step);
   }
+}
+
+void Captures::leave_outside(size_t step, const std::exception_ptr& error) {
+  limits_.outside[step] = true;
+  count_outside("not_captured/failed", limits_, plan_, schedule_.steps[step]);
+  runtime::warn_once(base::concat(
+      "[graphs] ", first_node(plan_, schedule_.steps[step]).op->name,
+      " cannot be part of captured work and is called between its pieces from now on: ",
+      runtime::text_of(error)));
+}
+
+void Captures::leave_all_outside(const std::exception_ptr& error) {
+  limits_.begun = std::numeric_limits<int>::max();
+  base::count_keyed("not_captured/failed", "all");
+  runtime::warn_once(
+      base::concat("[graphs] a step could not be captured and goes operator by "
+                   "operator from now on: ",
+                   runtime::text_of(error)));
 }
 
 Captured* Captures::find(const std::vector<Given>& given, std::span<const int64_t> values) {
@@ -259,6 +304,11 @@ Captured* Captures::find(const std::vector<Given>& given, std::span<const int64_
 void Captures::keep(std::unique_ptr<Captured> captured) {
   kept_.insert(kept_.begin(), std::move(captured));
   if (kept_.size() > kKept) kept_.pop_back();
+}
+
+void Captures::drop_all(const Captured* in_use) {
+  std::erase_if(kept_, [&](const auto& kept) { return kept.get() != in_use; });
+  limits_.begun = static_cast<int>(kept_.size());
 }
 
 void Captures::drop(const Captured* captured) {

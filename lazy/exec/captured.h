@@ -5,9 +5,10 @@
 
 #include <chrono>
 #include <cstdint>
-#include <limits>
+#include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "csrc/runtime/ambient.h"
@@ -26,7 +27,8 @@ namespace acc::exec {
 
 // What a schedule's captures have to do without, learnt from those that failed or did not fit.
 struct CaptureLimits {
-  std::vector<bool> outside;  // per step: is called between the pieces
+  std::vector<bool> outside;                      // per step: is called between the pieces
+  std::string (*text)(uint32_t place) = nullptr;  // for people
   // Per buffer, of inputs: how often it lay elsewhere soon after a capture; lies elsewhere from run
   // to run, and is copied to a place of its own.
   std::vector<int> moved;
@@ -71,6 +73,10 @@ class Captured {
   // Submits it. `step`: the step that is on its way, for errors.
   void submit(const std::vector<Given>& given, std::span<const int64_t> values,
               runtime::AmbientScope& ambient, size_t* step);
+  // Where that threw: whether it was a step between the pieces that has changed nothing, and going
+  // on with that step.
+  bool may_go_on() const;
+  void go_on(std::span<const int64_t> values);
 
   // What the work writes anew each time, per buffer; null where the plan keeps nothing.
   const std::vector<c10::Storage>& outputs() const { return outputs_; }
@@ -103,7 +109,7 @@ class Captured {
 
   void find_extents();
   void has_moved(uint32_t buffer);
-  void leave_outside(uint32_t step, const char* why);
+  void leave_outside(size_t step, const char* why);
   void fix(size_t step);
   void repeat(const PreparedStep& step, std::span<const int64_t> values,
               const std::vector<library::Slot>& slots);
@@ -131,12 +137,15 @@ class Captured {
   // While the work is submitted:
   runtime::AmbientScope* ambient_ = nullptr;
   size_t* at_ = nullptr;
+  size_t piece_ = 0;
 };
 
 // The captures of a schedule.
 class Captures {
  public:
-  Captures(const plan::Plan& plan, const plan::Schedule& schedule);
+  // `text`: of the place in the user's program where an operator was recorded.
+  Captures(const plan::Plan& plan, const plan::Schedule& schedule,
+           std::string (*text)(uint32_t place));
 
   // What can be submitted for these inputs and numbers; null when nothing can.
   Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
@@ -150,14 +159,11 @@ class Captures {
   }
   void keep(std::unique_ptr<Captured> captured);
   void drop(const Captured* captured);
-  // For their memory; they fitted.
-  void drop_all() {
-    kept_.clear();
-    limits_.begun = 0;
-  }
-  // The step cannot be captured; none can.
-  void leave_outside(size_t step) { limits_.outside[step] = true; }
-  void leave_all_outside() { limits_.begun = std::numeric_limits<int>::max(); }
+  // For their memory; they fitted. `in_use`: is kept, if it is one of them.
+  void drop_all(const Captured* in_use);
+  // The step cannot be captured, none can; `error` said so. Users are told once.
+  void leave_outside(size_t step, const std::exception_ptr& error);
+  void leave_all_outside(const std::exception_ptr& error);
 
  private:
   // Two, for programs that alternate between two sets of parameters.
@@ -165,6 +171,8 @@ class Captures {
   // Each failure teaches something, so that few are needed; what still changes then always will.
   static constexpr int kMost = 16;
 
+  const plan::Plan& plan_;
+  const plan::Schedule& schedule_;
   CaptureLimits limits_;
   std::vector<std::unique_ptr<Captured>> kept_;  // the last used first
 };

@@ -7,8 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -16,6 +14,7 @@
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
 #include "kernels/codegen/cuda_launch.h"
 #include "kernels/codegen/render.h"
@@ -46,17 +45,6 @@ Compilation& compilation_of(const plan::Plan& plan) {
   return *static_cast<Compilation*>(plan.compilation.get());
 }
 
-// Says once what keeps kernels from being made or kept.
-void warn_once(const std::string& what) {
-  static std::mutex mutex;
-  static auto& told = *new std::set<std::string>;
-  {
-    const std::lock_guard lock(mutex);
-    if (what.empty() || !told.insert(what).second) return;
-  }
-  TORCH_WARN(what);
-}
-
 // ACC_KERNEL_TEXTS: one file for each kernel, named after it; one that is there is the same.
 void keep_texts(const plan::Plan& plan) {
   const std::string directory = base::env::kernel_texts();
@@ -65,8 +53,9 @@ void keep_texts(const plan::Plan& plan) {
     const codegen::KernelText kernel = gpu_text(plan, i);
     const std::string path = base::concat(directory, "/", kernel.name, ".cu");
     if (jit::write_file(path, kernel.text) || errno == EEXIST) continue;
-    warn_once(base::concat("[kernels] ", path, " cannot be written: ", jit::error_text(errno),
-                           ". Set ACC_KERNEL_TEXTS to a directory of your own."));
+    runtime::warn_once(base::concat("[kernels] ", path,
+                                    " cannot be written: ", jit::error_text(errno),
+                                    ". Set ACC_KERNEL_TEXTS to a directory of your own."));
   }
 }
 
@@ -119,8 +108,8 @@ void use_what_is_there(plan::Plan& plan) {
     compilation.functions.push_back(compilation.job->function(name));
     usable.push_back(compilation.functions.back() != nullptr);
   }
-  warn_once(compilation.job->error());
-  warn_once(jit::cache_problem());
+  runtime::warn_once(compilation.job->error());
+  runtime::warn_once(jit::cache_problem());
   plan::use_kernels(plan, usable);
   compilation.job.reset();
 }

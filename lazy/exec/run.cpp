@@ -112,6 +112,11 @@ std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& 
   return prepared;
 }
 
+bool may_repeat(const plan::Plan& plan, const plan::Step& step) {
+  const graph::Op& op = *plan.program.nodes[step.nodes[0]].op;
+  return !op.writes && op.removable && step.reuse.empty();
+}
+
 // The stride of a dimension of one element does not matter.
 bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised) {
   if (tensor.storage_offset() != 0 || tensor.is_conj() || tensor.is_neg()) return false;

@@ -57,6 +57,9 @@ c10::Device alias_device(c10::DeviceIndex index);
 std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::DeviceIndex device, const std::vector<bool>& captured);
 
+// Whether a step whose operator has failed can be run as if it never had been.
+bool may_repeat(const plan::Plan& plan, const plan::Step& step);
+
 // Whether the memory of `tensor` is what the promised geometry describes.
 bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised);
 

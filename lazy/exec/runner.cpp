@@ -112,7 +112,7 @@ std::vector<std::weak_ptr<Captures>>& all_captures(c10::DeviceIndex device) {
 
 // The captures of a schedule, where its runs are to be captured; else null.
 std::shared_ptr<Captures> captures_of(const plan::Plan& plan, plan::Schedule& schedule,
-                                      c10::DeviceIndex device) {
+                                      c10::DeviceIndex device, const Places& places) {
   using base::env::Mode;
   const Mode mode = base::env::mode();
   if (!capturing().load(std::memory_order_relaxed)) return nullptr;
@@ -122,12 +122,28 @@ std::shared_ptr<Captures> captures_of(const plan::Plan& plan, plan::Schedule& sc
     return nullptr;
   }
   if (schedule.captures == nullptr) {
-    auto made = std::make_shared<Captures>(plan, schedule);
+    auto made = std::make_shared<Captures>(plan, schedule, places.text);
     std::erase_if(all_captures(device), [](const auto& each) { return each.expired(); });
     all_captures(device).push_back(made);
     schedule.captures = std::move(made);
   }
   return std::static_pointer_cast<Captures>(schedule.captures);
+}
+
+void drop_captures(c10::DeviceIndex device, const Captured* in_use) {
+  for (const std::weak_ptr<Captures>& each : all_captures(device)) {
+    if (const auto captures = each.lock()) captures->drop_all(in_use);
+  }
+}
+
+// Frees what has been captured on a device, except for `in_use`, and what allocators keep. Returns
+// the bytes of captured work.
+uint64_t give_back(c10::DeviceIndex device, const Captured* in_use) {
+  const uint64_t before = runtime::backend().captured_bytes(device);
+  drop_captures(device, in_use);
+  const uint64_t after = runtime::backend().captured_bytes(device);
+  runtime::backend().empty_cache();
+  return before - std::min(before, after);  // other threads use it too
 }
 
 }  // namespace
@@ -160,11 +176,7 @@ class Stopped {
           once_more = tried_again != step_;
           tried_again = step_;
           if (once_more) {
-            const uint64_t before = runtime::backend().captured_bytes(device_);
-            release_captures(device_);
-            const uint64_t after = runtime::backend().captured_bytes(device_);
-            outcome.given_back += before - std::min(before, after);  // other threads use it too
-            runtime::backend().empty_cache();
+            outcome.given_back += give_back(device_, nullptr);
           }
           if (!once_more) {
             if (capture_ != nullptr) outcome.capture = *capture_->number();
@@ -249,7 +261,7 @@ class Stopped {
   }
 
   void begin(std::span<const int64_t> values) {
-    captures_ = captures_of(plan_, schedule_, device_);
+    captures_ = captures_of(plan_, schedule_, device_, places_);
     if (captures_ != nullptr && captures_->wants_more() && needed_.empty()) {
       capture_ = captures_->begin(plan_, schedule_, device_, values);
       run_.emplace(capture_->begin(given_));
@@ -284,11 +296,9 @@ class Stopped {
       if (runtime::is_out_of_memory(std::current_exception())) {
         count_keyed("not_captured/failed", "no memory");
       } else if (step_failed) {
-        count_keyed("not_captured/failed", first_node(step_).op->name);
-        captures_->leave_outside(step_);
+        captures_->leave_outside(step_, std::current_exception());
       } else {
-        count_keyed("not_captured/failed", "all");
-        captures_->leave_all_outside();
+        captures_->leave_all_outside(std::current_exception());
       }
       capture_->give_up();
       run_->go_back(std::move(memory));
@@ -313,9 +323,7 @@ class Stopped {
   // Whether the step that failed can be run as if it never had been.
   bool may_repeat() const {
     if (!run_.has_value() || !called_) return true;
-    const plan::Step& step = schedule_.steps[step_];
-    const graph::Op& op = *plan_.program.nodes[step.nodes[0]].op;
-    return !op.writes && op.removable && step.reuse.empty();
+    return exec::may_repeat(plan_, schedule_.steps[step_]);
   }
 
   std::vector<c10::Storage> take_outputs() {
@@ -350,7 +358,13 @@ Outcome submit(const plan::Plan& plan, const plan::Schedule& schedule, Captured&
   const Profile profile(plan, schedule, places);
   Surroundings surroundings(device);
   try {
-    captured.submit(given, values, surroundings.ambient, &outcome.failed_step);
+    try {
+      captured.submit(given, values, surroundings.ambient, &outcome.failed_step);
+    } catch (...) {
+      if (!runtime::is_out_of_memory(std::current_exception()) || !captured.may_go_on()) throw;
+      outcome.given_back = give_back(device, &captured);
+      captured.go_on(values);
+    }
   } catch (...) {
     outcome.error = std::current_exception();
   }
@@ -362,7 +376,7 @@ Outcome submit(const plan::Plan& plan, const plan::Schedule& schedule, Captured&
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values, Places places, const MakeWay& make_way) {
   plan::Schedule& schedule = choose_schedule(plan, device);
-  if (const auto captures = captures_of(plan, schedule, device)) {
+  if (const auto captures = captures_of(plan, schedule, device, places)) {
     if (Captured* captured = captures->find(given, values)) {
       switch (make_way(*captured->number(), given)) {
         case Way::kFree:
@@ -399,11 +413,7 @@ Outcome give_up(Stopped& stopped, std::exception_ptr error) {
 
 void time_steps(bool on) { timing.store(on, std::memory_order_relaxed); }
 
-void release_captures(c10::DeviceIndex device) {
-  for (const std::weak_ptr<Captures>& each : all_captures(device)) {
-    if (const auto captures = each.lock()) captures->drop_all();
-  }
-}
+void release_captures(c10::DeviceIndex device) { drop_captures(device, nullptr); }
 
 void capture_plans(bool on) { capturing().store(on, std::memory_order_relaxed); }
 

@@ -24,7 +24,7 @@ struct Given {
   int64_t byte_offset = 0;
 };
 
-// Where the program recorded the nodes, for profilers.
+// Where the program recorded the nodes, for profilers and for who asks why steps are not captured.
 struct Places {
   // Per node as it was recorded: the place in this very step; 0, or nothing, where it is not known.
   // Then the node has the place where its plan was recorded.

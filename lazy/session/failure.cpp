@@ -4,6 +4,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 
 namespace acc::session {
 
@@ -22,18 +23,6 @@ void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::stri
     throw c10::NotImplementedError(where, message);
   } catch (const std::exception&) {
     throw base::Error(message);
-  }
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& known) {
-    return known.what_without_backtrace();
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "unknown error";
   }
 }
 
@@ -74,7 +63,7 @@ void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const r
 
 void poison_all(const record::Trace& trace, const std::exception_ptr& error) {
   auto poison = std::make_shared<record::Poison>();
-  poison->message = base::concat("the work was not done: ", text_of(error));
+  poison->message = base::concat("the work was not done: ", runtime::text_of(error));
   for (size_t i = 0; i < trace.entries.size(); ++i) {
     const record::Entry& entry = trace.entries[i];
     const bool written = trace.followed != nullptr ? trace.followed->buffers[i].written

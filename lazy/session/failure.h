@@ -20,8 +20,6 @@ namespace acc::session {
 [[noreturn]] void rethrow_as(const std::exception_ptr& error, bool no_memory,
                              const std::string& message);
 
-std::string text_of(const std::exception_ptr& error);
-
 // What the user has to know when memory ran out: how much the step takes, what is held, and how
 // much captured work gave back in vain.
 std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,

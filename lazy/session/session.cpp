@@ -19,6 +19,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/event.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
@@ -263,7 +264,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   const graph::Node& failed = plan.program.nodes[schedule.steps[outcome.failed_step].nodes[0]];
   std::string message = base::concat(
       "[", failed.op->name, "] failed", work.first || failed.source == 0 ? "" : ", first recorded",
-      record::source_text(failed.source), ": ", text_of(outcome.error));
+      record::source_text(failed.source), ": ", runtime::text_of(outcome.error));
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
   if (no_memory) message += memory_situation(plan, schedule, recorder.device(), outcome.given_back);
   if (outcome.stopped != nullptr) {
@@ -526,14 +527,33 @@ std::atomic<bool> stopped{false};
 
 }  // namespace
 
-// A call that is being captured is submitted at its end; what does so earlier cuts it.
-static void note_cuts(c10::DeviceIndex device, FlushReason reason) {
+// Of the device, or of all for -1: those where something has been recorded.
+static std::vector<c10::DeviceIndex> with_pending(c10::DeviceIndex device) {
+  std::vector<c10::DeviceIndex> found;
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     const auto index = static_cast<c10::DeviceIndex>(i);
-    if ((device < 0 || device == index) && record::recorder(index).pending() > 0) {
-      record::note_cut(reason, index);
-    }
+    if (device >= 0 && device != index) continue;
+    if (record::recorder(index).pending() > 0) found.push_back(index);
   }
+  return found;
+}
+
+// A call that is being captured is submitted at its end; what does so earlier cuts it.
+static void note_cuts(c10::DeviceIndex device, FlushReason reason) {
+  for (const c10::DeviceIndex index : with_pending(device)) record::note_cut(reason, index);
+}
+
+// Counts where in the program work was submitted that could have gone on being recorded. The ends
+// of steps are many, and no surprise.
+static void count_place(c10::DeviceIndex device, FlushReason reason) {
+  if (reason == FlushReason::kStep || reason == FlushReason::kLoader ||
+      reason == FlushReason::kEager || reason == FlushReason::kExit) {
+    return;
+  }
+  if (with_pending(device).empty()) return;
+  const std::string place = record::short_source_text(record::source_here());
+  base::count_keyed(base::name(kReasonCounters[static_cast<size_t>(reason)]),
+                    place.empty() ? "elsewhere" : place);
 }
 
 bool submit_watched(c10::DeviceIndex device, const Look& look) {
@@ -553,6 +573,7 @@ void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,
 void flush(c10::DeviceIndex device, FlushReason reason) {
   if (stopped.load(std::memory_order_relaxed)) return;
   if (runtime::in_bad_fork()) runtime::note_use();
+  count_place(device, reason);
   runtime::GilRelease release;
   if (record::watching()) note_cuts(device, reason);
   if (device >= 0) return Session::get().flush(record::recorder(device), reason);
@@ -601,11 +622,39 @@ void stop() {
   stopped.store(true);
 }
 
-void materialise(LazyStorage& storage) {
+static void materialise(LazyStorage& storage, c10::Stream stream) {
   record::check_contents(storage);
   if (storage.has_memory()) return;
-  const runtime::OnDevice on_device(storage.device().index());
+  const runtime::OnDevice on_device(stream);
   storage.set_memory(exec::allocate(storage.nbytes()));
+}
+
+void materialise(LazyStorage& storage) {
+  materialise(storage, runtime::backend().default_stream(storage.device().index()));
+}
+
+// A tensor of the backend's that lies in `memory` as `tensor` does in its storage.
+static at::Tensor over(c10::Storage memory, const at::Tensor& tensor) {
+  const auto key = memory.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  at::Tensor result = at::detail::make_tensor_base<c10::TensorImpl>(
+      std::move(memory), c10::DispatchKeySet(key), tensor.dtype());
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  impl->set_storage_offset(tensor.storage_offset());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  record::copy_flags(tensor, result);
+  return result;
+}
+
+std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream stream) {
+  runtime::note_use();
+  LazyStorage& storage = *record::storage_of(tensor);
+  Recorder& recorder = record::recorder(tensor.device().index());
+  const auto lock = recorder.lock();
+  if (recorder.knows(storage) || storage.has_memory() || storage.poison != nullptr) {
+    return std::nullopt;
+  }
+  materialise(storage, stream);
+  return over(storage.memory(), tensor);
 }
 
 at::Tensor share(const at::Tensor& tensor) {
@@ -649,14 +698,7 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     const auto lock = recorder.lock();
     storage.pinned = true;
   }
-  const auto key = memory.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  at::Tensor result = at::detail::make_tensor_base<c10::TensorImpl>(
-      std::move(memory), c10::DispatchKeySet(key), tensor.dtype());
-  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
-  impl->set_storage_offset(tensor.storage_offset());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  record::copy_flags(tensor, result);
-  return result;
+  return over(std::move(memory), tensor);
 }
 
 void settle(c10::DeviceIndex device) {

@@ -40,8 +40,12 @@ void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison
 // work is submitted first and memory that was never written is allocated.
 at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);
 
-// The same for a library that keeps it: from now on operators on this storage run at once, so that
-// both sides see each other's writes.
+// For a tensor that nothing was recorded on and that has no contents: its memory, made on `stream`,
+// which it belongs to. Nothing for others.
+std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream stream);
+
+// The same as `alias` for a library that keeps it: from now on operators on this storage run at
+// once, so that both sides see each other's writes.
 at::Tensor share(const at::Tensor& tensor);
 
 // Makes the storage's memory, which has no pending writes, available: allocates it if there is

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import helpers
-from torchacc.__main__ import _size, main
+from torchacc.__main__ import main
+from torchacc.environment import size_text
 
 # The digits are what a key looks like; to report and remove files nobody loads them.
 KEYS = ["0123456789abcdef" * 2, "fedcba9876543210" * 2]
@@ -104,4 +105,4 @@ def test_an_unknown_action_is_refused_with_the_usage(arguments, capsys) -> None:
     ],
 )
 def test_sizes_are_written_for_people(count: int, text: str) -> None:
-    assert _size(count) == text
+    assert size_text(count) == text

@@ -11,7 +11,7 @@ import pytest
 
 import torchacc
 from tests import helpers
-from torchacc import report
+from torchacc import environment
 from torchacc.__main__ import main
 from torchacc_device import _foreign
 
@@ -39,11 +39,13 @@ def test_the_report_as_json_holds_the_same(acc_only, capsys):
     assert found["device"]["executor"] in ("host", "cuda")
     assert found["machine"]["cores"] >= 1
     assert found["torchacc"]["other torchacc"] is None
-    assert set(found) == set(report.environment())
+    assert set(found) == set(environment.environment())
 
 
 def test_values_are_written_for_people():
-    text = report.render({"a": {"yes": True, "long name": None}, "b": {"x": ["p", "q"], "y": []}})
+    text = environment.render(
+        {"a": {"yes": True, "long name": None}, "b": {"x": ["p", "q"], "y": []}}
+    )
     assert text.splitlines() == [
         "a:",
         "  yes        yes",
@@ -55,7 +57,7 @@ def test_values_are_written_for_people():
 
 
 def test_an_empty_section_is_only_a_title():
-    assert report.render({"variables": {}}) == "variables:"
+    assert environment.render({"variables": {}}) == "variables:"
 
 
 def test_the_module_can_be_run(acc_only):

@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "csrc/runtime/address_space.h"
 #include "csrc/runtime/allocator.h"
@@ -148,6 +149,17 @@ void bind_memory(py::module_& m) {
           return runtime::device_allocator().getMemoryInfo(device);
         }),
         py::arg("device"), "Free and total bytes.");
+  m.def(
+      "held_memory", unlocked([](DeviceIndex device) {
+        const auto stats = backend().memory_stats(device);
+        const auto& all =
+            stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+        return std::vector<std::pair<std::string, int64_t>>{
+            {"tensors", all.current},
+            {"at most", all.peak},
+            {"of captured work", static_cast<int64_t>(backend().captured_bytes(device))}};
+      }),
+      "Bytes by what has them. Submits nothing.");
   m.def("captured_bytes",
         unlocked([](DeviceIndex device) { return backend().captured_bytes(device); }),
         py::arg("device"), "What pools of captured work have.");

@@ -1,0 +1,125 @@
+"""`torchacc.report`: what it counts, and which line of the program it names."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import torchacc
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
+
+F = torch.nn.functional
+
+
+@pytest.fixture
+def since(recording):
+    """A report before the test, so that a later one is of the test alone."""
+    helpers.flush()
+    return torchacc.report()
+
+
+def line(text: str) -> str:
+    """ "FILE:LINE in FUNCTION" of the caller's only line that ends in the comment `text`."""
+    caller = inspect.currentframe().f_back
+    lines, first = inspect.getsourcelines(caller)
+    numbers = [first + i for i, each in enumerate(lines) if each.rstrip().endswith(f"# {text}")]
+    assert len(numbers) == 1
+    return f"test_report.py:{numbers[0]} in {caller.f_code.co_name}"
+
+
+def test_lines_that_read_values_are_named(device, since):
+    x = torch.ones(4, 4, device=device)
+    for _ in range(3):
+        (x + 1).sum().item()  # read
+    x.mul(2).cpu()  # copied
+    found = torchacc.report(since=since)
+    assert found.of("flush_read") == {line("read"): 3, line("copied"): 1}
+    assert found.counters["flush_read"] == 4
+    text = str(found)
+    assert f"{line('read')} (read)" in text
+    assert "a value was read" in text
+
+
+def test_reading_what_is_there_is_not_counted(device, since):
+    x = torch.ones(4, 4, device=device) + 1
+    x.cpu()  # submits
+    x.cpu()
+    assert torchacc.report(since=since).of("flush_read") == {line("submits"): 1}
+
+
+def test_operators_without_a_kernel_are_named(device, since):
+    x = torch.arange(4.0).to(device) - 1
+    (x + 0).nonzero()  # dependent
+    found = torchacc.report(since=since)
+    assert found.of("fallback") == {"aten::nonzero": 1}
+    assert found.of("flush_data_dependent") == {line("dependent"): 1}
+    text = str(found)
+    assert "aten::nonzero" in text and line("dependent") in text
+
+
+def test_ends_of_steps_are_counted_without_places(device, since):
+    x = torch.ones(4, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    for _ in range(3):
+        x.sum().backward()
+        optimizer.step()
+    torchacc.mark_step()
+    found = torchacc.report(since=since)
+    assert found.counters["flush_step"] == 3
+    assert not found.of("flush_step")
+    assert "ended by optimizer.step()" in str(found)
+
+
+def test_what_is_not_captured_is_named_with_the_reason(device, capturing, since):
+    """A number of an operator of ATen that changes: the graph would have the old one."""
+    extension = helpers.extension()
+    extension.capture_plans(True)
+    extension.skip_passes(helpers.BIT_BY_BIT)
+    try:
+        x = torch.ones(64, device=device)
+        for i in range(8):
+            y = torch.cumsum(x, 0).mul(0.5 + i)  # changes
+            helpers.flush()
+        assert y[3].item() == 4 * 7.5
+    finally:
+        extension.skip_passes("")
+        extension.capture_plans(False)
+    found = torchacc.report(since=since)
+    assert found.of("not_captured/number") == {f"aten::mul.Tensor at {line('changes')}": 1}
+    assert found.counters["captures_submitted"] >= 1
+    text = str(found)
+    assert "a number of it changes" in text and line("changes") in text
+
+
+def test_a_report_is_of_what_came_since(device):
+    first = torchacc.report()
+    assert torchacc.report(since=first).counters.get("flush_read", 0) == 0
+    (torch.ones(3, device=device) + 1).sum().item()
+    later = torchacc.report()
+    assert later.counters["flushes"] > first.counters["flushes"]
+    assert torchacc.report(since=later).counters == {}
+
+
+def test_a_report_submits_nothing(device):
+    helpers.flush()
+    x = torch.ones(4, device=device) + 1
+    waiting = helpers.extension().pending(0)
+    torchacc.report()
+    assert waiting == helpers.extension().pending(0) > 0
+    del x
+
+
+def test_memory_is_that_of_tensors(device):
+    helpers.flush()
+    before = torchacc.report().memory["tensors"]
+    x = torch.ones(1 << 20, device=device)
+    helpers.flush()
+    found = torchacc.report().memory
+    assert found["tensors"] - before == 4 << 20
+    assert found["at most"] >= found["tensors"]
+    del x
+    assert "MiB" in str(torchacc.report())
