@@ -36,6 +36,8 @@ LEAST_S = 5.0  # no command is worth beginning with less
 # Tests of what differs between executors: memory, streams, captured plans, kernels, numbers.
 TESTS = (
     "test_captured_plans",
+    "test_captured_on_cuda",
+    "test_report",
     "test_drawing_kernels",
     "test_reductions_in_parts",
     "test_epilogues",
@@ -256,11 +258,13 @@ def bench(
 
 
 def part_steps(check: Check) -> None:
-    """How steps ran: submissions of captured work, what was left out of it and why, idle time."""
+    """How steps ran: submissions of captured work, what was left out of it and why, idle time, and
+    whether batches wait for the steps before."""
     for case in ["mlp_small"] if check.dry else ["mlp_small", "resnet18_cifar", "gpt"]:
         check.probe("steps", "steps", case)
         for device in ("acc",) if check.dry else ("cuda", "acc"):
             check.probe("steps", "trace", case, device)
+    check.probe("steps", "copies")
 
 
 def part_kernels(check: Check) -> None:

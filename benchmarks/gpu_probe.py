@@ -1,11 +1,12 @@
 """What gpu_check.py asks of a process of its own. Prints a line `ROW [what, status, text]` each.
 
-python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | kernels [--small]
+python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | copies | kernels [--small]
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import statistics
@@ -170,6 +171,54 @@ def gpu_work(events: Iterable[Mapping[str, Any]]) -> tuple[int, int, float, floa
     return launches, graphs, busy, whole - busy
 
 
+def copies(small: bool) -> None:
+    """Whether a batch's copy to the device waits for the work that was submitted before it."""
+    device()
+    import torchacc
+
+    size, products = (64, 2) if small else (8192, 20)
+    matrix = torch.randn(size, size, device="acc")
+    batch = torch.randn(8, 3, 32, 32) if small else torch.randn(64, 3, 224, 224)
+    pinned = torch.cuda.is_available()
+    sources = {"pageable": batch} | ({"pinned": batch.pin_memory()} if pinned else {})
+
+    def work() -> torch.Tensor:
+        made = matrix
+        for _ in range(products):
+            made = made @ matrix * 1e-2
+        torchacc.mark_step()
+        return made
+
+    def timed(function: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        kept = function()
+        took = time.perf_counter() - began
+        del kept
+        return 1e3 * took
+
+    def worked() -> None:
+        work()
+        torch.acc.synchronize()
+
+    for _ in range(4):
+        worked()
+    whole = timed(worked)
+    for name, source in sources.items():
+        copy = functools.partial(source.to, "acc", non_blocking=True)
+        for _ in range(3):
+            kept = copy()
+            torch.acc.synchronize()
+        idle = timed(copy)
+        torch.acc.synchronize()
+        kept = work()
+        busy = timed(copy)
+        torch.acc.synchronize()
+        del kept
+        said = f"{busy:.2f} ms beside {whole:.1f} ms of work, {idle:.2f} ms alone"
+        late = busy > idle + whole / 2 and pinned
+        row(f"copy of a batch, {name}", "BAD" if late else "ok", said)
+
+
 def bandwidth(make: Callable[[], object], moved: int, runs: int) -> float:
     """Bytes per second of a step that moves so many bytes: the median of some runs.
 
@@ -233,6 +282,8 @@ def main() -> None:
         steps(rest[0], small)
     elif verb == "trace":
         trace(rest[0], rest[1], small)
+    elif verb == "copies":
+        copies(small)
     else:
         kernels(small)
 

@@ -11,7 +11,9 @@
 #include "csrc/aten/fallback.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
+#include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/on_device.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 
@@ -33,23 +35,28 @@ void record_copy(const at::Tensor& destination, const at::Tensor& source) {
   record_or_run(*op, handle, &stack);
 }
 
-// A tensor that nothing was recorded on and that has no contents: its
-// memory can be made here and now.
-bool untouched(const at::Tensor& tensor) {
-  record::LazyStorage& storage = *record::storage_of(tensor);
-  record::Recorder& recorder = record::recorder(tensor.device().index());
-  const auto lock = recorder.lock();
-  return !recorder.knows(storage) && !storage.has_memory() && storage.poison == nullptr;
+// From the host into a tensor that nothing can have touched yet: the copy waits for no work of the
+// device, and all that is submitted later waits for the copy. False for other tensors.
+bool receive(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  const c10::DeviceIndex device = destination.device().index();
+  runtime::Backend& backend = runtime::backend();
+  const c10::Stream copies = backend.copy_stream(device);
+  const c10::Stream work = backend.default_stream(device);
+  const auto memory = session::new_memory(destination, copies);
+  if (!memory.has_value()) return false;
+  const runtime::OnDevice on_device(copies);
+  memory->copy_(source, non_blocking);
+  if (copies == work) return true;
+  backend.record_stream(memory->storage().data_ptr(), work);
+  backend.block(*backend.mark(copies, /*timing=*/false, nullptr), work);
+  return true;
 }
 
-// From the host. The source may be changed by its owner as soon as this returns, so it is read now:
-// into the destination where nothing pending can touch that, else into a tensor of its own whose
-// copy is recorded.
-void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
-  if (untouched(destination)) {
-    session::alias(destination, FlushReason::kRead).copy_(source);
-    return;
-  }
+// From the host. The source may be changed by its owner as soon as this returns (pinned and with
+// `non_blocking`, as soon as he knows that the copy is over), so it is read now: into the
+// destination where nothing can touch that, else into a tensor of its own whose copy is recorded.
+void copy_from_host(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  if (receive(source, destination, non_blocking)) return;
   // As the source lies, unless its elements share memory or leave gaps. Not at::empty_strided: with
   // deterministic algorithms that fills what it makes.
   const bool dense = source.is_non_overlapping_and_dense();
@@ -60,7 +67,7 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& destination) {
   const at::Tensor staged =
       record::make_tensor(record::make_storage(bytes, destination.device().index()),
                           source.scalar_type(), source.sizes(), strides);
-  session::alias(staged, FlushReason::kRead).copy_(source);
+  ACC_CHECK(receive(source, staged, non_blocking));
   record_copy(destination, staged);
 }
 
@@ -75,7 +82,7 @@ void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool n
   } else if (on_acc(destination)) {
     TORCH_CHECK(self.layout() == c10::kStrided, "acc has no tensors of layout ", self.layout(),
                 ". Make it dense with .to_dense() first.");
-    copy_from_host(self, destination);
+    copy_from_host(self, destination, non_blocking);
   } else {
     destination.copy_(session::alias(self, FlushReason::kRead), non_blocking);
   }

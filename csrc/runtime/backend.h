@@ -98,6 +98,9 @@ class Backend {
   // Waits until the device has done all that was submitted to it.
   virtual void synchronize(c10::DeviceIndex device) = 0;
   virtual c10::Stream default_stream(c10::DeviceIndex device) = 0;
+  // What copies from the host are done on: beside the device's other work, so that they wait for
+  // none of it. On the host, the default stream.
+  virtual c10::Stream copy_stream(c10::DeviceIndex device) = 0;
   virtual c10::Stream current_stream(c10::DeviceIndex device) = 0;
   // A lower number is a higher priority; 0 is normal.
   virtual c10::Stream new_stream(c10::DeviceIndex device, int priority) = 0;

@@ -122,16 +122,27 @@ class CudaPool final : public Pool {
   bool open_ = false;
 };
 
-// What captures take place on: the default stream cannot be captured. One for all, since the pool
-// keeps its free blocks by stream.
+// A stream of torch's pool for each device. Always the same, since the allocator keeps its free
+// blocks by stream.
+class OwnStreams {
+ public:
+  CUDAStream of(DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    const auto known = streams_.find(device);
+    if (known != streams_.end()) return known->second;
+    return streams_.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
+        .first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<DeviceIndex, CUDAStream> streams_;
+};
+
+// What captures take place on: the default stream cannot be captured.
 CUDAStream capture_stream(DeviceIndex device) {
-  static std::mutex mutex;
-  static auto& streams = *new std::map<DeviceIndex, CUDAStream>;
-  const std::lock_guard lock(mutex);
-  const auto known = streams.find(device);
-  if (known != streams.end()) return known->second;
-  return streams.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
-      .first->second;
+  static auto& streams = *new OwnStreams;
+  return streams.of(device);
 }
 
 // Through memory that the GPU reads by itself; who gives it back to its allocator need not wait.
@@ -325,6 +336,11 @@ class CudaBackend final : public Backend {
   }
   Stream default_stream(DeviceIndex device) override {
     return to_acc(c10::cuda::getDefaultCUDAStream(device));
+  }
+  Stream copy_stream(DeviceIndex device) override {
+    static auto& streams = *new OwnStreams;
+    start_cuda();
+    return to_acc(streams.of(device));
   }
   Stream current_stream(DeviceIndex device) override {
     return to_acc(c10::cuda::getCurrentCUDAStream(device));

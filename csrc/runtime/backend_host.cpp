@@ -170,6 +170,7 @@ class HostBackend final : public Backend {
 
   void synchronize(DeviceIndex) override {}
   Stream default_stream(DeviceIndex device) override { return stream_of(device, kDefaultStream); }
+  Stream copy_stream(DeviceIndex device) override { return default_stream(device); }
   Stream current_stream(DeviceIndex device) override {
     check_device(device);
     return stream_of(device, current_streams[static_cast<size_t>(device)]);

@@ -12,10 +12,13 @@ namespace acc::runtime {
 // stream the submitting thread has chosen. On the host there is nothing to choose.
 class OnDevice {
  public:
-  explicit OnDevice(c10::DeviceIndex index) {
+  explicit OnDevice(c10::DeviceIndex index) : OnDevice(backend().default_stream(index)) {}
+  // On another stream of an acc device.
+  explicit OnDevice(c10::Stream stream) {
     const c10::DeviceType type = backend().alias_type();
     if (type == c10::kCPU) return;
-    guard_.reset_stream(c10::Stream(c10::Stream::DEFAULT, c10::Device(type, index)));
+    const c10::Device device(type, stream.device_index());
+    guard_.reset_stream(c10::Stream(c10::Stream::UNSAFE, device, stream.id()));
   }
 
  private:
