@@ -255,9 +255,12 @@ class Analysis {
           if (result_.dtype != dtype::kI64) return false;
           break;
         case Fn::kUniform:
+          // In half precision fewer bits are drawn, and what rounds to the end is excluded.
+          if (result_.dtype != dtype::kF32) return false;
+          break;
         case Fn::kExponential:
         case Fn::kNormal:
-          if (result_.dtype != dtype::kF32) return false;
+          if (dtype::computed_in(result_.dtype) != dtype::kF32) return false;
           break;
         case Fn::kConstant:
           if (!dtype::is_floating(type) && !is_whole(term.constant)) return false;

@@ -286,8 +286,36 @@ def test_bernoulli_of_types_that_kernels_make(dtype):
     assert counted["kernel_launches"] == 1
 
 
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float16, torch.bfloat16))
-@pytest.mark.parametrize("name", ("uniform", "normal", "exponential"))
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", ("normal", "exponential"))
+def test_fills_in_half_precision(name, dtype):
+    """Drawn in float32 and rounded once, where they are stored."""
+    fill, kernel = FILLS[name]
+    close = {"rtol": 8 * torch.finfo(dtype).eps, "atol": torch.finfo(dtype).eps}
+    for n in (1, 63, 1003):
+        for _ in range(RUNS):
+            expected = kernel(torch.empty(n, dtype=dtype), *position())
+            with helpers.counting() as counted:
+                mine = fill(torch.empty(n, dtype=dtype, device=helpers.DEVICE))
+                helpers.flush()
+            assert torch.equal(mine.cpu(), expected)
+            expected = kernel(torch.empty(n, dtype=dtype), *position()) * 2 + 1
+            mine = fill(torch.empty(n, dtype=dtype, device=helpers.DEVICE)) * 2 + 1
+            helpers.flush()
+            torch.testing.assert_close(mine.cpu(), expected, **close)
+        assert counted["kernel_launches"] == 1
+
+
+UNDRAWN = [
+    *((name, torch.float64) for name in ("uniform", "normal", "exponential")),
+    *(("uniform", dtype) for dtype in HALVES),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), UNDRAWN, ids=str)
 def test_what_kernels_do_not_draw_is_the_same_number(name, dtype):
     """The operator draws; its neighbours are kernels."""
     fill, kernel = FILLS[name]
