@@ -44,7 +44,8 @@ class Case:
     thread, against another mode (1.0 = as fast as), `goal` the speed against eager that is aimed
     at; `gpu_must` and `gpu_goal` are those of a GPU; `memory_must` bounds its peak on the host over
     eager's; `compile_timeout_s` the first 20 steps of a variant. `precision` is that of autocast
-    (see programs.Setting). A case for GPUs only is measured on the host when it is named, and is
+    (see programs.Setting). `hand_captured`: it is a training step, which users capture by hand as a
+    CUDA graph. A case for GPUs only is measured on the host when it is named, and is
     then small: it shows that it runs.
     """
 
@@ -52,6 +53,7 @@ class Case:
     title: str
     convolutional: bool = False
     has_optimizer: bool = True
+    hand_captured: bool = True
     gpu_only: bool = False
     precision: str = "float32"
     compile_variants: tuple[str, ...] = ("model", "step", "max-autotune")
@@ -138,6 +140,7 @@ CASES: dict[str, Case] = {
             "pointwise",
             "20 operators, 7 of them transcendental, on 4 M floats, no grad",
             has_optimizer=False,
+            hand_captured=False,
             must={"eager": 4.0, "compile": 2.0},
             compile_variants=("model", "max-autotune"),
             tolerance=Tolerance(1e-5, 1e-5, 1e-5),
@@ -145,6 +148,7 @@ CASES: dict[str, Case] = {
         Case(
             "optimizer",
             "AdamW alone, 100 tensors, 10 M parameters",
+            hand_captured=False,
             must={"eager": 2.5, "eager_tuned": 1.0},
             compile_variants=("model", "max-autotune"),
             tolerance=Tolerance(1e-5, 1e-5, 1e-5),
@@ -153,6 +157,7 @@ CASES: dict[str, Case] = {
         Case(
             "optimizer_fused",
             "AdamW(fused=True) alone, 100 tensors, 10 M parameters",
+            hand_captured=False,
             must={"eager": 1.0},
             compile_variants=("model", "max-autotune"),
             tolerance=Tolerance(1e-5, 1e-5, 1e-5),

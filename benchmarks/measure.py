@@ -234,7 +234,7 @@ def measure_case(case: Case, settings: Settings) -> CaseResult:
 
     Every process that is started is ended before this returns or raises.
     """
-    settings = _with_what_is_required(case, settings)
+    settings = settings_of(case, settings)
     result = CaseResult(case.name)
     runs: list[ModeRun] = []
     tried: dict[str, list[dict[str, Any]]] = {mode: [] for mode in settings.modes}
@@ -279,13 +279,15 @@ def _refusal(error: WorkerError) -> str | None:
     return re.sub(r"/\S*/", "", reason) if mark else None
 
 
-def _with_what_is_required(case: Case, settings: Settings) -> Settings:
-    """The settings with the tuned form of eager, if a must of the case is about it."""
-    tuned = "eager_tuned"
-    if tuned not in case.must or not {"eager", "acc"} <= set(settings.modes):
-        return settings
-    modes = tuple(mode for mode in MODES if mode == tuned or mode in settings.modes)
-    return replace(settings, modes=modes)
+def settings_of(case: Case, settings: Settings) -> Settings:
+    """With the tuned form of eager, if a must of the case is about it; without a mode that the case
+    does not have."""
+    wanted = set(settings.modes)
+    if "eager_tuned" in case.must and {"eager", "acc"} <= wanted:
+        wanted.add("eager_tuned")
+    if not case.hand_captured:
+        wanted.discard("graph")
+    return replace(settings, modes=tuple(mode for mode in MODES if mode in wanted))
 
 
 def _compare(case: Case, runs: list[ModeRun], settings: Settings, result: CaseResult) -> None:

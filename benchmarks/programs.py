@@ -253,7 +253,7 @@ class HandCaptured:
             for _ in range(3):
                 self.eager(*self.inputs)
         torch.cuda.current_stream().wait_stream(side)
-        self.training.optimizer.zero_grad(set_to_none=True)
+        self.training.model.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.value = self.eager(*self.inputs)
@@ -272,7 +272,8 @@ class HandCaptured:
                 self.training.model.state_dict().values(), kept, strict=True
             ):
                 present.copy_(before)
-            for state in self.training.optimizer.state.values():
+            optimizer = self.training.optimizer
+            for state in optimizer.state.values() if optimizer is not None else ():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
                         value.zero_()

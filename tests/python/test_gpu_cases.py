@@ -95,6 +95,27 @@ def test_what_steps_before_a_capture_change_is_put_back():
     assert [begun.step(x).item() for _ in range(4)] == [plain.step(x).item() for _ in range(4)]
 
 
+def test_steps_without_an_optimizer_are_put_back():
+    begun = Counting()
+    begun.optimizer = None
+    captured = programs.HandCaptured(begun.step, begun)
+    kept = [each.clone() for each in begun.model.state_dict().values()]
+    with torch.no_grad():
+        for each in begun.model.parameters():
+            each.zero_()
+    captured.put_back(kept)
+    after = begun.model.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(after, kept, strict=True))
+
+
+def test_what_is_no_training_step_is_not_captured_by_hand():
+    settings = measure.Settings("gpu", measure.MODES, (0,), 1, 0.1)
+    for name, case in CASES.items():
+        modes = measure.settings_of(case, settings).modes
+        assert ("graph" in modes) == (name not in ("pointwise", "optimizer", "optimizer_fused"))
+        assert set(measure.MODES) - set(modes) <= {"graph"}
+
+
 def test_a_graph_captured_by_hand_is_for_gpus(capsys):
     assert run.main(["--suite", "host", "--modes", "eager,graph"]) == run.EXIT_REFUSED
     assert "of --suite gpu only" in capsys.readouterr().err
