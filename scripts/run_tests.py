@@ -80,7 +80,7 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
         "--ignore=tests/python/test_packaging.py",
         share="loadfile",
     ),
-    "fuzz": pytest("tests/fuzz"),
+    "fuzz": pytest("tests/fuzz", share="loadgroup"),
     "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="load"),
     "torchvision": pytest("tests/models/test_vision.py", share="load", heap=KEPT_HEAP),
     "seeds": pytest("tests/seeds", share="loadfile"),
