@@ -500,6 +500,42 @@ def test_one_failure_in_the_middle(device, failing):
     assert total.tolist() == [8] * 8
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_operator_between_the_pieces_finds_no_memory(device, request, times):
+    """Its number changes, so it is called; once more, after other captures gave theirs back."""
+    extension = helpers.extension()
+    x = torch.ones(64, device=device)
+    large = torch.randn(256, 256)
+    given = large.to(device)
+    total = torch.zeros(8, device=device)
+
+    def step(i: int) -> Tensor:
+        total.add_(1)
+        made = F.layer_norm(given, (256,), eps=0.1 * i)  # its results are not written in place
+        total.add_(x.cumsum(0)[:1])
+        return made
+
+    for i in range(8):
+        made = step(i)
+        helpers.synchronize()
+    made = step(8)
+    with helpers.counting() as counted:
+        extension.fail_allocations(0, times, 1 << 16)
+        try:
+            helpers.synchronize()
+            failed = False
+        except torch.OutOfMemoryError:
+            failed = True
+        finally:
+            extension.fail_allocations(0, 0, 0)
+    assert counted["captures_submitted"] == 1
+    called = "operators" in request.node.name
+    assert failed == (called and times == 2)
+    if not failed:
+        torch.testing.assert_close(made.cpu(), F.layer_norm(large, (256,), eps=0.8))
+        assert total.tolist() == [18] * 8
+
+
 def test_results_of_a_capture_that_failed(device):
     """They lie in the pool like others, where work that was captured before may write."""
     x = torch.ones(256, 256).to(device)

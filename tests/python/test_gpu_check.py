@@ -58,7 +58,7 @@ def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
         assert answer in said[0]
     # without --dry-run operators would run on CUDA, which is not here
     if not torch_sees_a_gpu():
-        status, rows = run_check(tmp_path, "--only", "steps")
+        status, rows = run_check(tmp_path, "--only", "kernels")
         assert status == 1
         assert all("BAD" in row for row in rows)
 
