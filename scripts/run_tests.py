@@ -44,6 +44,9 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Callable[[dict[s
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
         if share:
             command += ["-n", str(PROCESSES), "--dist", share]
+            # Each process has a thread per core. One that waits for another must not spin where
+            # that one could run: it is half of the time of the documents' scripts.
+            environ = {"OMP_WAIT_POLICY": "passive", **environ}
         if heap:
             heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
             environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
