@@ -78,11 +78,6 @@ uint32_t alignment(const void* address) {
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
-uint32_t least_alignment(const Matrices& matrices) {
-  return std::min({alignment(matrices.a), alignment(matrices.b), alignment(matrices.d),
-                   alignment(matrices.bias), alignment(matrices.aux)});
-}
-
 // A product with all that the library wants to be told.
 class Call {
  public:
@@ -121,13 +116,15 @@ class Call {
     return algorithms;
   }
 
-  Status run(const cublasLtMatmulAlgo_t& algorithm) const {
+  // Whether the library has taken it on. What it lists it may still refuse.
+  bool run(const cublasLtMatmulAlgo_t& algorithm) const {
     const float one = 1;
     const float zero = 0;
-    return cublasLtMatmul(place_.handle, descriptor_.get(), &one, matrices_.a, a_.get(),
-                          matrices_.b, b_.get(), &zero, matrices_.d, d_.get(), matrices_.d,
-                          d_.get(), &algorithm, place_.workspace, place_.workspace_bytes,
-                          place_.stream);
+    const Status status =
+        cublasLtMatmul(place_.handle, descriptor_.get(), &one, matrices_.a, a_.get(), matrices_.b,
+                       b_.get(), &zero, matrices_.d, d_.get(), matrices_.d, d_.get(), &algorithm,
+                       place_.workspace, place_.workspace_bytes, place_.stream);
+    return status == CUBLAS_STATUS_SUCCESS;
   }
 
  private:
@@ -169,22 +166,18 @@ bool has_aux(cublasLtEpilogue_t epilogue) { return (static_cast<uint32_t>(epilog
 std::optional<cublasLtMatmulAlgo_t> fastest(const Call& call,
                                             const std::vector<cublasLtMatmulAlgo_t>& algorithms,
                                             const Products::Clock& clock,
-                                            const std::function<void()>& instead) {
+                                            const std::function<bool()>& instead) {
   std::optional<cublasLtMatmulAlgo_t> best;
   double best_s = std::numeric_limits<double>::infinity();
   for (const cublasLtMatmulAlgo_t& algorithm : algorithms) {
-    const double seconds = clock([&] { return call.run(algorithm) == CUBLAS_STATUS_SUCCESS; });
+    const double seconds = clock([&] { return call.run(algorithm); });
     if (seconds < best_s) {
       best = algorithm;
       best_s = seconds;
     }
   }
   if (!best.has_value()) return best;
-  const double other_s = clock([&] {
-    instead();
-    return true;
-  });
-  return other_s < best_s ? std::nullopt : best;
+  return clock(instead) < best_s ? std::nullopt : best;
 }
 
 }  // namespace
@@ -194,7 +187,7 @@ std::optional<Product> product_of(const Matrix& left, const Matrix& right,
   constexpr int64_t kAuxElements = 8;  // what the leading dimension of the matrix is to be of
   const auto a = side_of(right);
   const auto b = side_of(left);
-  if (!a || !b || left.rows < 1 || left.columns < 1 || right.columns < 1) return std::nullopt;
+  if (!a || !b || left.rows < 2 || left.columns < 2 || right.columns < 2) return std::nullopt;
   Product product;
   product.epilogue = epilogue;
   product.transpose_a = a->transposed;
@@ -212,30 +205,48 @@ std::optional<Product> product_of(const Matrix& left, const Matrix& right,
   return product;
 }
 
+Products::Key Products::key_of(const Product& product, const Matrices& matrices,
+                               const Place& place) {
+  return {product,
+          place.workspace_bytes,
+          {alignment(matrices.a), alignment(matrices.b), alignment(matrices.d),
+           alignment(matrices.bias), alignment(matrices.aux)}};
+}
+
+bool Products::Known::declines(Choice choice) const {
+  if (choice == Choice::kTried && tried) return !fastest.has_value();
+  return called && algorithms.empty();
+}
+
+bool Products::declines(const Product& product, const Matrices& matrices, const Place& place,
+                        Choice choice) {
+  const std::lock_guard lock(mutex_);
+  const auto found = known_.find(key_of(product, matrices, place));
+  return found != known_.end() && found->second.declines(choice);
+}
+
 bool Products::make(const Product& product, const Matrices& matrices, const Place& place,
-                    Choice choice, const Clock& clock, const std::function<void()>& instead) {
-  const Key key{product, place.workspace_bytes, least_alignment(matrices)};
+                    Choice choice, const Clock& clock, const std::function<bool()>& instead) {
   const Call call(product, matrices, place);
-  Algorithm algorithm;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto tried = tried_.find(key);
-    const auto first = first_.find(key);
-    if (choice == Choice::kTried && tried != tried_.end()) {
-      algorithm = tried->second;
-    } else if (choice == Choice::kTried && clock != nullptr) {
-      algorithm = tried_[key] = fastest(call, call.algorithms(product), clock, instead);
-    } else if (first != first_.end()) {
-      algorithm = first->second;
-    } else {
-      const std::vector<cublasLtMatmulAlgo_t> algorithms = call.algorithms(product);
-      if (!algorithms.empty()) algorithm = algorithms.front();
-      first_[key] = algorithm;
-    }
+  const std::lock_guard lock(mutex_);
+  if (known_.size() >= kMostKnown) known_.clear();
+  Known& known = known_[key_of(product, matrices, place)];
+  if (!known.called) known.algorithms = call.algorithms(product);
+  if (choice == Choice::kTried && known.called && !known.tried && clock != nullptr) {
+    known.fastest = fastest(call, known.algorithms, clock, instead);
+    known.tried = true;
   }
-  if (!algorithm.has_value()) return false;
-  check(call.run(*algorithm), "multiplying");
-  return true;
+  known.called = true;
+  if (choice == Choice::kTried && known.tried) {
+    if (known.fastest.has_value() && call.run(*known.fastest)) return true;
+    known.fastest.reset();
+    return false;
+  }
+  while (!known.algorithms.empty()) {
+    if (call.run(known.algorithms.front())) return true;
+    known.algorithms.erase(known.algorithms.begin());
+  }
+  return false;
 }
 
 }  // namespace acc::library

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -51,8 +52,8 @@ struct Product {
 };
 
 // left @ right, with dense rows; nullopt where the rows of a matrix lie neither one behind the
-// other nor does its transpose's, where there is nothing to multiply, or where the library's
-// epilogue is not for such matrices.
+// other nor does its transpose's, where there is only one row or column (which ATen has found the
+// library to refuse), or where its epilogue is not for such matrices.
 std::optional<Product> product_of(const Matrix& left, const Matrix& right,
                                   cublasLtEpilogue_t epilogue);
 
@@ -75,28 +76,44 @@ struct Place {
 // Remembers how products are made, per device. Thread safe.
 class Products {
  public:
-  // How an algorithm is chosen: the first that the library names, which is the same at each call
-  // and in each process, or the fastest of those that were tried.
+  // How an algorithm is chosen: the first of the library's that runs, which is the same at each
+  // call and in each process, or the fastest of those that were tried.
   enum class Choice : bool { kFirst, kTried };
   // How long a call takes, in seconds; infinity when it fails.
   using Clock = std::function<double(const std::function<bool()>&)>;
 
-  // Makes the product. False where the library has no algorithm for it, or where `instead` was
-  // faster when they were tried: then the caller does it in its own way.
+  // Makes the product. False where the library has no algorithm that runs, or where `instead` was
+  // faster when they were tried: then the caller does it in its own way. `instead` returns whether
+  // it could.
   //
-  // They are tried at the first call with a clock. In a capture there can be none; what was not
-  // tried before is the first then.
+  // They are tried at the second call with a clock: what never comes again is not worth it. In a
+  // capture there can be none; what was not tried before is the first then.
   bool make(const Product& product, const Matrices& matrices, const Place& place, Choice choice,
-            const Clock& clock, const std::function<void()>& instead);
+            const Clock& clock, const std::function<bool()>& instead);
+
+  // Whether `make` is known to return false. Memory that is not there yet is null: as well aligned
+  // as that of an allocator.
+  bool declines(const Product& product, const Matrices& matrices, const Place& place,
+                Choice choice);
 
  private:
-  using Algorithm = std::optional<cublasLtMatmulAlgo_t>;  // nullopt: none
-  // With the room that algorithms have, and the least alignment of the matrices.
-  using Key = std::tuple<Product, size_t, uint32_t>;
+  // With the room that algorithms have, and how each of the matrices is aligned.
+  using Key = std::tuple<Product, size_t, std::array<uint32_t, 5>>;
+  struct Known {
+    std::vector<cublasLtMatmulAlgo_t> algorithms;  // those that have not failed, the first in front
+    std::optional<cublasLtMatmulAlgo_t> fastest;   // nullopt: `instead`
+    bool tried = false;
+    bool called = false;
+
+    bool declines(Choice choice) const;
+  };
+  // Of programs whose sizes never repeat.
+  static constexpr size_t kMostKnown = 4096;
+
+  static Key key_of(const Product& product, const Matrices& matrices, const Place& place);
 
   std::mutex mutex_;
-  std::map<Key, Algorithm> first_;
-  std::map<Key, Algorithm> tried_;
+  std::map<Key, Known> known_;
 };
 
 }  // namespace acc::library

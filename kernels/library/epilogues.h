@@ -12,6 +12,12 @@ namespace acc::library {
 
 using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
 
+// Throw where what a call of these operators was given does not go together: programs may call
+// them too, and what reads the memory on a GPU asks nothing.
+void check_product(const char* name, const at::Tensor& left, const at::Tensor& right);
+void check_bias(const at::Tensor& bias, const at::Tensor& right);
+void check_before(const at::Tensor& before, const at::Tensor& left, const at::Tensor& right);
+
 // (n), (R, k), (k, n): the GELU (tanh) of bias + left @ right, and what it is the GELU of, (R, n).
 TwoTensors addmm_gelu(const at::Tensor& bias, const at::Tensor& left, const at::Tensor& right);
 

@@ -1,9 +1,10 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAContextLight.h>
-#include <ATen/ops/empty.h>
+#include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
@@ -16,6 +17,7 @@
 
 #include "csrc/base/env.h"
 #include "csrc/runtime/ambient.h"
+#include "csrc/runtime/exhaustion.h"
 #include "kernels/library/cuda_products.h"
 #include "kernels/library/epilogues.h"
 
@@ -60,21 +62,32 @@ void obey_settings(Product* product) {
   }
 }
 
-// The least of some times, after one that does not count.
+// The least of some times of a few calls in a row, after one that does not count: while the GPU
+// does the first, the next are submitted. Where it is faster than that, the time is the CPU's,
+// which captured work does not take.
 double seconds_of(const std::function<bool()>& call) {
   constexpr int kTimes = 3;
-  if (!call()) return std::numeric_limits<double>::infinity();
-  double least_ms = std::numeric_limits<double>::infinity();
+  constexpr int kCalls = 5;
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  if (!call()) return kNever;
+  double least_ms = kNever;
   for (int i = 0; i < kTimes; ++i) {
     c10::cuda::CUDAEvent begin(cudaEventDefault);
     c10::cuda::CUDAEvent end(cudaEventDefault);
     begin.record();
-    call();
+    for (int k = 0; k < kCalls; ++k) {
+      if (!call()) return kNever;
+    }
     end.record();
     end.synchronize();
     least_ms = std::min(least_ms, static_cast<double>(begin.elapsed_time(end)));
   }
-  return 1e-3 * least_ms;
+  return 1e-3 * least_ms / kCalls;
+}
+
+// Not at::empty: with deterministic algorithms that fills what it makes.
+Tensor new_memory(at::IntArrayRef sizes, const Tensor& like) {
+  return Tensor(at::detail::empty_cuda(sizes, like.scalar_type(), like.device(), std::nullopt));
 }
 
 Products& products() {
@@ -82,54 +95,131 @@ Products& products() {
   return all.at(static_cast<size_t>(c10::cuda::current_device()));
 }
 
-// left @ right in new memory; nullopt where ATen's operators are to do what `instead` does.
-std::optional<Tensor> multiply(const Tensor& left, const Tensor& right, cublasLtEpilogue_t epilogue,
-                               void* bias, const Tensor* aux,
-                               const std::function<void()>& instead) {
+// What a product is for the library, with the settings of the user; nullopt where ATen's operators
+// have to multiply.
+std::optional<Product> described(const Tensor& left, const Tensor& right,
+                                 cublasLtEpilogue_t epilogue) {
   const at::Context& context = at::globalContext();
   const auto type = type_of(left);
   auto product = product_of(matrix_of(left), matrix_of(right), epilogue);
-  if (!type || !product || context.allowFP16AccumulationCuBLAS()) return std::nullopt;
+  if (!type || !product || context.allowFP16AccumulationCuBLAS() ||
+      context._SMCarveout_EXPERIMENTAL().has_value()) {
+    return std::nullopt;
+  }
   product->type = *type;
   obey_settings(&*product);
-
-  Tensor made = at::empty({product->n, product->m}, left.options());
-  const Matrices matrices{right.const_data_ptr(), left.const_data_ptr(), made.mutable_data_ptr(),
-                          bias, aux == nullptr ? nullptr : aux->data_ptr()};
-  const Place place{at::cuda::getCurrentCUDABlasLtHandle(),
-                    c10::cuda::getCurrentCUDAStream().stream(), at::cuda::getCUDABlasLtWorkspace(),
-                    at::cuda::getCUDABlasLtWorkspaceSize()};
-  const bool alike =
-      runtime::chooses_alike() || base::env::deterministic() || context.deterministicAlgorithms();
-  const bool in_capture =
-      c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  const bool done = products().make(
-      *product, matrices, place, alike ? Products::Choice::kFirst : Products::Choice::kTried,
-      in_capture ? Products::Clock() : Products::Clock(&seconds_of), instead);
-  return done ? std::optional(std::move(made)) : std::nullopt;
+  return product;
 }
 
+// Whether each process and each run has to multiply in the same way.
+bool chooses_alike() {
+  return runtime::chooses_alike() || base::env::deterministic() ||
+         at::globalContext().deterministicAlgorithms();
+}
+
+// A product with an epilogue on the current device.
+class Multiplication {
+ public:
+  // Memory that the epilogue writes is null.
+  Multiplication(const Tensor& left, const Tensor& right, cublasLtEpilogue_t epilogue,
+                 const Tensor* bias, const Tensor* aux)
+      : product_(described(left, right, epilogue)) {
+    if (!product_.has_value()) return;
+    matrices_ = {right.const_data_ptr(), left.const_data_ptr(), nullptr,
+                 bias == nullptr ? nullptr : bias->data_ptr(),
+                 aux == nullptr ? nullptr : aux->data_ptr()};
+    place_ = {at::cuda::getCurrentCUDABlasLtHandle(), c10::cuda::getCurrentCUDAStream().stream(),
+              at::cuda::getCUDABlasLtWorkspace(), at::cuda::getCUDABlasLtWorkspaceSize()};
+    if (products().declines(*product_, matrices_, place_, choice_)) product_.reset();
+  }
+
+  // Whether it is worth making room for the results.
+  bool possible() const { return product_.has_value(); }
+
+  // Into `made`, and `bias` and `aux` where they are not null. False: ATen's operators have to.
+  bool run(const Tensor& made, const Tensor* bias, const Tensor* aux,
+           const std::function<void()>& instead) {
+    matrices_.d = made.mutable_data_ptr();
+    if (bias != nullptr) matrices_.bias = bias->mutable_data_ptr();
+    if (aux != nullptr) matrices_.aux = aux->mutable_data_ptr();
+    const bool in_capture =
+        c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+    const bool done =
+        products().make(*product_, matrices_, place_, choice_,
+                        in_capture ? Products::Clock() : Products::Clock(&seconds_of), [&instead] {
+                          try {
+                            instead();
+                            return true;
+                          } catch (...) {  // there is no room for both ways at a time
+                            if (!runtime::is_out_of_memory(std::current_exception())) throw;
+                            return false;
+                          }
+                        });
+    return done;
+  }
+
+ private:
+  const Products::Choice choice_ =
+      chooses_alike() ? Products::Choice::kFirst : Products::Choice::kTried;
+  std::optional<Product> product_;
+  Matrices matrices_;
+  Place place_;
+};
+
 TwoTensors cuda_addmm_gelu(const Tensor& bias, const Tensor& left, const Tensor& right) {
-  const Tensor before = at::empty({left.size(0), right.size(1)}, left.options());
-  auto after = multiply(left, right, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias.data_ptr(), &before,
-                        [&] { addmm_gelu(bias, left, right); });
-  if (!after) return addmm_gelu(bias, left, right);
-  return {std::move(*after), before};
+  check_product("acc::addmm_gelu", left, right);
+  check_bias(bias, right);
+  const c10::cuda::CUDAGuard guard(left.device());
+  Multiplication product(left, right, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &bias, nullptr);
+  if (product.possible()) {
+    const Tensor after = new_memory({left.size(0), right.size(1)}, left);
+    const Tensor before = new_memory({left.size(0), right.size(1)}, left);
+    if (product.run(after, nullptr, &before, [&] { addmm_gelu(bias, left, right); })) {
+      return {after, before};
+    }
+  }
+  return addmm_gelu(bias, left, right);
 }
 
 Tensor cuda_mm_gelu_backward(const Tensor& left, const Tensor& right, const Tensor& before) {
-  auto made = multiply(left, right, CUBLASLT_EPILOGUE_DGELU, nullptr, &before,
-                       [&] { mm_gelu_backward(left, right, before); });
-  return made ? std::move(*made) : mm_gelu_backward(left, right, before);
+  check_product("acc::mm_gelu_backward", left, right);
+  check_before(before, left, right);
+  const c10::cuda::CUDAGuard guard(left.device());
+  Multiplication product(left, right, CUBLASLT_EPILOGUE_DGELU, nullptr, &before);
+  if (product.possible()) {
+    const Tensor made = new_memory({left.size(0), right.size(1)}, left);
+    if (product.run(made, nullptr, nullptr, [&] { mm_gelu_backward(left, right, before); })) {
+      return made;
+    }
+  }
+  return mm_gelu_backward(left, right, before);
+}
+
+// Whether the library's sum is as exact as ATen's, and known not to be slow: where nothing may be
+// tried, it is not taken (NVIDIA/CUDALibrarySamples issue 90 reports half the speed on 8 A100), and
+// with TF32 nothing says whether it adds what the product rounds.
+bool sums_well(const Tensor& left) {
+  const bool tf32 =
+      left.scalar_type() == at::kFloat &&
+      at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+          at::Float32Precision::TF32;
+  return !tf32 && !chooses_alike();
 }
 
 TwoTensors cuda_mm_and_sum(const Tensor& left, const Tensor& right, bool keepdim) {
-  const int64_t rows = left.size(0);
-  Tensor sum = keepdim ? at::empty({1, rows}, left.options()) : at::empty({rows}, left.options());
-  auto made = multiply(left, right, CUBLASLT_EPILOGUE_BGRADB, sum.data_ptr(), nullptr,
-                       [&] { mm_and_sum(left, right, keepdim); });
-  if (!made) return mm_and_sum(left, right, keepdim);
-  return {std::move(*made), std::move(sum)};
+  check_product("acc::mm_and_sum", left, right);
+  const c10::cuda::CUDAGuard guard(left.device());
+  if (!sums_well(left)) return mm_and_sum(left, right, keepdim);
+  Multiplication product(left, right, CUBLASLT_EPILOGUE_BGRADB, nullptr, nullptr);
+  if (product.possible()) {
+    const int64_t rows = left.size(0);
+    const Tensor made = new_memory({rows, right.size(1)}, left);
+    const Tensor sum = keepdim ? new_memory({1, rows}, left) : new_memory({rows}, left);
+    if (product.run(made, &sum, nullptr, [&] { mm_and_sum(left, right, keepdim); })) {
+      return {made, sum};
+    }
+  }
+  return mm_and_sum(left, right, keepdim);
 }
 
 TORCH_LIBRARY_IMPL(acc, CUDA, m) {

@@ -36,15 +36,15 @@ bool is_first_dimension(const int64_t* word) {
          graph::tag_of(word[1]) == Tag::kInt && graph::flags_of(word[1]) == 0 && word[2] == 0;
 }
 
-// In half precision an epilogue takes what was accumulated: a rounding less than eager's two calls.
-bool has_epilogues(uint8_t type) {
-  return type == dtype::kF32 || (dtype::is_half(type) && !base::env::exact());
-}
+// An epilogue takes the function of what was accumulated, which in half precision is a rounding
+// less than eager's two calls, and computes tanh in its own way.
+bool takes_gelu() { return !base::env::exact(); }
 
 std::optional<TensorWords> read_operand(const int64_t* word) {
   if (graph::tag_of(*word) != Tag::kTensor) return std::nullopt;
   const TensorWords tensor = graph::read_tensor(word);
-  if (tensor.flags != 0 || !has_epilogues(tensor.dtype)) return std::nullopt;
+  if (tensor.flags != 0) return std::nullopt;
+  if (tensor.dtype != dtype::kF32 && !dtype::is_half(tensor.dtype)) return std::nullopt;
   return tensor;
 }
 
@@ -134,7 +134,9 @@ class Epilogues {
     if (index >= user || !users.front().writes || !is_free(index)) return kNobody;
     if (alone && (outputs_[buffer] || users.size() != 2)) return kNobody;
     if (uses_.is_written(buffer, index + 1, user)) return kNobody;
-    const int64_t* result = graph_.results(graph_.nodes[index]).data();
+    const auto results = graph_.results(graph_.nodes[index]);
+    if (results.empty()) return kNobody;  // it writes an argument
+    const int64_t* result = results.data();
     const bool whole = graph::tag_of(*result) == Tag::kTensor &&
                        graph::read_tensor(result).buffer == buffer && covers(graph_, result) &&
                        graph::count_of(*result) == 2 && is_dense(graph::read_tensor(result));
@@ -147,8 +149,9 @@ class Epilogues {
     if (items.size() != 5 || !is_factor_one(items[3]) || !is_factor_one(items[4])) return false;
     if (graph_.nodes[index].n_values != 0) return false;
     const auto bias = read_operand(items[0]);
+    const auto right = read_operand(items[2]);
     return bias && bias->sizes.size() == 1 && bias->strides[0] == 1 && read_operand(items[1]) &&
-           read_operand(items[2]) && bias->sizes[0] == read_operand(items[2])->sizes[1];
+           right && right->sizes.size() == 2 && bias->sizes[0] == right->sizes[1];
   }
 
   static void put(const int64_t* item, std::vector<int64_t>* words) {
@@ -161,8 +164,8 @@ class Epilogues {
 
   // The activation of a linear layer, the node `index`, goes where the layer is.
   void join_relu(uint32_t index) {
-    const auto found = linear_before(index, /*alone=*/true);
-    if (!found || graph_.nodes[found->product].op->with_relu == nullptr) return;
+    const auto found = linear_before(index, &Op::with_relu, /*alone=*/true);
+    if (!found) return;
     Made& made = begin(found->product, found->product, graph_.nodes[found->product].op->with_relu);
     for (const int64_t* item : arguments(found->product)) put(item, &made.arguments);
     made.arguments.insert(made.arguments.end(), {graph::make_tag(Tag::kBool), 0});  // no GELU
@@ -173,9 +176,9 @@ class Epilogues {
   // Its GELU is saved for the backward, which reads what comes before; else there is nothing to
   // save.
   void join_gelu(uint32_t index) {
-    if (!is_tanh(arguments(index)[1])) return;
-    const auto found = linear_before(index, /*alone=*/false);
-    if (!found || graph_.nodes[found->product].op->with_gelu == nullptr) return;
+    if (!takes_gelu() || !is_tanh(arguments(index)[1])) return;
+    const auto found = linear_before(index, &Op::with_gelu, /*alone=*/false);
+    if (!found) return;
     Made& made = begin(found->product, found->product, graph_.nodes[found->product].op->with_gelu);
     const auto items = arguments(found->product);
     for (size_t i = 0; i < 3; ++i) put(items[i], &made.arguments);
@@ -189,16 +192,20 @@ class Epilogues {
     uint32_t product;
     DenseMatrix result;  // of the activation
   };
-  std::optional<Layer> linear_before(uint32_t index, bool alone) const {
+  // `joined`: the operator that does both.
+  std::optional<Layer> linear_before(uint32_t index, const Op* Op::* joined, bool alone) const {
     const auto input = read_operand(arguments(index)[0]);
     const int64_t* result = graph_.results(graph_.nodes[index]).data();
     if (!input || !covers(graph_, result)) return std::nullopt;
     const uint32_t product = product_of(input->buffer, index, alone);
-    if (product == kNobody || !is_linear(product)) return std::nullopt;
+    if (product == kNobody || graph_.nodes[product].op->*joined == nullptr || !is_linear(product)) {
+      return std::nullopt;
+    }
     const TensorWords layer = graph::read_tensor(graph_.results(graph_.nodes[product]).data());
     const auto before = as_dense_matrix(arguments(index)[0], layer.sizes[1]);
     const auto after = as_dense_matrix(result, layer.sizes[1]);
-    if (!before || !after || before->rows != layer.sizes[0] || after->type != layer.dtype) {
+    if (!before || !after || before->rows != layer.sizes[0] || before->type != layer.dtype ||
+        after->type != layer.dtype) {
       return std::nullopt;
     }
     return Layer{product, *after};
@@ -209,17 +216,19 @@ class Epilogues {
     const auto items = arguments(index);
     const auto gradient = read_operand(items[0]);
     const int64_t* result = graph_.results(graph_.nodes[index]).data();
-    if (!is_tanh(items[2]) || !gradient || !covers(graph_, result)) return;
+    if (!takes_gelu() || !is_tanh(items[2]) || !gradient || !covers(graph_, result)) return;
     const uint32_t product = product_of(gradient->buffer, index, /*alone=*/true);
     if (product == kNobody) return;
     const Node& node = graph_.nodes[product];
     if (node.op->with_gelu_backward == nullptr) return;
-    const int64_t columns = graph::read_tensor(graph_.results(node).data()).sizes[1];
+    const TensorWords made_there = graph::read_tensor(graph_.results(node).data());
+    const auto layer = [&](const std::optional<DenseMatrix>& m) {  // like what the product makes
+      return m && m->rows == made_there.sizes[0] && m->type == made_there.dtype;
+    };
+    const int64_t columns = made_there.sizes[1];
     const auto after = as_dense_matrix(result, columns);
     const auto before = as_dense_matrix(items[1], columns);
-    const auto same = as_dense_matrix(items[0], columns);
-    if (!after || !before || !same || before->rows != after->rows || same->rows != after->rows ||
-        before->type != after->type || same->type != after->type ||
+    if (!layer(after) || !layer(before) || !layer(as_dense_matrix(items[0], columns)) ||
         uses_.is_written(before->buffer, product, index)) {
       return;
     }

@@ -105,13 +105,15 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::choose_products(plan->program);
     if (observer) observer("products", graph::print(plan->program));
   }
-  if (fuse && on_gpu && enabled(Pass::kEpilogues)) {
-    plan->program = passes::join_epilogues(plan->program, plan->outputs);
-    if (observer) observer("epilogues", graph::print(plan->program));
-  }
   if (fuse && enabled(Pass::kAccumulate)) {
     plan->program = passes::accumulate_products(plan->program, plan->outputs);
     if (observer) observer("accumulate", graph::print(plan->program));
+  }
+  // After products took part in sums: the gradient of a weight that is added to saves a pass over
+  // it, which is more than the sum of the bias.
+  if (fuse && on_gpu && enabled(Pass::kEpilogues)) {
+    plan->program = passes::join_epilogues(plan->program, plan->outputs);
+    if (observer) observer("epilogues", graph::print(plan->program));
   }
   std::vector<passes::Cluster> clusters;
   if (fuse && enabled(Pass::kFuse)) {

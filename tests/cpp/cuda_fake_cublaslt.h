@@ -2,6 +2,7 @@
 
 #include <cublasLt.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -20,7 +21,8 @@ struct FakeCublasLt {
   int asked = 0;                // calls of the heuristic
   uint32_t reduction_mask = 0;  // as the last of these was told
   uint64_t workspace = 0;
-  uint32_t alignment_a = 0;
+  // That the heuristic was told of, of a, b, c, d: with others its algorithms do not run.
+  std::array<uint32_t, 4> alignments{};
 };
 
 inline FakeCublasLt& fake_cublaslt() {
@@ -151,7 +153,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
     case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
       return take(&fake.reduction_mask);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
-      return take(&fake.alignment_a);
+      return take(&fake.alignments[0]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return take(&fake.alignments[1]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return take(&fake.alignments[2]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return take(&fake.alignments[3]);
     default:
       return take(&other);
   }
@@ -168,6 +176,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     found[i] = {};
     found[i].state = CUBLAS_STATUS_SUCCESS;
     found[i].algo.data[0] = static_cast<uint64_t>(i);
+    for (size_t k = 0; k < 4; ++k) found[i].algo.data[k + 1] = fake_cublaslt().alignments[k];
   }
   return *count > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -181,6 +190,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t descriptor,
   const auto number = static_cast<int>(algo->data[0]);
   fake_cublaslt().run.push_back(number);
   if (number == fake_cublaslt().refused) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const void* const matrices[] = {a_data, b_data, d_data, d_data};
+  for (size_t k = 0; k < 4; ++k) {
+    if (reinterpret_cast<uintptr_t>(matrices[k]) % algo->data[k + 1] != 0) {
+      return CUBLAS_STATUS_INVALID_VALUE;
+    }
+  }
   const auto& call = *reinterpret_cast<FakeDescriptor*>(descriptor);
   const auto& a = *reinterpret_cast<FakeLayout*>(a_layout);
   const auto& b = *reinterpret_cast<FakeLayout*>(b_layout);

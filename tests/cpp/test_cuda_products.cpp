@@ -63,9 +63,22 @@ struct CudaProducts : ::testing::Test {
 
   bool make(
       const Product& product, Products::Choice choice = Products::Choice::kFirst,
-      const Products::Clock& clock = nullptr, const std::function<void()>& instead = [] {}) {
+      const Products::Clock& clock = nullptr,
+      const std::function<bool()>& instead = [] { return true; }) {
     return products.make(product, {y.data(), x.data(), made.data(), bias.data(), aux.data()},
                          {.workspace_bytes = 1 << 20}, choice, clock, instead);
+  }
+  // Tried at the second call. `instead_s`: what the clock says of the last that it is asked for.
+  bool make_twice(
+      const Products::Clock& clock, const std::function<bool()>& instead = [] { return true; },
+      double instead_s = 0) {
+    int calls = 0;
+    const auto count = [&](const std::function<bool()>& call) {
+      const double seconds = clock(call);
+      return ++calls == 4 && instead_s > 0 ? instead_s : seconds;
+    };
+    make(plain(), Products::Choice::kTried, count, instead);
+    return make(plain(), Products::Choice::kTried, count, instead);
   }
   Product plain() const {
     return *library::product_of({kRows, kTerms, kTerms, 1}, {kTerms, kColumns, kColumns, 1},
@@ -137,7 +150,10 @@ TEST_F(CudaProducts, WhatTheLibraryCannotDoIsNone) {
   EXPECT_TRUE(none({kRows, kTerms, 2 * kTerms, 2}, right, CUBLASLT_EPILOGUE_DEFAULT));
   EXPECT_TRUE(none({kRows, kTerms, 0, 1}, right, CUBLASLT_EPILOGUE_DEFAULT));  // rows overlap
   EXPECT_TRUE(none({0, kTerms, kTerms, 1}, right, CUBLASLT_EPILOGUE_DEFAULT));
+  EXPECT_TRUE(none({1, kTerms, kTerms, 1}, right, CUBLASLT_EPILOGUE_DEFAULT));
+  EXPECT_TRUE(none({kRows, 1, 1, 1}, {1, kColumns, kColumns, 1}, CUBLASLT_EPILOGUE_DEFAULT));
   EXPECT_TRUE(none(left, {kTerms, 0, 1, 1}, CUBLASLT_EPILOGUE_DEFAULT));
+  EXPECT_TRUE(none(left, {kTerms, 1, 1, 1}, CUBLASLT_EPILOGUE_DEFAULT));
 }
 
 TEST_F(CudaProducts, TheFirstAlgorithmIsAskedForOnce) {
@@ -152,20 +168,74 @@ TEST_F(CudaProducts, TheFirstAlgorithmIsAskedForOnce) {
   EXPECT_EQ(fake_cublaslt().reduction_mask, CUBLASLT_REDUCTION_SCHEME_NONE);
 }
 
-TEST_F(CudaProducts, LessAlignedMatricesAreAskedForAnew) {
-  const std::vector<float> room = numbers(256, 5);
-  const auto make_at = [&](const float* a) {
-    EXPECT_TRUE(products.make(plain(), {a, x.data(), made.data(), nullptr, nullptr}, {},
-                              Products::Choice::kFirst, nullptr, [] {}));
-  };
-  const auto* aligned = room.data();
+TEST_F(CudaProducts, MatricesAlignedInAnotherWayAreAskedForAnew) {
+  std::vector<float> room = numbers(512, 5);
+  float* aligned = room.data();
   while (reinterpret_cast<uintptr_t>(aligned) % 64 != 0) ++aligned;
-  make_at(aligned);
-  const int before = fake_cublaslt().asked;
-  EXPECT_GE(fake_cublaslt().alignment_a, 64U);
-  make_at(aligned + 1);
-  EXPECT_EQ(fake_cublaslt().alignment_a, 4U);
-  EXPECT_EQ(fake_cublaslt().asked, before + 1);
+  const auto make_at = [&](int64_t a, int64_t b, int64_t bias) {
+    EXPECT_TRUE(products.make(
+        plain(), {aligned + a, aligned + 96 + b, aligned + 192, aligned + 320 + bias, nullptr}, {},
+        Products::Choice::kFirst, nullptr, [] { return true; }));
+    return fake_cublaslt().asked;
+  };
+  EXPECT_EQ(make_at(0, 1, 0), 1);
+  EXPECT_EQ(fake_cublaslt().alignments[1], 4U);
+  EXPECT_EQ(make_at(1, 0, 0), 2);  // none of what the other order was given
+  EXPECT_EQ(fake_cublaslt().alignments[0], 4U);
+  EXPECT_EQ(make_at(0, 1, 0), 2);
+  EXPECT_EQ(make_at(0, 0, 1), 3);  // where the bias lies the library sees by its address
+  EXPECT_EQ(make_at(0, 0, 0), 4);
+  EXPECT_EQ(fake_cublaslt().run, (std::vector<int>{0, 0, 0, 0, 0}));
+}
+
+TEST_F(CudaProducts, TheFirstThatRunsIsKept) {
+  fake_cublaslt().refused = 0;
+  EXPECT_TRUE(make(plain()));
+  EXPECT_TRUE(make(plain()));
+  EXPECT_EQ(fake_cublaslt().run, (std::vector<int>{0, 1, 1}));
+  fake_cublaslt().refused = 1;
+  EXPECT_TRUE(make(plain()));
+  fake_cublaslt().refused = 2;
+  EXPECT_FALSE(make(plain()));
+  EXPECT_FALSE(make(plain()));
+  EXPECT_EQ(fake_cublaslt().run, (std::vector<int>{0, 1, 1, 1, 2, 2}));
+  EXPECT_EQ(fake_cublaslt().asked, 1);
+}
+
+TEST_F(CudaProducts, WhatWasTheFastestAndFailsIsNotMadeAnyMore) {
+  make_twice(one_second);
+  fake_cublaslt().refused = fake_cublaslt().run.back();
+  EXPECT_FALSE(make(plain(), Products::Choice::kTried));
+  fake_cublaslt().refused = -1;
+  EXPECT_FALSE(make(plain(), Products::Choice::kTried));
+}
+
+TEST_F(CudaProducts, WhatIsDeclinedIsKnownBeforeThereIsRoomForIt) {
+  const auto declined = [&](Products::Choice choice) {
+    return products.declines(plain(), {y.data(), x.data(), made.data(), bias.data(), aux.data()},
+                             {.workspace_bytes = 1 << 20}, choice);
+  };
+  EXPECT_FALSE(declined(Products::Choice::kFirst));
+  EXPECT_FALSE(make_twice([](const auto& call) { return call() ? 1.0 : 2.0; }, [] { return true; },
+                          /*instead_s=*/0.5));
+  EXPECT_TRUE(declined(Products::Choice::kTried));
+  EXPECT_FALSE(declined(Products::Choice::kFirst));
+}
+
+TEST_F(CudaProducts, WhatComesOnceIsNotTried) {
+  int calls = 0;
+  const auto clock = [&](const std::function<bool()>& call) {
+    ++calls;
+    return one_second(call);
+  };
+  EXPECT_TRUE(make(plain(), Products::Choice::kTried, clock));
+  EXPECT_EQ(calls, 0);
+  EXPECT_TRUE(make(plain(), Products::Choice::kTried, clock));
+  EXPECT_EQ(calls, 4);
+}
+
+TEST_F(CudaProducts, WhereThereIsNoRoomForTheOtherWayItIsNotTaken) {
+  EXPECT_TRUE(make_twice(one_second, [] { return false; }));
 }
 
 TEST_F(CudaProducts, TheFastestOfAllIsKept) {
@@ -174,7 +244,7 @@ TEST_F(CudaProducts, TheFastestOfAllIsKept) {
     call();
     return std::vector<double>{3, 1, 2, 5}.at(static_cast<size_t>(calls++));  // last: instead
   };
-  EXPECT_TRUE(make(plain(), Products::Choice::kTried, clock));
+  EXPECT_TRUE(make_twice(clock));
   EXPECT_EQ(fake_cublaslt().run.back(), 1);
   EXPECT_TRUE(make(plain(), Products::Choice::kTried));  // as in a capture
   EXPECT_EQ(fake_cublaslt().run.back(), 1);
@@ -190,8 +260,8 @@ TEST_F(CudaProducts, WhereTheOtherWayIsFasterItIsTaken) {
     call();
     return ++calls == 4 ? 0.5 : 1.0;
   };
-  const auto instead = [&] { instead_ran = true; };
-  EXPECT_FALSE(make(plain(), Products::Choice::kTried, clock, instead));
+  const auto instead = [&] { return instead_ran = true; };
+  EXPECT_FALSE(make_twice(clock, instead));
   EXPECT_TRUE(instead_ran);
   EXPECT_FALSE(make(plain(), Products::Choice::kTried, clock, instead));
   EXPECT_EQ(calls, 4);
@@ -211,7 +281,7 @@ TEST_F(CudaProducts, InACaptureWhatWasNotTriedIsTheFirstAndIsTriedLater) {
 
 TEST_F(CudaProducts, AlgorithmsThatFailAreNotChosen) {
   fake_cublaslt().refused = 0;
-  EXPECT_TRUE(make(plain(), Products::Choice::kTried, one_second));
+  EXPECT_TRUE(make_twice(one_second));
   EXPECT_EQ(fake_cublaslt().run.back(), 1);
 }
 

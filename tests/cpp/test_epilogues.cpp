@@ -269,5 +269,57 @@ TEST(Epilogues, TheBackwardStaysWhereWhatItReadsWaitsForASum) {
   EXPECT_EQ(p.names(), (Lines{"mm", "sum", "aten::gelu_backward"}));
 }
 
+// The memory of one half type, read as another.
+Matrix as_brain(Matrix m) {
+  m.dtype = graph::dtype::kBF16;
+  return m;
+}
+
+TEST(Epilogues, WhatIsReadAsAnotherTypeStays) {
+  Program p;
+  p.left.dtype = p.right.dtype = graph::dtype::kF16;
+  p.put_relu(as_brain(p.layer()));
+  p.put_gelu(as_brain(p.layer()));
+  EXPECT_EQ(p.names(), (Lines{"addmm", "aten::relu", "addmm", "aten::gelu"}));
+}
+
+TEST(Epilogues, TheBackwardOfAGeluReadAsAnotherTypeStays) {
+  Program p;
+  p.left.dtype = p.right.dtype = graph::dtype::kF16;
+  const Matrix before = p.made(kRows, kColumns, graph::dtype::kBF16);
+  p.put(p.other, {Program::word(p.left)}, {Program::word(before)});
+  const uint32_t made = p.multiply(p.left, p.right);
+  const Matrix gradient = as_brain({made, kRows, kColumns});
+  const Matrix after = p.made(kRows, kColumns, graph::dtype::kBF16);
+  p.put(p.gelu_backward, {Program::word(gradient), Program::word(before), Program::text("tanh")},
+        {Program::word(after)});
+  EXPECT_EQ(p.names(), (Lines{"other", "mm", "aten::gelu_backward"}));
+}
+
+TEST(Epilogues, WhatIsWrittenInPlaceIsNoProduct) {
+  Program p;
+  const Matrix made = p.made(kRows, kColumns);
+  p.write(made.buffer);
+  p.put_relu(made);
+  EXPECT_EQ(p.names(), (Lines{"write", "aten::relu"}));
+}
+
+TEST(Epilogues, OperandsOfOneDimensionAreNoLayer) {
+  Program p;
+  const uint32_t vector = p.input();
+  const auto word = [](uint32_t buffer, int64_t size) {
+    return std::vector<int64_t>{graph::make_tag(Tag::kTensor, graph::dtype::kF32, 0, 1), buffer, 0,
+                                size, 1};
+  };
+  graph::Op addr = p.addmm;
+  addr.name = "addr";
+  const Matrix made = p.made(kColumns, kColumns);
+  const std::vector<int64_t> one = {graph::make_tag(Tag::kInt), 1};
+  p.put(addr, {word(vector, kColumns), word(vector, kColumns), word(vector, kColumns), one, one},
+        {Program::word(made)});
+  p.put_relu(made);
+  EXPECT_EQ(p.names(), (Lines{"addr", "aten::relu"}));
+}
+
 }  // namespace
 }  // namespace acc

@@ -129,7 +129,8 @@ def test_a_result_that_changes_is_used_as_it_was():
     steps_of(InPlace, 6, 16)
 
 
-def test_half_precision_has_none_where_each_operator_rounds():
+def test_a_gelu_has_none_where_each_operator_rounds():
+    """A ReLU commutes with rounding."""
     code = """
         import torch
         from torch import nn
@@ -137,8 +138,36 @@ def test_half_precision_has_none_where_each_operator_rounds():
         from tests import helpers
         helpers.load_device()
         helpers.emulate_gpu()
-        for dtype in (torch.float16, torch.float32):
-            print(t.train(lambda: t.block(nn.GELU("tanh")), 6, 16, dtype=dtype)[1].count("addmm"))
+        for made in (lambda: nn.GELU("tanh"), nn.ReLU):
+            for dtype in (torch.float16, torch.float32):
+                print(t.train(lambda: t.block(made()), 6, 16, dtype=dtype)[1].count("addmm"))
     """
     done = helpers.run_python(textwrap.dedent(code), ACC_EXACT="1", ACC_MODE="full")
-    assert done.stdout.split() == ["2", "1"], done.stderr
+    assert done.stdout.split() == ["2", "2", "1", "1"], done.stderr
+
+
+OPERATORS = {
+    "acc::addmm_gelu": lambda *given: torch.ops.acc.addmm_gelu(*given),
+    "acc::mm_gelu_backward": lambda *given: torch.ops.acc.mm_gelu_backward(*given),
+    "acc::mm_and_sum": lambda *given: torch.ops.acc.mm_and_sum(*given, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("acc::addmm_gelu", [torch.ones(8), torch.ones(4, 3), torch.ones(2, 8)]),
+        ("acc::addmm_gelu", [torch.ones(7), torch.ones(4, 3), torch.ones(3, 8)]),
+        ("acc::addmm_gelu", [torch.ones(16)[::2], torch.ones(4, 3), torch.ones(3, 8)]),
+        ("acc::addmm_gelu", [torch.ones(8).half(), torch.ones(4, 3), torch.ones(3, 8)]),
+        ("acc::mm_gelu_backward", [torch.ones(4, 3), torch.ones(3, 8), torch.ones(4, 7)]),
+        ("acc::mm_gelu_backward", [torch.ones(4, 3), torch.ones(3, 8), torch.ones(8, 4).t()]),
+        ("acc::mm_gelu_backward", [torch.ones(4, 3), torch.ones(3, 8), torch.ones(4, 8).half()]),
+        ("acc::mm_and_sum", [torch.ones(4, 3), torch.ones(3, 8).half()]),
+        ("acc::mm_and_sum", [torch.ones(4), torch.ones(4, 3)]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(name, given):
+    """Programs can call the operators, and on a GPU nobody else would ask."""
+    with pytest.raises(RuntimeError, match=rf"\[{name}\] .*, not "):
+        OPERATORS[name](*given)
