@@ -224,11 +224,13 @@ def part_opinfo(check: Check) -> None:
 
 
 def part_numerics(check: Check) -> None:
-    """20 steps of training beside eager's in another process; see Tolerance in cases.py."""
+    """20 steps of training beside eager's in another process; see Tolerance in cases.py. And what
+    NVIDIA does not say of its epilogues."""
     cases = ["mlp_small"] if check.dry else ["mlp_small", "gpt", "resnet18_cifar", "lstm", "block"]
     for case in cases:
         quick = ["--alternations", "1", "--window-s", "0.05"]
         bench(check, "numerics", case, "eager,acc", quick)
+    check.probe("numerics", "epilogues")
 
 
 def bench(

@@ -1,6 +1,7 @@
 """What gpu_check.py asks of a process of its own. Prints a line `ROW [what, status, text]` each.
 
-python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | copies | kernels [--small]
+python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | copies | epilogues | kernels
+    [--small]
 """
 
 from __future__ import annotations
@@ -219,6 +220,50 @@ def copies(small: bool) -> None:
         row(f"copy of a batch, {name}", "BAD" if late else "ok", said)
 
 
+def epilogues(small: bool) -> None:
+    """What NVIDIA does not say of cublasLt's epilogues: NaN, how exact, what is summed."""
+    device()
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    size = 64 if small else 1024
+    odd = torch.tensor([math.nan, math.inf, -math.inf, -0.0, -1.0, 1.0, 0.0, 2.0])
+    for dtype in (torch.float32, torch.float16):
+        zeros = torch.zeros(8, 8, dtype=dtype, device=where)
+        made = torch.ops.aten._addmm_activation(odd.to(where, dtype), zeros, zeros).float().cpu()
+        same = torch.equal(made.isnan(), odd.isnan().expand(8, 8))
+        wrong = not same or not torch.equal(made[:, 1:], odd[1:].relu().expand(8, 7))
+        row(f"relu of NaN and infinities, {dtype}", "BAD" if wrong else "ok", f"{made[0].tolist()}")
+
+        x = torch.linspace(-8, 8, size * size).view(size, size).to(dtype)
+        wide = x.double().requires_grad_()
+        exact = torch.nn.functional.gelu(wide, approximate="tanh")
+        (slope,) = torch.autograd.grad(exact.sum(), wide)
+        eye = torch.eye(size, dtype=dtype, device=where)
+        bias = torch.zeros(size, dtype=dtype, device=where)
+        after, before = torch.ops.acc.addmm_gelu(bias, x.to(where), eye)
+        back = torch.ops.acc.mm_gelu_backward(eye, torch.ones_like(eye) / size, x.to(where))
+        for what, mine, expected in (
+            ("gelu", after, exact.detach()),
+            ("its input", before, x.double()),
+            ("its backward", back * size, slope),
+        ):
+            error = (mine.double().cpu() - expected).abs().max().item()
+            # of numbers up to 8
+            bad = error > 16 * torch.finfo(dtype).eps
+            row(f"{what}, {dtype}", "BAD" if bad else "ok", f"off by {error:.1e} at most")
+
+    before_tf32 = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for tf32 in (False, True):
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            gradient = torch.full((size, size), 1 + 2.0**-12, device=where)
+            _, total = torch.ops.acc.mm_and_sum(gradient.t(), torch.ones_like(gradient), False)
+            error = (total.double() / size - (1 + 2.0**-12)).abs().max().item()
+            said = f"off by {error:.1e}"
+            row(f"sums of a bias, tf32 {tf32}", "BAD" if error > 2.0**-20 else "ok", said)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before_tf32
+
+
 def bandwidth(make: Callable[[], object], moved: int, runs: int) -> float:
     """Bytes per second of a step that moves so many bytes: the median of some runs.
 
@@ -284,6 +329,8 @@ def main() -> None:
         trace(rest[0], rest[1], small)
     elif verb == "copies":
         copies(small)
+    elif verb == "epilogues":
+        epilogues(small)
     else:
         kernels(small)
 
