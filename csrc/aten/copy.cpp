@@ -40,8 +40,9 @@ void record_copy(const at::Tensor& destination, const at::Tensor& source) {
 bool receive(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   const c10::DeviceIndex device = destination.device().index();
   runtime::Backend& backend = runtime::backend();
-  const c10::Stream copies = backend.copy_stream(device);
   const c10::Stream work = backend.default_stream(device);
+  // CUDA tensors of the program's own are made in the order of the default stream.
+  const c10::Stream copies = source.is_cpu() ? backend.copy_stream(device) : work;
   const auto memory = session::new_memory(destination, copies);
   if (!memory.has_value()) return false;
   const runtime::OnDevice on_device(copies);

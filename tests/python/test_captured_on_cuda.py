@@ -41,6 +41,17 @@ def test_what_cannot_be_captured_is_called_between_the_pieces(device):
     assert len([text for text in told if "acc::multinomial" in text]) == 1
 
 
+def test_a_copy_of_a_cuda_tensor_waits_for_what_makes_it(device):
+    x = torch.randn(4096, 4096, device="cuda")
+    for _ in range(6):
+        y = x
+        for _ in range(20):
+            y = y @ x * 1e-2
+        copied = y.to(device)
+        helpers.flush()
+        assert torch.equal(copied.cpu(), y.cpu())
+
+
 def test_a_copy_from_the_host_waits_for_no_work(device):
     """Copies are on a stream of their own, and work that is submitted later waits for them."""
     x = torch.randn(4096, 4096, device=device)
