@@ -114,7 +114,9 @@ def test_optimizer_in_backward(device):
         assert all(p.grad is None for p in net.parameters())
         return list(net.parameters())
 
-    same(run, device)
+    # A bias's gradient is a sum over rows: fused, in another order than ATen's.
+    for made, expected in zip(run(device), run("cpu"), strict=True):
+        torch.testing.assert_close(made.cpu(), expected)
 
 
 def test_module_hooks_of_every_kind(device):
