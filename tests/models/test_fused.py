@@ -67,7 +67,8 @@ def _laid_out(t: Tensor, layout: torch.memory_format) -> Tensor:
 def strays(mine: Tensor, eager: Tensor, others: list[Tensor]) -> list[str]:
     """The steps at which `mine` is further from `eager` than the `others` let expect."""
     spread = torch.stack([(other - eager).abs() for other in others]).amax(0).cummax(0).values
-    # Three runs are a small sample of the spread.
+    # A few runs are a small sample of the spread: of 16 runs of eager (the conv nets' losses are
+    # up to 2.4 times apart) 10 to 15 % would stray from three others, under 1 % from eight.
     allowed = 3 * spread + 1e-6 * eager.abs()
     wrong = ((mine - eager).abs() > allowed).nonzero().flatten().tolist()
     return [f"step {i + 1}: {mine[i]} instead of {eager[i]} +- {allowed[i]}" for i in wrong]
@@ -78,7 +79,7 @@ def strays(mine: Tensor, eager: Tensor, others: list[Tensor]) -> list[str]:
 def test_free_runs_stay_within_eagers_spread(one_thread, device, model):
     optimizer = "sgd" if model in zoo.MODELS else "adamw"
     eager = free_run(CASES[model](), optimizer, "cpu")
-    others = [free_run(CASES[model](), optimizer, "cpu", seed=seed) for seed in range(3)]
+    others = [free_run(CASES[model](), optimizer, "cpu", seed=seed) for seed in range(8)]
     with helpers.counting() as counted:
         mine = free_run(CASES[model](), optimizer, device)
     assert not helpers.ON_ACC or counted["kernel_launches"] > 0
