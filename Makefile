@@ -27,11 +27,11 @@ quickstart:
 
 test:
 	@sh scripts/setup.sh test '$(PYTHON)'
-	@$(VENV_PYTHON) scripts/run_tests.py
+	@$(VENV_PYTHON) scripts/run_tests.py --keep-going
 
 test-full:
 	@sh scripts/setup.sh test '$(PYTHON)'
-	@$(VENV_PYTHON) scripts/run_tests.py --full
+	@$(VENV_PYTHON) scripts/run_tests.py --keep-going --full
 
 develop:
 	@$(or $(PYTHON),python3) scripts/native.py develop

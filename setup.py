@@ -72,7 +72,9 @@ setuptools.setup(
     python_requires=f">={native.dotted(native.PYTHON_MIN)},<{native.dotted(native.PYTHON_END)}",
     # the module runs with the torch it was built against and no other
     install_requires=[f"torch=={native.dotted(native.numbers(TORCH.version))}"],
-    packages=setuptools.find_packages(include=["torchacc", "torchacc.*", "torchacc_device"]),
+    packages=setuptools.find_packages(
+        include=["torchacc", "torchacc.*", "torchacc_device", "tiacc_training", "tiacc_training.*"]
+    ),
     package_data={
         "torchacc": ["py.typed"],
         "torchacc.graph_view": ["page.css", "page.html", "page.js"],
@@ -81,6 +83,9 @@ setuptools.setup(
     include_package_data=False,
     ext_modules=[setuptools.Extension("torchacc_device._C", sources=[])],
     cmdclass={"build_ext": BuildModule, "build_py": BuildPython},
-    entry_points={"torch.backends": ["acc = torchacc_device:_autoload"]},
+    entry_points={
+        "torch.backends": ["acc = torchacc_device:_autoload"],
+        "console_scripts": ["xlarun = tiacc_training.launcher:xlarun"],
+    },
     zip_safe=False,
 )

@@ -3,8 +3,9 @@
     python benchmarks/gpu_check.py --out DIR [--only PART] [--dry-run]
 
 Nothing but torch is assumed; what else is missing costs the parts that need it, whose rows then
-say why. All parts without --only, and each part with it, take at most nine minutes. DIR gets
-table.txt (a line per finding), log.txt (all that was printed) and the JSON lines of benchmarks.
+say why. All parts without --only, and each part with it, take at most nine minutes; what a part
+does not need of its time is for those behind it. DIR gets table.txt (a line per finding, printed at
+the end, too), log.txt (all that was printed) and the JSON lines of benchmarks.
 --dry-run does the same on the host executor, with as little work as shows that all parts work.
 Exit status: 0 all is well, 1 a row is not.
 """
@@ -20,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +32,15 @@ sys.path[0] = str(ROOT)
 
 from benchmarks.cases import CASES  # noqa: E402  (needs the path, and no torch)
 
-PROBE = "benchmarks/gpu_probe.py"
+PROBE, RANKS = "benchmarks/gpu_probe.py", "benchmarks/gpu_ranks.py"
 LIMIT_S = 540.0
 LEAST_S = 5.0  # no command is worth beginning with less
+# Tests that only a GPU can pass, wherever they stand, are marked so.
+MARKED = "gpu"
 # Tests of what differs between executors: memory, streams, captured plans, kernels, numbers.
 TESTS = (
     "test_captured_plans",
-    "test_captured_on_cuda",
+    "test_captured_loops",
     "test_report",
     "test_drawing_kernels",
     "test_reductions_in_parts",
@@ -51,8 +55,8 @@ TESTS = (
     "test_generator",
     "test_random",
     "test_memory_api",
-    "test_out_of_memory",
     "test_custom_ops",
+    "test_fork",
 )
 # A few operators of each kind: the part opinfo takes all.
 OPERATORS = (
@@ -79,6 +83,8 @@ OPERATORS = (
 )
 # Steps so short that launching their operators one by one takes longer than what they do.
 LAUNCH_BOUND = ("mlp_small", "resnet18_cifar", "gpt", "lstm")
+# Tools of compute-sanitizer, with their limits in seconds. The first finds the most.
+SANITIZERS = {"memcheck": 180.0, "racecheck": 120.0, "initcheck": 120.0, "synccheck": 120.0}
 OK, BAD, NOT_RUN = "ok", "BAD", "not run"
 
 
@@ -101,7 +107,7 @@ class Row:
 
 @dataclass
 class Check:
-    """A run of the parts: where results go, and how much time is left."""
+    """A run of the parts: where results go, and until when the part may go on."""
 
     out: Path
     dry: bool
@@ -119,11 +125,13 @@ class Check:
         print(self.rows[-1], flush=True)
         (self.out / "table.txt").write_text("".join(f"{row}\n" for row in self.rows))
 
-    def run(self, command: Sequence[str], limit_s: float) -> tuple[int | None, list[str]]:
-        """Runs a command with its limit, or what is left of the whole; status and output.
+    def run(
+        self, command: Sequence[str], limit_s: float, **env: str
+    ) -> tuple[int | None, list[str]]:
+        """Runs a command with its limit, or what is left of the part; status and output.
 
         The status is None when it was stopped; then whatever it had started is gone as well. Raises
-        OutOfTime when that was, or would be, because the whole has come to its end.
+        OutOfTime when that was, or would be, because the part has come to its end.
         """
         left_s = self.deadline - time.monotonic()
         if left_s < LEAST_S:
@@ -134,6 +142,7 @@ class Check:
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            **env,
         }
         child = subprocess.Popen(
             [str(word) for word in command],
@@ -157,19 +166,21 @@ class Check:
             raise OutOfTime
         return status, output.splitlines()
 
-    def judge(self, part: str, what: str, command: Sequence[str], limit_s: float) -> None:
+    def judge(
+        self, part: str, what: str, command: Sequence[str], limit_s: float, **env: str
+    ) -> None:
         """A row for a command that says at its end what became of it."""
         began = time.monotonic()
-        status, lines = self.run(command, limit_s)
+        status, lines = self.run(command, limit_s, **env)
         seconds = time.monotonic() - began
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         said = f"stopped after {seconds:.0f} s: {last}" if status is None else last
         self.add(part, what, OK if status == 0 else BAD, f"{said} ({seconds:.0f} s)")
 
-    def probe(self, part: str, *arguments: str, limit_s: float = 90.0) -> None:
-        """Rows that gpu_probe.py prints, one JSON list of what, status and text per line."""
+    def probe(self, part: str, *arguments: str, limit_s: float = 90.0, script: str = PROBE) -> None:
+        """Rows that a script prints, one JSON list of what, status and text per line."""
         words = [*arguments, "--small"] if self.dry else list(arguments)
-        status, lines = self.run([sys.executable, PROBE, *words], limit_s)
+        status, lines = self.run([sys.executable, script, *words], limit_s)
         for line in lines:
             if line.startswith("ROW "):
                 self.add(part, *json.loads(line[4:]))
@@ -189,24 +200,33 @@ def part_env(check: Check) -> None:
 
 def part_build(check: Check) -> None:
     """The extension, for this interpreter and its torch."""
-    check.judge("build", "extension", [sys.executable, "scripts/native.py", "develop"], 300)
+    check.judge("build", "extension", [sys.executable, "scripts/native.py", "develop"], LIMIT_S)
 
 
-def pytest_of(check: Check, part: str, what: str, arguments: Sequence[str], limit_s: float) -> None:
+def pytest_of(
+    check: Check, part: str, what: str, arguments: Sequence[str], limit_s: float, **env: str
+) -> None:
     """A row for tests, which need pytest."""
     if importlib.util.find_spec("pytest") is None:
         check.add(part, what, NOT_RUN, "pytest is not installed")
         return
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", "--maxfail=40"]
-    check.judge(part, what, [sys.executable, "-m", "pytest", *options, *arguments], limit_s)
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    check.judge(part, what, command, limit_s, **env)
 
 
 def part_tests(check: Check) -> None:
-    """Tests of what differs between executors, and whole programs."""
+    """Tests that need a GPU, those of what differs between executors, and whole programs."""
+    if not check.dry:
+        pytest_of(check, "tests", f"marked {MARKED}", ["tests/python", "-m", MARKED], 90)
     names = TESTS[:1] if check.dry else TESTS
     for name in names:
         chosen = ["-k", "state_carried"] if check.dry else []
         pytest_of(check, "tests", name, [f"tests/python/{name}.py", *chosen], 60)
+    captured = ["tests/python/test_captured_plans.py", "-k"]
+    captured.append("values_are_those and schedule" if check.dry else "values_are_those")
+    host = {"ACC_HOST_GRAPHS": "1"} if check.dry else {}
+    pytest_of(check, "tests", "captured, nofuse", captured, 60, ACC_MODE="nofuse", **host)
     if not check.dry:  # they are stages of `make test`, in every way
         pytest_of(check, "tests", "programs", ["tests/programs", "-k", "not emulated"], 120)
         models = ["tests/models/test_fused.py", "tests/models/test_plans.py"]
@@ -224,10 +244,13 @@ def part_opinfo(check: Check) -> None:
 
 
 def part_numerics(check: Check) -> None:
-    """20 steps of training beside eager's in another process; see Tolerance in cases.py. And what
-    NVIDIA does not say of its epilogues."""
+    """Gradients and 20 steps of training beside eager's in another process; see Tolerance in
+    cases.py. And what NVIDIA does not say of its epilogues."""
     cases = ["mlp_small"] if check.dry else ["mlp_small", "gpt", "resnet18_cifar", "lstm", "block"]
     for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            for where in ("cpu" if check.dry else "cuda", "acc"):
+                check.probe("numerics", "gradients", case, where, f"{folder}/gradients.pt")
         quick = ["--alternations", "1", "--window-s", "0.05"]
         bench(check, "numerics", case, "eager,acc", quick)
     check.probe("numerics", "epilogues")
@@ -280,10 +303,10 @@ def part_bench(check: Check, case: str = "") -> None:
     `launch` names those of LAUNCH_BOUND, which are compared without the modes of torch.compile that
     compile for minutes. What is measured of a case of its own may be claimed.
     """
-    names = LAUNCH_BOUND if case == "launch" else [case] if case else ["mlp_small", "gpt", "seed"]
+    names = LAUNCH_BOUND if case == "launch" else [case] if case else ["seed", *LAUNCH_BOUND]
     modes = "eager,compile,graph,acc,capture"
     more = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
-    limit_s = 150.0
+    limit_s = 60.0
     if case:
         more = ["--alternations", "9", "--window-s", "0.5"]
         more += ["--compile-forms", "model"] if case == "launch" else ["--compile-timeout-s", "150"]
@@ -298,29 +321,58 @@ def part_bench(check: Check, case: str = "") -> None:
         bench(check, "bench", name, modes, [*more, *file], limit_s)
 
 
+def part_ranks(check: Check) -> None:
+    """Collectives in captured work, of a process group with one process, and between its pieces."""
+    for way in ("ddp", "between", "fsdp", "shards"):
+        check.probe("ranks", way, script=RANKS)
+
+
 def part_sanitizer(check: Check) -> None:
-    """Reads and writes out of bounds, by NVIDIA's tool."""
+    """What NVIDIA's tool sees in the steps of a small network: bytes out of bounds, races in shared
+    memory, bytes that nobody wrote, threads that miss a barrier."""
     tool = shutil.which("compute-sanitizer")
-    if tool is None or check.dry:
-        said = "no GPU in a dry run" if tool else "compute-sanitizer is not installed"
-        check.add("sanitizer", "memcheck", NOT_RUN, said)
-        return
-    command = [tool, "--error-exitcode", "9", sys.executable, PROBE, "steps", "mlp_small"]
-    check.judge("sanitizer", "memcheck", command, 400)
+    for what, limit_s in SANITIZERS.items():
+        if tool is None or check.dry:
+            said = "no GPU in a dry run" if tool else "compute-sanitizer is not installed"
+            check.add("sanitizer", what, NOT_RUN, said)
+            continue
+        command = [tool, "--tool", what, "--error-exitcode", "9"]
+        command += [sys.executable, PROBE, "steps", "mlp_small", "--small"]
+        check.judge("sanitizer", what, command, limit_s)
 
 
-# In the order of a run without --only, which has those that say True.
-PARTS: dict[str, tuple[bool, Callable[[Check], None]]] = {
-    "env": (True, part_env),
-    "build": (True, part_build),
-    "steps": (True, part_steps),
-    "numerics": (True, part_numerics),
-    "kernels": (True, part_kernels),
-    "tests": (True, part_tests),
-    "bench": (True, part_bench),
-    "opinfo": (False, part_opinfo),
-    "sanitizer": (False, part_sanitizer),
+# In the order of a run without --only, with what they may take of its time; those with nothing are
+# no parts of it.
+PARTS: dict[str, tuple[float, Callable[[Check], None]]] = {
+    "env": (15, part_env),
+    "build": (110, part_build),
+    "steps": (70, part_steps),
+    "numerics": (75, part_numerics),
+    "kernels": (30, part_kernels),
+    "tests": (120, part_tests),
+    "ranks": (20, part_ranks),
+    "bench": (100, part_bench),
+    "opinfo": (0, part_opinfo),
+    "sanitizer": (0, part_sanitizer),
 }
+
+
+def run_parts(check: Check, name: str, case: str) -> None:
+    """One part, or those of a whole run, each until its share of the time is over."""
+    until = time.monotonic()
+    for part, (share_s, run) in PARTS.items():
+        if not (part == name or (not name and share_s)):
+            continue
+        until += LIMIT_S if name else share_s
+        check.deadline = until
+        if case:
+            run = functools.partial(part_bench, case=case)
+        try:
+            run(check)
+        except OutOfTime:
+            check.add(part, "the rest of it", NOT_RUN, "its share of the time was over")
+        except Exception as error:  # the other parts have something to tell all the same
+            check.add(part, part, BAD, f"{type(error).__name__}: {error}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -337,18 +389,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if case and case not in (*CASES, "launch"):
         parser.error(f"--only {options.only}: the cases are launch, {', '.join(CASES)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    check = Check(options.out.resolve(), options.dry_run, time.monotonic() + LIMIT_S)
-    for part, (always, run) in PARTS.items():
-        if not (part == name or (not name and always)):
-            continue
-        if case:
-            run = functools.partial(part_bench, case=case)
-        try:
-            run(check)
-        except OutOfTime:
-            check.add(part, "the rest of it", NOT_RUN, f"the time ({LIMIT_S:.0f} s) was over")
-        except Exception as error:  # the other parts have something to tell all the same
-            check.add(part, part, BAD, f"{type(error).__name__}: {error}")
+    check = Check(options.out.resolve(), options.dry_run, 0.0)
+    run_parts(check, name, case)
+    print("\n" + (check.out / "table.txt").read_text(), end="")
     return 1 if any(row.status == BAD for row in check.rows) else 0
 
 

@@ -5,6 +5,7 @@ torch is imported where programs are built: the driving process needs none.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,7 +118,8 @@ class Training:
 
     def placed(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model, where and in the layout that the setting says."""
-        return model.to(self.setting.device, **self.layout)
+        model = model.to(self.setting.device, **self.layout)
+        return data_parallel(model, self.setting) if "ddp" in self.setting.words else model
 
     def make_batches(
         self, make_batch: Callable[[torch.Generator], tuple[torch.Tensor, ...]]
@@ -125,7 +127,9 @@ class Training:
         """The batches, on the device."""
         import torch
 
-        generator = torch.Generator().manual_seed(1)
+        # Of several processes each has its own.
+        rank = int(os.environ.get("RANK", "0")) if "ddp" in self.setting.words else 0
+        generator = torch.Generator().manual_seed(1 + rank)
         return [self.on_device(make_batch(generator)) for _ in range(BATCHES)]
 
     def on_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -167,6 +171,20 @@ class Training:
         if self.optimizer is not None:
             return list(self.model.state_dict().values())
         return [parameter.grad for parameter in self.model.parameters()]
+
+
+def data_parallel(model: torch.nn.Module, setting: Setting) -> torch.nn.Module:
+    """The model in DistributedDataParallel over the processes of torchrun's variables.
+
+    The word "bucketsN" of a variant gives buckets of N MiB, in place of torch's default.
+    """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    sizes = [word.removeprefix("buckets") for word in setting.words if word.startswith("buckets")]
+    options = {"bucket_cap_mb": float(sizes[0])} if sizes else {}
+    dist.init_process_group("gloo" if setting.device == "cpu" else "cpu:gloo,acc:acc")
+    return DistributedDataParallel(model, **options)
 
 
 class FromLoader(Training):

@@ -8,6 +8,8 @@ one a line, on two pipes; standard output stays free for whatever libraries prin
     {"do": "check"}                 -> {"checksum": {...}}: of the cold steps
     {"do": "window", "steps": k}    -> {"seconds"}: of k steps, device idle before and after
     {"do": "memory"}                -> {"peak_mib", "host_peak_mib"}: above the level before step 1
+    {"do": "counters"}              -> {"counters": {...}}: acc's, by name
+    {"do": "measure", ...}          -> what the program's own method `measure` says
     {"do": "exit"}
 
 A failure is answered with {"error": traceback} and ends the process.
@@ -209,6 +211,14 @@ class Session:
 
     def memory(self, _: dict[str, Any]) -> dict[str, Any]:
         return self.device.peak()
+
+    def counters(self, _: dict[str, Any]) -> dict[str, Any]:
+        import torchacc_device
+
+        return {"counters": dict(torchacc_device._C.stats())}
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.program.measure(request)
 
 
 def serve(session: Session, requests: Any, answers: Any) -> None:

@@ -87,6 +87,7 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="load"),
     "torchvision": pytest("tests/models/test_vision.py", share="load", heap=KEPT_HEAP),
     "seeds": pytest("tests/seeds", share="loadfile"),
+    "distributed": pytest("tests/distributed", share="load"),
     "opinfo": pytest("tests/opinfo", share="loadfile"),
     "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }

@@ -24,7 +24,18 @@ from contextlib import ExitStack, suppress
 MESSAGE = 1 << 17  # bytes of the longest request
 # What a child may have another value of than the template: nothing reads it before or while torch
 # is imported. For all else (HOME, OMP_NUM_THREADS, ...) an interpreter has to start anew.
-READ_LATER = {"PATH", "PYTEST_CURRENT_TEST", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+READ_LATER = {
+    "PATH",
+    "PYTEST_CURRENT_TEST",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "REPORTS",
+}
 
 
 def serve(channel: int) -> str:
@@ -70,12 +81,16 @@ def serve(channel: int) -> str:
 
 
 class Template:
-    """The template with the environment `env` and the working directory `cwd`, seen from a test."""
+    """The template with the environment `env` and the working directory `cwd`, seen from a test.
 
-    def __init__(self, env: dict[str, str], cwd: str) -> None:
+    Its children find the `modules` of torch imported, too.
+    """
+
+    def __init__(self, env: dict[str, str], cwd: str, modules: tuple[str, ...] = ()) -> None:
         self.env = env
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"from tests.template import serve; exec(serve({theirs.fileno()}))"
+        imports = "".join(f"import {module}; " for module in modules)
+        code = f"{imports}from tests.template import serve; exec(serve({theirs.fileno()}))"
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],

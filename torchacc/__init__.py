@@ -11,6 +11,7 @@ __acc_front_end__ = True
 import torch  # noqa: F401  (first: the device's libraries link against torch's)
 
 import torchacc_device  # noqa: F401  (registers the device)
+from torchacc import dist
 from torchacc.accelerate import accelerate
 from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "capture",
+    "dist",
     "fetch_gradients",
     "graph",
     "is_lazy_device",

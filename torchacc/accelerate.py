@@ -12,9 +12,12 @@ from torchacc.boundary import install_hooks
 from torchacc.checkpoint import gradient_checkpoint
 from torchacc.config import Config
 from torchacc.device import is_lazy_device, lazy_device
+from torchacc.dist import several
+from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger
+from torchacc.sharding import shard_loader
 
 
 @overload
@@ -50,10 +53,20 @@ def accelerate(
     is done twice: a model or a loader that comes from an earlier call, for example with a second
     loader for validation, is taken as it is.
 
+    Under torchrun each process uses the device of its LOCAL_RANK, and the processes train the model
+    together: data parallel, unless `config.dist` says otherwise. The model that is returned is then
+    a wrapper that looks like the model; every process starts from the first one's parameters and
+    buffers. With `config.dist.fsdp.size` above 1 the parameters become parts of others: build the
+    optimizer afterwards. The process group is made here, unless the program has made one; without
+    torchrun it is one of this process alone, which the program may replace by its own.
+
+    All processes have to call it, with the same model and config. Each iterates the loader as it
+    was made, unless `config.dataloader.shard` is set or it has a DistributedSampler.
+
     Args:
         model: on the CPU, or on a lazy device already.
         loader: an iterable of batches, usually a `torch.utils.data.DataLoader`.
-        config: the options; None is `Config()`. It is not changed.
+        config: the options; None is `Config()`. Only `dist.dp.size` is filled in, if it is None.
         dataloader: another name of `loader`.
 
     Returns:
@@ -61,8 +74,10 @@ def accelerate(
 
     Raises:
         TypeError: the model is no Module, the loader cannot be iterated, the config is no Config.
-        ValueError: a parameter or buffer lies on a device from which it cannot come, or the config
-            contradicts itself.
+        ValueError: a parameter or buffer lies on a device from which it cannot come, the config
+            contradicts itself or the number of processes, or the processes' models differ.
+        RuntimeError: there are more processes than devices, or the launcher's variables are
+            incomplete.
         NotImplementedError: the config asks for what this version cannot do; the field is named.
     """
     if dataloader is not None:
@@ -83,16 +98,21 @@ def accelerate(
             "Make one with torchacc.Config() and set its fields."
         )
     config.validate()
+    several.prepare(model)
     device = _device_of(model)
     # Everything that can be refused is refused before anything is changed.
     wrapped = None if loader is None else _wrap(loader, device, config)
 
     install_hooks()
-    if config.memory.gc:
+    if config.memory.gc and not isinstance(model, ParallelModule):
         count = gradient_checkpoint(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)
-    model.to(device)
-    follow_device(model)
+    if not several.trains_together(model):
+        model.to(device)
+        follow_device(model)
+    else:
+        model = several.wrap(model, device, config)
+    several.say_how(model, loader, config)
     return model if wrapped is None else (model, wrapped)
 
 
@@ -126,7 +146,14 @@ def _device_of(model: nn.Module) -> torch.device:
                 "lies on one device: move it (model.cpu()) before calling accelerate."
             )
         device = here
-    return lazy_device() if device is None else device
+    current = lazy_device()
+    if device is not None and device != current and several.is_one_of_several():
+        raise ValueError(
+            f"[accelerate] the model is on {device}, and this process uses {current}, as the "
+            f"{current.index + 1}. of its machine. Leave the model on the CPU, or move it to "
+            f"{device.type!r} without an index after torch.{device.type}.set_device."
+        )
+    return current if device is None else device
 
 
 def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncLoader:
@@ -140,7 +167,7 @@ def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncL
     check_iterable(loader, "accelerate")
     options = config.dataloader
     return AsyncLoader(
-        loader,
+        shard_loader(loader, *several.data_place(config)) if options.shard else loader,
         device,
         buckets=options.buckets,
         max_length=options.max_length,

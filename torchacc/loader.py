@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchacc.bucketing import DEFAULT_BUCKETS, Bucketing, uniform_buckets
 from torchacc.device import is_lazy_device, lazy_device
+from torchacc.sharding import distributed_sampler, follow_epochs, next_epoch
 from torchacc_device import _boundary
 
 # A thread that waits for a slow data set when the process ends is left behind after so long.
@@ -251,6 +252,9 @@ class AsyncLoader:
     the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
     iterator then loses the at most `device_prefetch_size` batches that were fetched ahead.
 
+    A DistributedSampler shuffles anew in every iteration: its `set_epoch` is called here, until the
+    program calls it itself.
+
     Args:
         loader: anything that can be iterated; usually a `torch.utils.data.DataLoader`.
         device: where the tensors go; None is the lazy device.
@@ -313,12 +317,19 @@ class AsyncLoader:
             self.device, None if buckets is None else Bucketing(buckets, pad_value_dict)
         )
         self._last: weakref.ref[_Iteration] | None = None
+        self._passes = 0
+        self._sampler = distributed_sampler(loader)
+        if self._sampler is not None:
+            follow_epochs(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
         last = self._last() if self._last is not None else None
         if last is not None and getattr(self._loader, "persistent_workers", False):
             # The loader will start over with the same workers; two threads must not ask them.
             last.close()
+        if self._sampler is not None:
+            next_epoch(self._sampler, self._passes)
+        self._passes += 1
         iteration = _Iteration(self)
         self._last = weakref.ref(iteration)
         return iteration

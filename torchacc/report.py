@@ -31,6 +31,7 @@ _OUTSIDE = {
     "address": "what it writes lies elsewhere each time",
     "failed": "it cannot be captured",
     "host memory": "it touches the host's memory",
+    "other processes": "other processes take part in it, and capture apart",
 }
 _AGAIN = {
     "address": "an input lay elsewhere",
@@ -63,6 +64,17 @@ class Report:
         found = [(k[len(start) :], n) for k, n in self.counters.items() if k.startswith(start)]
         return dict(sorted(found, key=lambda each: (-each[1], each[0])))
 
+    def overlap(self) -> float | None:
+        """The share of the time of exchanges with other processes that the steps computed under.
+
+        None where no such time was measured: in one process, and on a GPU, whose streams wait by
+        themselves. Exchanges that go on at the same time count each.
+        """
+        whole = self._count("transfer_us")
+        if whole == 0:
+            return None
+        return max(0.0, 1.0 - self._count("transfer_wait_us") / whole)
+
     def __str__(self) -> str:
         sections: dict[str, dict[str, object]] = {
             "steps": dict(self._steps()),
@@ -71,6 +83,7 @@ class Report:
             "captured work": dict(self._captured()),
             "called between the pieces of captured work": dict(self._outside()),
             "operators without a device kernel": dict(self.of("fallback")),
+            "exchanges with other processes": dict(self._exchanges()),
             "kernels": dict(self._kernels()),
             "memory": {name: size_text(size) for name, size in self.memory.items()},
         }
@@ -115,6 +128,15 @@ class Report:
             for operator in self.of(f"not_captured/{reason}"):
                 yield operator, text
 
+    def _exchanges(self) -> Iterator[tuple[str, object]]:
+        if count := self._count("transfers"):
+            yield "begun", count
+        share = self.overlap()
+        if share is not None:
+            yield "under way, added up", f"{self._count('transfer_us') * 1e-6:.3f} s"
+            yield "waited for", f"{self._count('transfer_wait_us') * 1e-6:.3f} s"
+            yield "under computation", f"{100 * share:.1f} %"
+
     def _kernels(self) -> Iterator[tuple[str, object]]:
         yield "compiled", self._count("jit/compiled")
         yield "not compiled", self._count("jit/failed")
@@ -130,8 +152,9 @@ def report(since: Report | None = None) -> Report:
         print(torchacc.report(since=before))
 
     Says what was submitted between the ends of steps, by which line of the program, and what is
-    called between the pieces of captured work, and why. Submits nothing itself: memory is what
-    tensors hold whose contents have been computed.
+    called between the pieces of captured work, and why; of exchanges with other processes, how
+    much of their time steps went on computing (`Report.overlap`). Submits nothing itself: memory is
+    what tensors hold whose contents have been computed.
     """
     counters = dict(_C.stats())
     if since is not None:

@@ -71,7 +71,7 @@ def _register() -> None:
 
     import atexit
 
-    from torchacc_device import _C, _boundary, _patches, acc
+    from torchacc_device import _C, _boundary, _distributed, _patches, acc
 
     # The name is registered in C++; torch's Python side keeps a copy of it.
     torch.utils.rename_privateuse1_backend("acc")
@@ -88,6 +88,7 @@ def _register() -> None:
     _C.set_library_folders([f"{package}/" for package in packages])
     _patches.apply()
     _boundary.install()
+    _distributed.install()
     atexit.register(_C.stop)
     _registered = True
     _tell_foreign_front_end()

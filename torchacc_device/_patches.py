@@ -6,10 +6,17 @@ it, or take bytes. Each is wrapped for acc tensors only: work is submitted first
 runs on the tensor of the CPU or GPU that shares the memory, or on a copy. `data_ptr` of
 UntypedStorage is not among them: it tells storages apart and must not submit anything.
 
+Process groups that were made without a backend's name are told which one they have. A process that
+trains alone has a process group that its program did not make (torchacc); when the program makes
+its own, that one goes first.
+
 One more function tells Meta kernels for which device they infer: where the layout of a result
 differs between CPU and CUDA (FFTs, decompositions, embedding bags), they take CUDA for granted.
 
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
+
+`LATER` names what is wrapped only once there is a reason: the environment says how
+DistributedDataParallel is to exchange gradients.
 """
 
 from __future__ import annotations
@@ -21,6 +28,8 @@ from typing import Any
 import torch
 from torch import _meta_registrations
 from torch._C import DispatchKey
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.dlpack import DLDeviceType
 
 from torchacc_device import _C
@@ -112,6 +121,34 @@ def _device_hint(original: Callable[..., str]) -> Callable[..., str]:
     return device_hint
 
 
+def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A group that was made without a backend's name, or with several, knows ours by its default.
+
+    torch looks for NCCL only and takes Gloo, which such a group does not have;
+    DistributedDataParallel and SyncBatchNorm ask.
+    """
+
+    def make(*args: Any, **options: Any) -> Any:
+        made = original(*args, **options)
+        group = made[0]
+        types = getattr(group, "_device_types", ())
+        if any(device.type == _DEVICE for device in types):
+            group._set_default_backend(distributed_c10d.ProcessGroup.BackendType.CUSTOM)
+        return made
+
+    return make
+
+
+def _replacing_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(*args: Any, **options: Any) -> Any:
+        # Set to None by `undo`, which functions that were bound before know nothing of.
+        if _before_group is not None:
+            _before_group()
+        return original(*args, **options)
+
+    return init_process_group
+
+
 _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.Tensor, "data_ptr", _data_ptr),
     (torch.Tensor, "__dlpack__", _dlpack),
@@ -122,25 +159,72 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.UntypedStorage, "_share_filename_cpu_", _share),
     (torch.UntypedStorage, "_share_cuda_", _share),
     (_meta_registrations, "device_hint", _device_hint),
+    (distributed_c10d, "_new_process_group_helper", _named_backend),
+    # both, and from the start: programs bind the function when they are imported
+    (distributed_c10d, "init_process_group", _replacing_group),
+    (torch.distributed, "init_process_group", _replacing_group),
 )
 
-# Everything that is wrapped, by its full name.
-LIST: tuple[str, ...] = tuple(
-    f"torch.{owner.__name__.removeprefix('torch.')}.{name}" for owner, name, _ in _WRAPPED
+
+def _exchanging(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, module: torch.nn.Module, *args: Any, **options: Any) -> None:
+        if _construct is None or all(p.device.type != _DEVICE for p in module.parameters()):
+            original(self, module, *args, **options)
+        else:
+            _construct(original, self, module, *args, **options)
+
+    return __init__
+
+
+_WRAPPED_LATER: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (DistributedDataParallel, "__init__", _exchanging),
 )
+
+
+def _full_name(owner: Any, name: str) -> str:
+    return f"torch.{owner.__name__.removeprefix('torch.')}.{name}"
+
+
+# Everything that is wrapped, by its full name; and what is wrapped when there is a reason.
+LIST: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED)
+LATER: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED_LATER)
 
 # What the owner's own __dict__ held before, by full name; _ABSENT where it inherited.
 _before: dict[str, Any] = {}
 
 
+# Called before a program makes its default process group.
+_before_group: Callable[[], None] | None = None
+# Called with DistributedDataParallel's own `__init__` and its arguments, for modules on acc.
+_construct: Callable[..., None] | None = None
+
+
 def applied() -> tuple[str, ...]:
-    """The names in `LIST` that are wrapped now."""
-    return tuple(name for name in LIST if name in _before)
+    """The names in `LIST` and `LATER` that are wrapped now."""
+    return tuple(name for name in (*LIST, *LATER) if name in _before)
 
 
 def apply() -> None:
     """Wraps everything in `LIST`; a second call does nothing."""
-    for full_name, (owner, name, wrap) in zip(LIST, _WRAPPED, strict=True):
+    _apply(_WRAPPED)
+
+
+def before_group(call: Callable[[], None]) -> None:
+    """From now on `call` runs before the default process group is made."""
+    global _before_group
+    _before_group = call
+
+
+def apply_exchanging(construct: Callable[..., None]) -> None:
+    """From now on `construct(original, self, module, ...)` makes DistributedDataParallel's."""
+    global _construct
+    _construct = construct
+    _apply(_WRAPPED_LATER)
+
+
+def _apply(wrapped: tuple[tuple[Any, str, Callable[[Any], Any]], ...]) -> None:
+    for owner, name, wrap in wrapped:
+        full_name = _full_name(owner, name)
         if full_name in _before:
             continue
         original = getattr(owner, name)
@@ -150,9 +234,11 @@ def apply() -> None:
 
 
 def undo() -> None:
-    """Puts back what `apply` has replaced; a second call does nothing."""
-    for full_name, (owner, name, _) in zip(LIST, _WRAPPED, strict=True):
-        before = _before.pop(full_name, None)
+    """Puts back what was replaced; a second call does nothing."""
+    global _before_group, _construct
+    _before_group = _construct = None
+    for owner, name, _ in (*_WRAPPED, *_WRAPPED_LATER):
+        before = _before.pop(_full_name(owner, name), None)
         if before is _ABSENT:
             delattr(owner, name)
         elif before is not None:

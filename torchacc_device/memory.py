@@ -37,8 +37,12 @@ __all__ = [
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
     """All statistics of the device's allocator, by the names that torch.accelerator.memory_stats
-    has, for example "allocated_bytes.all.peak"."""
-    return dict(torch.accelerator.memory_stats(device_index(device)))
+    has, for example "allocated_bytes.all.peak"; and "captured_bytes.all.current", what captured
+    steps have."""
+    index = device_index(device)
+    stats = dict(torch.accelerator.memory_stats(index))
+    stats["captured_bytes.all.current"] = _C.captured_bytes(index)
+    return stats
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -132,6 +136,6 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         numbers = [stats[f"{key}.all.{column}"] for column in columns]
         texts = [_size(n) if is_size else str(n) for n in numbers]
         lines.append(title.ljust(20) + "".join(f"{text:>14}" for text in texts))
-    lines.append(f"{'Captured steps':20}{_size(_C.captured_bytes(index)):>14}")
+    lines.append(f"{'Captured steps':20}{_size(stats['captured_bytes.all.current']):>14}")
     lines.append(f"out of memory {stats['num_ooms']} times, {stats['num_alloc_retries']} retries")
     return "\n".join(lines) + "\n"

@@ -1,12 +1,15 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/split_with_sizes.h>
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include <utility>
+#include <vector>
 
 #include "csrc/aten/fallback.h"
 #include "csrc/aten/record_kernel.h"
@@ -111,7 +114,22 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   return at::_local_scalar_dense(session::alias(self, FlushReason::kRead));
 }
 
+// As copies of parts: FSDP2 takes apart what it gathers so, and its Meta kernel knows no `out`.
+void split_with_sizes_copy_out(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim,
+                               at::TensorList out) {
+  const std::vector<at::Tensor> parts = at::split_with_sizes(self, sizes, dim);
+  TORCH_CHECK(out.size() == parts.size(), "split_with_sizes_copy: Expected ", parts.size(),
+              " tensors as out, got ", out.size(), ".");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    TORCH_CHECK(out[i].scalar_type() == self.scalar_type(), "Expected out tensor to have dtype ",
+                self.dtype(), ", but got ", out[i].dtype(), " instead");
+    at::native::resize_output(out[i], parts[i].sizes());
+    out[i].copy_(parts[i]);
+  }
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("split_with_sizes_copy.out", &split_with_sizes_copy_out);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("_local_scalar_dense", &local_scalar_dense);

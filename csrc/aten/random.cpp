@@ -7,8 +7,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/sort.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "csrc/aten/random_check.h"
 #include "csrc/base/philox.h"
 #include "csrc/runtime/generator.h"
+#include "lazy/session/session.h"
 
 // PyTorch's random operators: check the arguments, reserve a piece of the generator's stream, and
 // call our own operator with it, which is recorded like any other. All that PyTorch composes from
@@ -152,10 +155,24 @@ Tensor& bernoulli_out(const Tensor& self, MaybeGenerator generator, Tensor& out)
   return bernoulli_tensor(out, self, std::move(generator));
 }
 
+// The same permutation as acc::randperm_'s, which draws on the host: the order of one wide number
+// per position, where equal ones stay in order. Kernels draw them, and ATen sorts them on the GPU.
+Tensor& permute_on_gpu(Tensor& out, const MaybeGenerator& generator) {
+  static const OwnOp<Tensor&, Tensor&, int64_t, int64_t> draw("acc::random_");
+  constexpr int64_t kAll = 0;  // integers of 64 bits
+  at::assert_no_internal_overlap(out);
+  Tensor numbers = at::empty(out.sizes(), out.options().dtype(c10::kLong));
+  // From the least one on, so that they are sorted as numbers without a sign.
+  draw(numbers, std::numeric_limits<int64_t>::min(), kAll, reserve(out, generator, out.numel()));
+  return out.copy_(std::get<1>(at::sort(numbers, /*stable=*/true, /*dim=*/0,
+                                        /*descending=*/false)));
+}
+
 Tensor& randperm_out(int64_t n, MaybeGenerator generator, Tensor& out) {
   static const Fill<> fill("acc::randperm_");
   check_randperm(out.scalar_type(), n);
   at::native::resize_output(out, {n});
+  if (n > 0 && session::for_gpus()) return permute_on_gpu(out, generator);
   return fill(out, generator);
 }
 

@@ -24,8 +24,11 @@ namespace {
 class RecordKernel final : public c10::OperatorKernel {
  public:
   explicit RecordKernel(const graph::Op* op) : op_(*op) {
-    // Not counted on the CPU either.
-    if (op->name.starts_with("aten::_fused_") || op->name.starts_with("aten::_amp_")) return;
+    // Not counted on the CPU either, nor by PyTorch's own process groups.
+    if (op->name.starts_with("aten::_fused_") || op->name.starts_with("aten::_amp_") ||
+        op->communicates) {
+      return;
+    }
     for (size_t i = 0; i < op->arguments.size(); ++i) {
       const graph::Argument& argument = op->arguments[i];
       if (argument.writes && argument.list == graph::ListOf::kTensor) written_lists_.push_back(i);

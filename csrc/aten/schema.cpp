@@ -269,6 +269,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   op.mergeable = !handle.hasTag(at::Tag::nondeterministic_seeded);
   op.pointwise = is_pointwise(handle);
   op.precision_sensitive = graph::table::multiplies(schema.name());
+  op.communicates = graph::table::communicates(schema.name());
   op.casts_numbers =
       graph::table::casts_numbers(schema.name()) && schema.overload_name() == "Tensor";
   op.handle = &handles().emplace_back(handle);
@@ -283,6 +284,9 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   }
   if (graph::table::is_convolution(op.name)) {
     op.copy = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+  }
+  if (op.communicates) {
+    op.await = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("acc::await_", ""));
   }
   if (const std::string plus = graph::table::plus_operator(op.name); !plus.empty()) {
     c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
@@ -321,8 +325,8 @@ std::vector<std::string> describe_ops() {
            << (argument.role == graph::Role::kStructure ? "" : "~");
     }
     line << ')' << (op.out_handle != nullptr ? " into" : "") << (op.removable ? "" : " must-run")
-         << (op.mergeable ? "" : " random") << (op.item != nullptr ? " by-item" : "")
-         << (op.precision_sensitive ? " product" : "");
+         << (op.communicates ? " communicates" : "") << (op.mergeable ? "" : " random")
+         << (op.item != nullptr ? " by-item" : "") << (op.precision_sensitive ? " product" : "");
     lines.push_back(line.str());
   }
   std::ranges::sort(lines);

@@ -109,7 +109,7 @@ constexpr Entry kEntries[] = {
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
            "from: dce, lists, split, cse, copies, layout, rows, products, epilogues, accumulate, "
-           "fuse, recompute, batch, order, alias."),
+           "transfers, fuse, recompute, batch, order, alias."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "
          "value is stored or cast."),
@@ -243,6 +243,7 @@ std::atomic<int> effective_host_devices{0};
 }  // namespace
 
 Mode mode() { return static_cast<Mode>(get(kMode)); }
+bool fuses() { return mode() == Mode::Full || mode() == Mode::NoGraph; }
 Executor executor() { return static_cast<Executor>(get(kExecutor)); }
 bool host_graphs() { return get(kHostGraphs) != 0; }
 LogLevel log_level() { return static_cast<LogLevel>(get(kLogLevel)); }

@@ -23,6 +23,8 @@ enum class LogLevel : uint8_t { Debug, Info, Warning, Error };
 inline constexpr int kMaxHostDevices = 64;
 
 Mode mode();
+// Whether plans have generated kernels in that mode.
+bool fuses();
 Executor executor();
 bool host_graphs();
 // The larger of ACC_HOST_DEVICES and LOCAL_WORLD_SIZE (torchrun's): each local rank has a device.

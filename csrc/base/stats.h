@@ -28,6 +28,8 @@ namespace acc::base {
   X(FlushPointer, "flush_pointer")              \
   X(FlushEager, "flush_eager")                  \
   X(FlushExit, "flush_exit")                    \
+  X(FlushExchange, "flush_exchange")            \
+  X(FlushIdle, "flush_idle")                    \
   X(Nodes, "nodes")                             \
   X(NodesFollowed, "nodes_followed")            \
   X(MemoHits, "memo_hits")                      \
@@ -51,6 +53,9 @@ namespace acc::base {
   X(CapturesSubmitted, "captures_submitted")    \
   X(CapturedLaunches, "captured_launches")      \
   X(ResultsMoved, "results_moved")              \
+  X(Transfers, "transfers")                     \
+  X(TransferUs, "transfer_us")                  \
+  X(TransferWaitUs, "transfer_wait_us")         \
   X(Errors, "errors")
 
 enum class Counter : uint32_t {

@@ -26,8 +26,8 @@ Backend& choose() {
   // The probe asks CUDA itself: torch's device_count would add a warning of its own.
   const GpuProbe probe = probe_gpu();
   Backend* cuda = cuda_backend();
-  if (cuda != nullptr && probe.devices > 0) return *cuda;
   const std::optional<std::string> problem = unusable_gpu(probe);
+  if (cuda != nullptr && probe.devices > 0 && !problem) return *cuda;
   if (executor == Executor::Cuda) {
     ACC_FAIL("[ACC_EXECUTOR=cuda] there is no usable NVIDIA GPU: ",
              problem.value_or("CUDA sees no device. Either no NVIDIA driver is loaded, or "

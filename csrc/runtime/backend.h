@@ -51,6 +51,11 @@ class CapturedWork {
   virtual ~CapturedWork() = default;
   // In order with everything that was submitted to its device.
   virtual void submit() = 0;
+  // After a call of it has thrown: whether the calls before are done and the rest can be. On a GPU
+  // none throws by itself, and none allocates.
+  virtual bool may_go_on() const noexcept { return false; }
+  // Makes the call that has thrown, and those behind it.
+  virtual void go_on() {}
 };
 
 class Backend {
@@ -83,6 +88,9 @@ class Backend {
   virtual c10::CachingDeviceAllocator::DeviceStats memory_stats(c10::DeviceIndex device) = 0;
   // The bytes that pools of captured work have now.
   virtual uint64_t captured_bytes(c10::DeviceIndex device) = 0;
+  // About how much of the host's memory captured work takes for each of its calls, beside what
+  // made the call.
+  virtual uint64_t host_bytes_per_call() const noexcept = 0;
   virtual void reset_peak_memory(c10::DeviceIndex device) = 0;
   virtual void reset_accumulated_memory(c10::DeviceIndex device) = 0;
   // Free and total bytes.

@@ -23,6 +23,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/cuda_workspaces.h"
 #include "csrc/runtime/nvidia.h"
 
 // NVIDIA GPUs, through what torch ships: its caching allocator, its streams and events. An acc
@@ -159,15 +160,17 @@ void upload(void* to, const void* from, size_t nbytes, CUDAStream stream) {
 // A graph, launched on the default stream.
 class CudaWork final : public CapturedWork {
  public:
-  explicit CudaWork(DeviceIndex device)
-      : device_(device), pool_(*CudaPool::opened()), guard_(std::in_place, capture_stream(device)) {
-    wait(c10::cuda::getDefaultCUDAStream(device_), capture_stream(device_));
+  explicit CudaWork(DeviceIndex device) : device_(device), pool_(*CudaPool::opened()) {
     // The allocator serves the pool that was opened first: the graph opens it in its own way.
     pool_.close();
     try {
+      lend_workspaces(capture_stream(device_));
+      guard_.emplace(capture_stream(device_));
+      wait(c10::cuda::getDefaultCUDAStream(device_), capture_stream(device_));
       graph_.capture_begin(pool_.id(), cudaStreamCaptureModeThreadLocal);
     } catch (...) {
       pool_.take_back();
+      guard_.reset();
       throw;
     }
   }
@@ -297,6 +300,8 @@ class CudaBackend final : public Backend {
     }
     return bytes;
   }
+  // A guess: nodes of a graph and of its executable form. gpu_check tells what it is.
+  uint64_t host_bytes_per_call() const noexcept override { return 4096; }
   void reset_peak_memory(DeviceIndex device) override {
     start_cuda();
     c10::cuda::CUDACachingAllocator::resetPeakStats(device);
@@ -411,6 +416,15 @@ void probe_cuda(GpuProbe& probe) {
     probe.error = cudaGetErrorString(error);
   }
   probe.none_visible = error == cudaErrorNoDevice || (error == cudaSuccess && count == 0);
+  for (int device = 0; device < probe.devices; ++device) {
+    int major = 0;
+    int minor = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    probe.capabilities.push_back(10 * major + minor);
+  }
+  // Among much else it says "NVCC architecture flags: -gencode;arch=...,code=sm_90;...".
+  if (probe.devices > 0) probe.architectures = at::detail::getCUDAHooks().showConfig();
 }
 
 }  // namespace acc::runtime

@@ -90,17 +90,28 @@ size_t free_memory() {
 
 class HostPool final : public Pool {
  public:
-  explicit HostPool(DeviceIndex device) : scope_(std::in_place, device) {}
+  explicit HostPool(DeviceIndex device) : device_(device), scope_(std::in_place, device) {
+    HostPoolScope::keep(device_);
+  }
+  ~HostPool() override { HostPoolScope::let_go(device_); }
   void close() override { scope_.reset(); }
 
  private:
+  const DeviceIndex device_;
   std::optional<HostPoolScope> scope_;
 };
 
 struct HostWork final : CapturedWork {
   std::vector<std::function<void()>> calls;
+  size_t next = 0;
+
   void submit() override {
-    for (const std::function<void()>& call : calls) call();
+    next = 0;
+    go_on();
+  }
+  bool may_go_on() const noexcept override { return next < calls.size(); }
+  void go_on() override {
+    for (; next < calls.size(); ++next) calls[next]();
   }
 };
 
@@ -153,6 +164,7 @@ class HostBackend final : public Backend {
     return counted_memory(device);
   }
   uint64_t captured_bytes(DeviceIndex device) override { return HostPoolScope::bytes(device); }
+  uint64_t host_bytes_per_call() const noexcept override { return sizeof(std::function<void()>); }
   void reset_peak_memory(DeviceIndex device) override { runtime::reset_peak_memory(device); }
   void reset_accumulated_memory(DeviceIndex device) override {
     runtime::reset_accumulated_memory(device);

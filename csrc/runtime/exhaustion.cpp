@@ -13,6 +13,7 @@ namespace {
 std::atomic<int64_t> counted{0};
 std::atomic<int64_t> first_to_fail{std::numeric_limits<int64_t>::max()};
 std::atomic<int64_t> first_to_succeed{std::numeric_limits<int64_t>::max()};
+std::atomic<bool> device_lost{false};
 // Until a test asks for failures nothing is counted.
 std::atomic<size_t> smallest{std::numeric_limits<size_t>::max()};
 
@@ -37,11 +38,18 @@ void about_to_allocate(size_t nbytes) {
   if (nbytes < smallest.load(std::memory_order_relaxed)) return;
   const int64_t number = counted.fetch_add(1, std::memory_order_relaxed);
   if (number < first_to_fail.load() || number >= first_to_succeed.load()) return;
+  if (device_lost.load()) {
+    constexpr int32_t kUnspecifiedLaunchFailure = 719;
+    throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                                kUnspecifiedLaunchFailure,
+                                "injected: CUDA error: unspecified launch failure");
+  }
   TORCH_CHECK(false, "injected: can't allocate memory: you tried to allocate ", nbytes, " bytes.");
 }
 
-void fail_allocations(int64_t after, int64_t times, size_t at_least) {
+void fail_allocations(int64_t after, int64_t times, size_t at_least, bool lost) {
   first_to_fail.store(std::numeric_limits<int64_t>::max());
+  device_lost.store(lost);
   smallest.store(at_least);
   counted.store(0);
   first_to_succeed.store(after + times);

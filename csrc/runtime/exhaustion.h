@@ -13,8 +13,8 @@ bool is_out_of_memory(const std::exception_ptr& error);
 
 // For tests: from now on `after` allocations of the host executor succeed and the next `times` fail
 // as the real ones do; `times` = 0 ends it. Those of less than `at_least` bytes succeed and do not
-// count. Thread safe.
-void fail_allocations(int64_t after, int64_t times, size_t at_least);
+// count. `lost`: they fail as those of a GPU that is gone. Thread safe.
+void fail_allocations(int64_t after, int64_t times, size_t at_least, bool lost = false);
 
 // Called before each allocation of the host executor: of a plan's memory and by its operators.
 void about_to_allocate(size_t nbytes);

@@ -109,10 +109,17 @@ class Heap {
     return begin_ != nullptr && at >= begin_ && at < begin_ + capacity_;
   }
 
+  void keep(int more) {
+    if (in_bad_fork()) return;
+    const std::lock_guard lock(mutex_);
+    kept_ += more;
+  }
+
   void trim() {
     if (begin_ == nullptr || in_bad_fork()) return;
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     const std::lock_guard lock(mutex_);
+    if (kept_ > 0) return;
     blocks_.for_each_gap([&](uint64_t offset, uint64_t bytes) {
       const uint64_t first = (offset + page - 1) / page * page;
       const uint64_t last = std::min(offset + bytes, committed_) / page * page;
@@ -154,6 +161,7 @@ class Heap {
   std::mutex mutex_;
   base::Blocks blocks_;
   uint64_t committed_ = 0;  // from the beginning, usable
+  int kept_ = 0;
 };
 
 c10::Allocator& plain_allocator() {
@@ -249,6 +257,10 @@ HostPoolScope::~HostPoolScope() { in_pool_of = -1; }
 bool HostPoolScope::possible(c10::DeviceIndex device) { return Heap::pool(device).usable(); }
 
 uint64_t HostPoolScope::bytes(c10::DeviceIndex device) { return Heap::pool(device).used(); }
+
+void HostPoolScope::keep(c10::DeviceIndex device) { Heap::pool(device).keep(1); }
+
+void HostPoolScope::let_go(c10::DeviceIndex device) { Heap::pool(device).keep(-1); }
 
 void trim_host_heap() { Heap::trim_all(); }
 

@@ -48,9 +48,13 @@ class HostPoolScope {
   static bool possible(c10::DeviceIndex device);
   // In blocks of the device's range.
   static uint64_t bytes(c10::DeviceIndex device);
+  // While it is kept, what is written to freed blocks of the range stays there: captured work has
+  // its intermediates in them. As often let go as kept.
+  static void keep(c10::DeviceIndex device);
+  static void let_go(c10::DeviceIndex device);
 };
 
-// Gives the memory of freed blocks back to the system.
+// Gives the memory of freed blocks back to the system, but for ranges that are kept.
 void trim_host_heap();
 
 }  // namespace acc::runtime

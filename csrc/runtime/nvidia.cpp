@@ -23,13 +23,46 @@ std::string read_driver_version() {
   return "";
 }
 
-int major_of(const std::string& version) {
+// The number that the text begins with.
+int major_of(std::string_view version) {
   int major = 0;
   for (const char c : version) {
     if (!is_digit(c)) break;
     major = major * 10 + (c - '0');
   }
   return major;
+}
+
+// What follows "code=" in nvcc's options: "sm_86", "sm_90a", "compute_75".
+std::vector<std::string_view> codes(std::string_view options) {
+  constexpr std::string_view kKey = "code=";
+  constexpr std::string_view kEnds = "; \t\n";
+  constexpr std::string_view kApart = "[],";
+  std::vector<std::string_view> found;
+  for (size_t at = options.find(kKey); at != options.npos; at = options.find(kKey, at)) {
+    at += kKey.size();
+    std::string_view list = options.substr(at, options.find_first_of(kEnds, at) - at);
+    while (!list.empty()) {
+      const size_t end = std::min(list.find_first_of(kApart), list.size());
+      if (end > 0) found.push_back(list.substr(0, end));
+      list.remove_prefix(std::min(end + 1, list.size()));
+    }
+  }
+  return found;
+}
+
+// The reason why torch's kernels run on none of the devices.
+std::optional<std::string> unsupported(const GpuProbe& probe) {
+  const std::vector<std::string_view> known = codes(probe.architectures);
+  if (known.empty() || probe.capabilities.empty()) return std::nullopt;
+  std::string built;
+  for (const std::string_view code : known) built += base::concat(built.empty() ? "" : ", ", code);
+  for (const int capability : probe.capabilities) {
+    if (runs_on(capability, probe.architectures)) return std::nullopt;
+  }
+  return base::concat("its architecture is sm_", probe.capabilities.front(),
+                      ", and this torch was built for ", built,
+                      ". Install a build of torch for it, and build acc again.");
 }
 
 }  // namespace
@@ -56,8 +89,21 @@ int required_driver(int cuda_version) {
   }
 }
 
+bool runs_on(int capability, std::string_view options) {
+  constexpr std::string_view kMachine = "sm_";
+  constexpr std::string_view kText = "compute_";
+  return std::ranges::any_of(codes(options), [&](std::string_view code) {
+    if (code.starts_with(kText)) return major_of(code.substr(kText.size())) <= capability;
+    if (!code.starts_with(kMachine)) return false;
+    const int number = major_of(code.substr(kMachine.size()));
+    if (!is_digit(code.back())) return number == capability;
+    return number / 10 == capability / 10 && number <= capability;
+  });
+}
+
 std::optional<std::string> unusable_gpu(const GpuProbe& probe) {
-  if (!probe.present || probe.none_visible || probe.devices > 0) return std::nullopt;
+  if (!probe.present || probe.none_visible) return std::nullopt;
+  if (probe.devices > 0) return unsupported(probe);
   const std::string driver =
       probe.driver_version.empty() ? "of unknown version" : probe.driver_version;
   if (!probe.built_with_cuda) {

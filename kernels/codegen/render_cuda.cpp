@@ -424,9 +424,17 @@ class CudaWriter : Writer {
       const std::string begin =
           divided ? concat(size, " * (part / parts[2]) / parts[1]") : std::string("0");
       const std::string end = divided ? concat(size, " * (part / parts[2] + 1) / parts[1]") : size;
+      if (shares_threads() && loop + 1 == last) {
+        line("for (long i", loop, " = ", begin, " + threadIdx.x / lanes; i", loop, " < ", end,
+             "; i", loop, " += blockDim.x / lanes) {");
+        continue;
+      }
       line("for (long i", loop, " = ", begin, "; i", loop, " < ", end, "; ++i", loop, ") {");
     }
   }
+  // Whether a row of threads goes through several rows of elements at once, where these are short:
+  // a batch norm's of 7 by 7 would leave more than half of a warp idle.
+  bool shares_threads() const { return !kernel_.columns && kernel_.reduced > 1; }
   // Where the innermost begins and ends, in steps of `step`.
   void open_range(size_t loop, const char* step) {
     const std::string size = concat("geometry[", loop, "]");
@@ -443,6 +451,12 @@ class CudaWriter : Writer {
   // A row of threads for each kept element.
   void add_rows() {
     const size_t last = loops() - 1;
+    const char* lane = shares_threads() ? "(threadIdx.x & (lanes - 1))" : "threadIdx.x";
+    const char* lanes = shares_threads() ? "lanes" : "blockDim.x";
+    if (shares_threads()) {  // a power of two, as the threads of a row are
+      line("unsigned lanes = 1;");
+      line("while (lanes < blockDim.x && lanes * (long)V < geometry[", last, "]) lanes *= 2;");
+    }
     line("const long kept = ", turns_before(kept_loops()), ";");
     line("const long groups = (kept + blockDim.y - 1) / blockDim.y;");
     open_groups("groups");
@@ -464,7 +478,7 @@ class CudaWriter : Writer {
       open_reduced_loops(kept_loops(), last);
       open_pointers("p", operands_of(phase), "b", kept_loops(), last);
       open_positions("q", positions_of(phase), "r", kept_loops(), last);
-      line("for (long at = begin + threadIdx.x * (long)V; at < end; at += blockDim.x * (long)V) {");
+      line("for (long at = begin + ", lane, " * (long)V; at < end; at += ", lanes, " * (long)V) {");
       add_neighbours(loaded_by(phase.instructions, phase.loads), phase.stores, "if (here) ", [&] {
         define_loads(phase.loads);
         define_all(phase.instructions);

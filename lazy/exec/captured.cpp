@@ -10,6 +10,7 @@
 #include "csrc/base/check.h"
 #include "csrc/base/stats.h"
 #include "csrc/runtime/errors.h"
+#include "csrc/runtime/transfers.h"
 #include "lazy/graph/words.h"
 
 namespace acc::exec {
@@ -59,6 +60,25 @@ size_t rest_of(const Given& given) {
 
 }  // namespace
 
+bool CaptureLimits::leave_outside(const plan::Plan& plan, const plan::Schedule& schedule,
+                                  size_t step) {
+  if (outside[step]) return false;
+  outside[step] = true;
+  const graph::Node& begin = first_node(plan, schedule.steps[step]);
+  if (begin.op->await == nullptr) return true;
+  // Both have the transfer's number as their last argument.
+  const auto ticket = [&](const graph::Node& node) {
+    return graph::items(plan.program.arguments(node)).back()[1];
+  };
+  for (size_t later = step + 1; later < schedule.steps.size(); ++later) {
+    const graph::Node& node = first_node(plan, schedule.steps[later]);
+    if (node.op != begin.op->await || ticket(node) != ticket(begin)) continue;
+    outside[later] = true;
+    break;
+  }
+  return true;
+}
+
 Captured::Captured(const plan::Plan& plan, const plan::Schedule& schedule, c10::DeviceIndex device,
                    CaptureLimits& limits, std::span<const int64_t> values)
     : plan_(plan),
@@ -101,8 +121,9 @@ Run Captured::begin(std::vector<Given>& given) {
 void Captured::note(size_t index) {
   PreparedStep& step = prepared_->steps[index];
   runtime::backend().note([this, index, &step] {
-    *at_ = index;
-    ambient_->set(first_node(plan_, schedule_.steps[index]).ambient);
+    *submission_->step = index;
+    if (!is_needed(index)) return;
+    prepare_for(index);
     if (step.kernel != nullptr) return step.kernel->launch();
     repeat(step, values_, prepared_->fixed);
   });
@@ -124,6 +145,13 @@ void Captured::repeat(const PreparedStep& step, std::span<const int64_t> values,
       library::alias(result.word, slot).copy_(tensor);
     }
   }
+}
+
+void Captured::join_transfers() {
+  const size_t cut_short = runtime::join_forked_transfers();
+  if (cut_short == 0) return;
+  base::count_keyed("transfers_cut_short", "end of a piece", cut_short);
+  runtime::backend().note([] { runtime::join_forked_transfers(); });
 }
 
 void Captured::add_piece(size_t begin, size_t end, std::unique_ptr<runtime::CapturedWork> work) {
@@ -205,18 +233,14 @@ void Captured::has_moved(uint32_t buffer) {
 }
 
 void Captured::leave_outside(size_t step, const char* why) {
-  if (limits_.outside[step]) return;
-  limits_.outside[step] = true;
+  if (!limits_.leave_outside(plan_, schedule_, step)) return;
   count_outside(why, limits_, plan_, schedule_.steps[step]);
 }
 
-void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> values,
-                      runtime::AmbientScope& ambient, size_t* step) {
+void Captured::begin(const std::vector<Given>& given, std::span<const int64_t> values) {
   count(Counter::CapturesSubmitted);
   if (++submitted_ == kWorthIt) --limits_.begun;
-  ambient_ = &ambient;
-  at_ = step;
-  *step = 0;
+  submission_ = nullptr;
   for (size_t i = 0; i < given.size(); ++i) {
     if (!given[i].memory) continue;
     if (copies_[i]) {
@@ -231,33 +255,77 @@ void Captured::submit(const std::vector<Given>& given, std::span<const int64_t> 
   }
   prepared_->table.upload_all();
   piece_ = 0;
-  go_on(values);
+  in_piece_ = false;
 }
 
-void Captured::go_on(std::span<const int64_t> values) {
+void Captured::go_on(std::span<const int64_t> values, const Submission& submission) {
+  submission_ = &submission;
   for (; piece_ < pieces_.size(); ++piece_) {
     const Piece& piece = pieces_[piece_];
-    *at_ = piece.begin;
-    if (piece.work != nullptr) {
-      count(Counter::CapturedLaunches);
-      piece.work->submit();
-      continue;
-    }
-    ambient_->set(first_node(plan_, schedule_.steps[piece.begin]).ambient);
-    const PreparedStep& prepared = prepared_->steps[piece.begin];
-    if (prepared.kernel != nullptr) {
-      prepared.kernel->launch();
+    if (piece.work == nullptr) {
+      *submission.step = piece.begin;
+      if (is_needed(piece.begin)) call_outside(piece.begin, values);
+    } else if (in_piece_) {
+      piece.work->go_on();
+      in_piece_ = false;
     } else {
-      repeat(prepared, values, prepared_->slots);
+      *submission.step = piece.begin;
+      if (submission.profile.observed()) submission.profile.begin_piece(piece.end - piece.begin);
+      count(Counter::CapturedLaunches);
+      runtime::fork_transfers();
+      in_piece_ = true;
+      piece.work->submit();
+      in_piece_ = false;
     }
   }
-  *at_ = schedule_.steps.size();
+  *submission.step = schedule_.steps.size();
   count(Counter::Steps, schedule_.steps.size());
 }
 
+bool Captured::is_needed(size_t step) const {
+  const std::vector<bool>& needed = submission_->needed;
+  return needed.empty() || std::ranges::any_of(schedule_.steps[step].nodes,
+                                               [&](uint32_t node) { return needed[node]; });
+}
+
+void Captured::prepare_for(size_t step) {
+  submission_->ambient.set(first_node(plan_, schedule_.steps[step]).ambient);
+  Profile& profile = submission_->profile;
+  if (!profile.observed()) return;
+  const PreparedStep& prepared = prepared_->steps[step];
+  profile.begin_step(step, prepared.call.has_value() ? &prepared.call->arguments() : nullptr);
+}
+
+void Captured::call_outside(size_t step, std::span<const int64_t> values) {
+  prepare_for(step);
+  const PreparedStep& prepared = prepared_->steps[step];
+  if (prepared.kernel != nullptr) {
+    prepared.kernel->launch();
+  } else {
+    repeat(prepared, values, prepared_->slots);
+  }
+}
+
 bool Captured::may_go_on() const {
-  if (piece_ == pieces_.size() || pieces_[piece_].work != nullptr) return false;
-  return may_repeat(plan_, schedule_.steps[pieces_[piece_].begin]);
+  if (submission_ == nullptr || piece_ == pieces_.size()) return false;
+  const Piece& piece = pieces_[piece_];
+  if (piece.work != nullptr && !piece.work->may_go_on()) return false;
+  return may_repeat(plan_, schedule_.steps[*submission_->step]);
+}
+
+uint64_t Captured::host_bytes() const {
+  // As in Plan::bytes: the prepared calls hold about a tensor object per operand.
+  constexpr uint64_t kPreparedBytesPerWord = 40;
+  uint64_t calls = 0;
+  for (const Piece& piece : pieces_) {
+    if (piece.work != nullptr) calls += piece.end - piece.begin;
+  }
+  const size_t buffers = plan_.program.buffers.size();
+  return sizeof(Captured) + plan_.program.words.size() * kPreparedBytesPerWord +
+         buffers * (2 * sizeof(c10::StorageImpl) + 2 * sizeof(c10::Storage) + sizeof(int64_t)) +
+         values_.size() * sizeof(int64_t) + numbers_.size() * sizeof(FixedNumber) +
+         addresses_.size() * sizeof(FixedAddress) + pieces_.size() * sizeof(Piece) +
+         calls * runtime::backend().host_bytes_per_call();
 }
 
 Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule,
@@ -266,15 +334,23 @@ Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule,
   limits_.text = text;
   limits_.moved.resize(plan.program.buffers.size());
   limits_.copied.resize(plan.program.buffers.size());
-  for (const plan::Step& step : schedule.steps) {
+  limits_.outside.resize(schedule.steps.size());
+  // NCCL wants each launch of a captured collective to be one of all ranks, and these run different
+  // plans (docs/gpu.md).
+  const bool others = !runtime::on_host() && runtime::chooses_alike();
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    const plan::Step& step = schedule.steps[i];
     // Snapshots of the CPU's tensors lie elsewhere each time.
-    limits_.outside.push_back(touches_host(plan, step));
-    if (limits_.outside.back()) count_outside("not_captured/host memory", limits_, plan, step);
+    const bool host = touches_host(plan, step);
+    if (!host && !(others && first_node(plan, step).op->communicates)) continue;
+    limits_.leave_outside(plan, schedule, i);
+    count_outside(host ? "not_captured/host memory" : "not_captured/other processes", limits_, plan,
+                  step);
   }
 }
 
 void Captures::leave_outside(size_t step, const std::exception_ptr& error) {
-  limits_.outside[step] = true;
+  limits_.leave_outside(plan_, schedule_, step);
   count_outside("not_captured/failed", limits_, plan_, schedule_.steps[step]);
   runtime::warn_once(base::concat(
       "[graphs] ", first_node(plan_, schedule_.steps[step]).op->name,
@@ -309,6 +385,12 @@ void Captures::keep(std::unique_ptr<Captured> captured) {
 void Captures::drop_all(const Captured* in_use) {
   std::erase_if(kept_, [&](const auto& kept) { return kept.get() != in_use; });
   limits_.begun = static_cast<int>(kept_.size());
+}
+
+uint64_t Captures::host_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& kept : kept_) bytes += kept->host_bytes();
+  return bytes;
 }
 
 void Captures::drop(const Captured* captured) {

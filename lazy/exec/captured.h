@@ -13,6 +13,7 @@
 
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
+#include "lazy/exec/profile.h"
 #include "lazy/exec/run.h"
 #include "lazy/exec/runner.h"
 #include "lazy/plan/plan.h"
@@ -34,6 +35,10 @@ struct CaptureLimits {
   std::vector<int> moved;
   std::vector<bool> copied;
   int begun = 0;  // captures, but for those that were worth it
+
+  // The step is called between the pieces, and so is what waits for a transfer that it begins.
+  // False: it was so before.
+  bool leave_outside(const plan::Plan& plan, const plan::Schedule& schedule, size_t step);
 };
 
 class Captured {
@@ -50,6 +55,8 @@ class Captured {
   bool takes(size_t step) const { return capturing_ && !limits_.outside[step]; }
   // The step was submitted, as the next one of the piece.
   void note(size_t step);
+  // The piece is about to end.
+  void join_transfers();
   void add_piece(size_t begin, size_t end, std::unique_ptr<runtime::CapturedWork> work);
   // A step that cannot be captured was submitted.
   void add_outside(size_t step) {
@@ -70,16 +77,26 @@ class Captured {
   // Whether it was submitted so often that it may just as well be captured anew.
   bool was_worth_it() const { return submitted_ >= kWorthIt; }
 
-  // Submits it. `step`: the step that is on its way, for errors.
-  void submit(const std::vector<Given>& given, std::span<const int64_t> values,
-              runtime::AmbientScope& ambient, size_t* step);
-  // Where that threw: whether it was a step between the pieces that has changed nothing, and going
-  // on with that step.
+  // What goes with a submission.
+  struct Submission {
+    runtime::AmbientScope& ambient;
+    Profile& profile;
+    const std::vector<bool>& needed;  // per node, is what it makes; empty: all of it is
+    size_t* step;                     // becomes the one that is on its way, for errors
+  };
+  // Points it at the inputs. Then `go_on` submits it.
+  void begin(const std::vector<Given>& given, std::span<const int64_t> values);
+  // Submits what has not been submitted yet.
+  void go_on(std::span<const int64_t> values, const Submission& submission);
+  // Where that threw: whether the step that was on its way has changed nothing, so that `go_on`
+  // can make it again.
   bool may_go_on() const;
-  void go_on(std::span<const int64_t> values);
 
   // What the work writes anew each time, per buffer; null where the plan keeps nothing.
   const std::vector<c10::Storage>& outputs() const { return outputs_; }
+
+  // About how much of the host's memory it takes, without the kernels.
+  uint64_t host_bytes() const;
 
   // Captured later is larger. What was captured before another work knows nothing of that one's
   // results, and may write over them: they were not there when its memory was chosen.
@@ -111,6 +128,9 @@ class Captured {
   void has_moved(uint32_t buffer);
   void leave_outside(size_t step, const char* why);
   void fix(size_t step);
+  bool is_needed(size_t step) const;
+  void prepare_for(size_t step);
+  void call_outside(size_t step, std::span<const int64_t> values);
   void repeat(const PreparedStep& step, std::span<const int64_t> values,
               const std::vector<library::Slot>& slots);
 
@@ -134,10 +154,9 @@ class Captured {
   std::vector<FixedNumber> numbers_;
   std::vector<FixedAddress> addresses_;
   std::vector<c10::Storage> outputs_;
-  // While the work is submitted:
-  runtime::AmbientScope* ambient_ = nullptr;
-  size_t* at_ = nullptr;
+  const Submission* submission_ = nullptr;  // while there is one
   size_t piece_ = 0;
+  bool in_piece_ = false;  // it has been submitted in part
 };
 
 // The captures of a schedule.
@@ -161,6 +180,7 @@ class Captures {
   void drop(const Captured* captured);
   // For their memory; they fitted. `in_use`: is kept, if it is one of them.
   void drop_all(const Captured* in_use);
+  uint64_t host_bytes() const;
   // The step cannot be captured, none can; `error` said so. Users are told once.
   void leave_outside(size_t step, const std::exception_ptr& error);
   void leave_all_outside(const std::exception_ptr& error);

@@ -34,6 +34,10 @@ constexpr std::chrono::milliseconds kPatience{1000};
 // Names in a warning.
 constexpr size_t kNamesShown = 4;
 
+// A kernel that does nothing, to see whether there can be any.
+constexpr const char* kNothing =
+    "extern \"C\" __attribute__((visibility(\"default\"))) void acc_nothing() {}\n";
+
 struct Compilation {
   std::shared_ptr<jit::Job> job;
   bool late = false;               // was waited for in vain
@@ -108,7 +112,13 @@ void use_what_is_there(plan::Plan& plan) {
     compilation.functions.push_back(compilation.job->function(name));
     usable.push_back(compilation.functions.back() != nullptr);
   }
-  runtime::warn_once(compilation.job->error());
+  std::string error = compilation.job->error();
+  if (!error.empty() && runtime::chooses_alike()) {
+    error +=
+        " Other processes of this training may have that kernel: what all of them compute, like "
+        "the update of parameters, can then differ in its last bits.";
+  }
+  runtime::warn_once(error);
   runtime::warn_once(jit::cache_problem());
   plan::use_kernels(plan, usable);
   compilation.job.reset();
@@ -182,6 +192,14 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
   if (&schedule == &plan.fused) return plan.trial == nullptr;
   return plan.kernels.empty();
+}
+
+std::string kernels_problem() {
+  if (!base::env::fuses()) return base::concat("ACC_MODE=", base::env::name(base::env::mode()));
+  if (for_gpus()) return "";  // their compiler comes with torch
+  const auto job = jit::compile(codegen::host_preamble(), {{"acc_nothing", kNothing}});
+  job->wait();
+  return job->error();
 }
 
 bool for_gpus() { return device::are_of_gpus(); }

@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/codegen/render.h"
 #include "lazy/plan/plan.h"
@@ -22,6 +23,9 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device);
 
 // Whether all runs of the plan from now on go by this schedule, as far as can be told.
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
+
+// Why this process has no generated kernels; "" where it makes some. May start the compiler.
+std::string kernels_problem();
 
 // Whether plans are made for GPUs: their kernels take large reductions in parts, and products have
 // epilogues.

@@ -96,6 +96,13 @@ void Profile::begin_step(size_t index, const std::vector<c10::IValue>* arguments
   }
 }
 
+void Profile::begin_piece(size_t steps) {
+  step_.reset();
+  place_.reset();
+  place_name_.clear();
+  open(step_, at::RecordScope::FUNCTION, base::concat("acc: captured work (", steps, " steps)"));
+}
+
 // Where the step was recorded: a kernel often at several places.
 std::string Profile::place_of(const plan::Step& step) const {
   constexpr size_t kPlaces = 3;  // tables cut off what is longer

@@ -19,6 +19,7 @@ namespace acc::exec {
 //   acc: at net.py:12 in forward [Net.layers.0]     steps in a row that this place recorded
 //   acc: aten::addmm                                a step that is one operator
 //   acc: fused: add, mul, relu (7 operators)        a step that is a generated kernel
+//   acc: captured work (54 steps)                   a CUDA graph, of which the rest are kernels
 //
 // Operators have other names here than where the program called them, where the dispatcher told
 // observers of `aten::addmm`: sums by name would count each twice. What an operator calls in turn
@@ -33,6 +34,9 @@ class Profile {
   // Only while observed. A step begins, and the one before is over. `arguments` of the operator;
   // null for a kernel.
   void begin_step(size_t index, const std::vector<c10::IValue>* arguments);
+  // The same, of so many steps that are submitted together. Where they are calls after all (on the
+  // host), each begins a step.
+  void begin_piece(size_t steps);
 
  private:
   std::string place_of(const plan::Step& step) const;

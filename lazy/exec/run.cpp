@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -216,6 +218,15 @@ std::vector<c10::Storage> Run::take_outputs() {
   return outputs;
 }
 
+std::vector<std::pair<void*, size_t>> Run::blocks() const {
+  std::vector<std::pair<void*, size_t>> found;
+  for (const c10::Storage& memory : memory_) {
+    if (memory) found.emplace_back(const_cast<void*>(memory.data()), memory.nbytes());
+  }
+  if (schedule_.arena_bytes > 0) found.emplace_back(prepared_.arena, schedule_.arena_bytes);
+  return found;
+}
+
 void Run::go_back(std::vector<c10::Storage> memory) {
   for (uint32_t i = 0; i < memory.size(); ++i) {
     if (memory[i].unsafeGetStorageImpl() == memory_[i].unsafeGetStorageImpl()) continue;
@@ -300,6 +311,15 @@ void Run::adopt(const Result& result, const at::Tensor& tensor) {
   count(Counter::StrideCopies);
   own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
   library::alias(result.word, prepared_.slots[buffer]).copy_(tensor);
+}
+
+void keep_for_ever(const Run& run, c10::DeviceIndex device) {
+  struct Kept {
+    std::vector<c10::Storage> memory;
+    Arena arena;
+  };
+  static auto& kept = *new std::vector<Kept>;
+  kept.push_back({run.memory(), std::exchange(arena_of(device), Arena())});
 }
 
 void release_arena(c10::DeviceIndex device) { arena_of(device) = Arena(); }

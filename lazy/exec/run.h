@@ -100,6 +100,8 @@ class Run {
   std::vector<c10::Storage> outputs() const;
   std::vector<c10::Storage> take_outputs();
 
+  // What the memory is made of.
+  std::vector<std::pair<void*, size_t>> blocks() const;
   // The memory of all buffers, and back to what it was: steps that were not submitted after all.
   std::vector<c10::Storage> memory() const { return memory_; }
   void go_back(std::vector<c10::Storage> memory);
@@ -120,5 +122,8 @@ class Run {
   c10::DataPtr arena_;  // of its own
   Held held_;
 };
+
+// Other processes may write to the memory of a run at any time: nothing else gets it.
+void keep_for_ever(const Run& run, c10::DeviceIndex device);
 
 }  // namespace acc::exec

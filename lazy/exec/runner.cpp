@@ -20,9 +20,11 @@
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/host_heap.h"
 #include "csrc/runtime/on_device.h"
+#include "csrc/runtime/transfers.h"
 #include "lazy/exec/captured.h"
 #include "lazy/exec/kernels.h"
 #include "lazy/exec/profile.h"
+#include "lazy/exec/refusals.h"
 #include "lazy/exec/run.h"
 #include "lazy/plan/trial.h"
 
@@ -85,7 +87,8 @@ class StepClock {
 // whoever caused the flush.
 class Surroundings {
  public:
-  explicit Surroundings(c10::DeviceIndex device) : on_device_(device), heap_(runtime::on_host()) {}
+  explicit Surroundings(c10::DeviceIndex device)
+      : on_device_(device), transfers_(device), heap_(runtime::on_host()) {}
 
   runtime::AmbientScope ambient;
 
@@ -94,6 +97,7 @@ class Surroundings {
       c10::default_included_set,
       c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView};
   const runtime::OnDevice on_device_;
+  const runtime::TransfersOf transfers_;
   // What operators allocate lives as long as what the plan allocates: both from one place.
   const runtime::HostHeapScope heap_;
 };
@@ -159,7 +163,16 @@ class Stopped {
         given_(std::move(given)),
         places_(std::move(places)) {}
 
+  // The run submits what one of `captures` has captured, from its first step to its last.
+  Outcome submit(std::shared_ptr<Captures> captures, Captured& captured,
+                 std::span<const int64_t> values) {
+    captures_ = std::move(captures);
+    submitted_ = &captured;
+    return submit(values, /*begins=*/true);
+  }
+
   Outcome go_on(std::span<const int64_t> values) {
+    if (submitted_ != nullptr) return submit(values, /*begins=*/false);
     Surroundings surroundings(device_);
     const size_t begin = step_;
     size_t tried_again = kNever;  // the step that found no memory the last time
@@ -172,11 +185,12 @@ class Stopped {
       } catch (...) {
         outcome.error = std::current_exception();
         if (capture_ != nullptr) capture_->give_up();
-        if (may_repeat() && runtime::is_out_of_memory(outcome.error)) {
+        if (may_repeat() && runtime::is_out_of_memory(outcome.error) && joined(&outcome.error)) {
           once_more = tried_again != step_;
           tried_again = step_;
           if (once_more) {
             outcome.given_back += give_back(device_, nullptr);
+            outcome.recaptured = true;
           }
           if (!once_more) {
             if (capture_ != nullptr) outcome.capture = *capture_->number();
@@ -186,6 +200,7 @@ class Stopped {
       }
     }
     outcome.schedule = &schedule_;
+    if (outcome.error != nullptr && outcome.stopped == nullptr) end_transfers();
     outcome.failed_step = outcome.stopped == nullptr ? step_ : outcome.stopped->step_;
     count(Counter::Steps, outcome.failed_step - begin);
     if (outcome.stopped == nullptr) outcome.outputs = take_outputs();
@@ -194,16 +209,25 @@ class Stopped {
     if (outcome.error == nullptr && capture_->captured()) {
       outcome.keeper = capture_->number();
       captures_->keep(std::move(capture_));
+      outcome.recaptured = true;
     }
     return outcome;
   }
 
   Outcome give_up(std::exception_ptr error) {
+    const runtime::TransfersOf transfers(device_);
+    end_transfers();
     Outcome outcome;
     outcome.schedule = &schedule_;
     outcome.outputs = take_outputs();
     outcome.failed_step = step_;
     outcome.error = std::move(error);
+    // What has no contents lies where captured work writes, too, and may get some.
+    if (capture_ != nullptr) outcome.capture = *capture_->number();
+    if (submitted_ != nullptr) {
+      outcome.capture = *submitted_->number();
+      outcome.keeper = submitted_->number();
+    }
     return outcome;
   }
 
@@ -217,8 +241,9 @@ class Stopped {
   }
 
   std::vector<c10::Storage> complete_outputs() const {
-    if (!run_.has_value()) return std::vector<c10::Storage>(plan_.program.buffers.size());
-    std::vector<c10::Storage> outputs = run_->outputs();
+    std::vector<c10::Storage> outputs(plan_.program.buffers.size());
+    if (submitted_ != nullptr) outputs = submitted_->outputs();
+    if (run_.has_value()) outputs = run_->outputs();
     for (size_t step = step_; step < schedule_.steps.size(); ++step) {
       for (const graph::Use& use : uses_of(step)) {
         if (use.writes) outputs[use.buffer] = c10::Storage();
@@ -232,6 +257,43 @@ class Stopped {
 
  private:
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
+
+  // What is captured is submitted. A step of it that finds no memory is made once more, without
+  // what others have captured, and then waits.
+  Outcome submit(std::span<const int64_t> values, bool begins) {
+    Outcome outcome;
+    outcome.schedule = &schedule_;
+    outcome.outputs = submitted_->outputs();
+    outcome.capture = *submitted_->number();
+    outcome.keeper = submitted_->number();
+    Profile profile(plan_, schedule_, places_);
+    Surroundings surroundings(device_);
+    const Captured::Submission submission{surroundings.ambient, profile, needed_, &step_};
+    const auto may_wait = [&](const std::exception_ptr& error) {
+      return runtime::is_out_of_memory(error) && submitted_->may_go_on();
+    };
+    try {
+      if (begins) submitted_->begin(given_, values);
+      try {
+        submitted_->go_on(values, submission);
+      } catch (...) {
+        if (!may_wait(std::current_exception())) throw;
+        outcome.given_back = give_back(device_, submitted_);
+        outcome.recaptured = true;
+        submitted_->go_on(values, submission);
+      }
+    } catch (...) {
+      outcome.error = std::current_exception();
+    }
+    outcome.failed_step = step_;
+    if (outcome.error != nullptr && may_wait(outcome.error) && joined(&outcome.error)) {
+      outcome.stopped = std::make_shared<Stopped>(std::move(*this));
+      outcome.outputs.clear();
+    } else if (outcome.error != nullptr) {
+      end_transfers();
+    }
+    return outcome;
+  }
 
   void advance(std::span<const int64_t> values, runtime::AmbientScope& ambient) {
     Profile profile(plan_, schedule_, places_);
@@ -255,6 +317,7 @@ class Stopped {
       }
       ++step_;
     }
+    ACC_CHECK(!runtime::transfers_under_way());  // none outlives its plan
     clock.end(whole);
     if (whole) plan_.has_run = true;
     if (capture_ != nullptr) capture_->finish(*run_);
@@ -281,17 +344,34 @@ class Stopped {
     runtime::Backend& backend = runtime::backend();
     const size_t begin = step_;
     std::vector<c10::Storage> memory = run_->memory();
+    std::optional<Contents> before;
+    if (like_a_gpu()) {
+      runtime::join_transfers();  // what they bring is not to be taken back
+      before.emplace(run_->blocks());
+    }
+    runtime::fork_transfers();
     try {
+      refuse("begin");
       backend.begin_capture(device_);
       for (; step_ < schedule_.steps.size() && capture_->takes(step_); ++step_) {
         called_ = false;
         ambient.set(ambient_of(step_));
         run_->step(step_, values, &called_);
+        if (before) refuse(first_node(step_).op->name);
         capture_->note(step_);
       }
+      refuse("end");
+      capture_->join_transfers();
       capture_->add_piece(begin, step_, backend.end_capture(device_));
     } catch (...) {
-      if (backend.abandon_capture(device_)) throw;
+      if (backend.abandon_capture(device_)) {
+        if (!before) throw;
+        std::exception_ptr failed;  // says so again when the steps are run
+        (void)joined(&failed);
+        before->restore();
+      } else {
+        runtime::forget_forked_transfers();
+      }
       const bool step_failed = called_ && step_ < schedule_.steps.size() && capture_->takes(step_);
       if (runtime::is_out_of_memory(std::current_exception())) {
         count_keyed("not_captured/failed", "no memory");
@@ -326,7 +406,32 @@ class Stopped {
     return exec::may_repeat(plan_, schedule_.steps[step_]);
   }
 
+  // A run that waits for memory lets others run, which number their transfers alike. Where one of
+  // its own has failed, it has failed with that.
+  static bool joined(std::exception_ptr* error) {
+    try {
+      runtime::join_transfers();
+      return true;
+    } catch (...) {
+      *error = std::current_exception();
+      return false;
+    }
+  }
+
+  // Of a run that goes no further.
+  void end_transfers() {
+    if (runtime::end_all_transfers()) return;
+    // Other processes may write to its memory at any time: nothing else gets it.
+    if (run_.has_value()) keep_for_ever(*run_, device_);
+    if (captures_ != nullptr) {
+      schedule_.captures = nullptr;
+      static auto& kept = *new std::vector<std::shared_ptr<Captures>>;
+      kept.push_back(captures_);
+    }
+  }
+
   std::vector<c10::Storage> take_outputs() {
+    if (submitted_ != nullptr) return submitted_->outputs();
     return run_.has_value() ? run_->take_outputs()
                             : std::vector<c10::Storage>(plan_.program.buffers.size());
   }
@@ -338,40 +443,13 @@ class Stopped {
   Places places_;
   std::shared_ptr<Captures> captures_;  // of the schedule; null: nothing is captured
   std::unique_ptr<Captured> capture_;   // of this run, while it is captured
+  Captured* submitted_ = nullptr;       // what this run submits: one of `captures_`
   std::optional<Run> run_;
   size_t step_ = 0;
   std::vector<bool> needed_;   // per node; empty: all are
   std::vector<bool> touched_;  // per buffer, by a needed step that did not run
   bool called_ = false;        // the operator of the step was called
 };
-
-namespace {
-
-Outcome submit(const plan::Plan& plan, const plan::Schedule& schedule, Captured& captured,
-               c10::DeviceIndex device, const std::vector<Given>& given,
-               std::span<const int64_t> values, const Places& places) {
-  Outcome outcome;
-  outcome.schedule = &schedule;
-  outcome.outputs = captured.outputs();
-  outcome.capture = *captured.number();
-  outcome.keeper = captured.number();
-  const Profile profile(plan, schedule, places);
-  Surroundings surroundings(device);
-  try {
-    try {
-      captured.submit(given, values, surroundings.ambient, &outcome.failed_step);
-    } catch (...) {
-      if (!runtime::is_out_of_memory(std::current_exception()) || !captured.may_go_on()) throw;
-      outcome.given_back = give_back(device, &captured);
-      captured.go_on(values);
-    }
-  } catch (...) {
-    outcome.error = std::current_exception();
-  }
-  return outcome;
-}
-
-}  // namespace
 
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values, Places places, const MakeWay& make_way) {
@@ -381,7 +459,8 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
       switch (make_way(*captured->number(), given)) {
         case Way::kFree:
           if (!captured->fits(given, values)) break;  // inputs have been moved
-          return submit(plan, schedule, *captured, device, given, values, places);
+          return Stopped(plan, schedule, device, std::move(given), std::move(places))
+              .submit(captures, *captured, values);
         case Way::kTaken:
           count_keyed("captured_again", "result");
           captures->drop(captured);
@@ -412,6 +491,23 @@ Outcome give_up(Stopped& stopped, std::exception_ptr error) {
 }
 
 void time_steps(bool on) { timing.store(on, std::memory_order_relaxed); }
+
+uint64_t captures_bytes(const plan::Plan& plan) {
+  uint64_t bytes = 0;
+  for (const plan::Schedule* schedule : {&plan.unfused, &plan.fused}) {
+    if (schedule->captures == nullptr) continue;
+    bytes += static_cast<const Captures*>(schedule->captures.get())->host_bytes();
+  }
+  return bytes;
+}
+
+uint64_t captures_bytes(c10::DeviceIndex device) {
+  uint64_t bytes = 0;
+  for (const std::weak_ptr<Captures>& each : all_captures(device)) {
+    if (const auto captures = each.lock()) bytes += captures->host_bytes();
+  }
+  return bytes;
+}
 
 void release_captures(c10::DeviceIndex device) { drop_captures(device, nullptr); }
 

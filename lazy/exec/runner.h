@@ -49,6 +49,7 @@ struct Outcome {
   std::exception_ptr error;
   std::shared_ptr<Stopped> stopped;
   uint64_t given_back = 0;  // bytes of captured work, for want of memory
+  bool recaptured = false;  // what is captured has become more or less
 };
 
 // Called when captured work is about to be submitted: what captures from `number` on have made, and
@@ -90,6 +91,10 @@ bool times_steps();
 // Switches captures on or off, for runs that begin later. They are on where the device is a GPU, or
 // with ACC_HOST_GRAPHS.
 void capture_plans(bool on);
+
+// About how much of the host's memory the captures of a plan take.
+uint64_t captures_bytes(const plan::Plan& plan);
+uint64_t captures_bytes(c10::DeviceIndex device);  // of all plans
 
 // Drops what has been captured on a device, and so the memory that it has.
 void release_captures(c10::DeviceIndex device);

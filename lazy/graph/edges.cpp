@@ -49,10 +49,15 @@ class History {
 std::vector<Edge> edges(const Graph& graph) {
   std::vector<History> histories(graph.buffers.size());
   std::vector<Edge> found;
+  uint32_t transfer = kNobody;  // the last node that communicates
   for (uint32_t node = 0; node < graph.nodes.size(); ++node) {
     const auto depend = [&](uint32_t on, Hazard hazard) {
       if (on != kNobody && on != node) found.push_back({on, node, hazard});
     };
+    if (graph.nodes[node].op->communicates) {
+      depend(transfer, Hazard::kTransferOrder);
+      transfer = node;
+    }
     const std::vector<Use> all = uses(graph, graph.nodes[node]);
     const auto visit = [&](const Use& use, const auto& each) {
       const Buffer& buffer = graph.buffers[use.buffer];

@@ -14,6 +14,7 @@ enum class Hazard : uint8_t {
   kReadAfterWrite,
   kWriteAfterRead,
   kWriteAfterWrite,
+  kTransferOrder,  // both communicate: other processes do so in this order
 };
 
 struct Edge {
@@ -24,7 +25,8 @@ struct Edge {
   auto operator<=>(const Edge&) const = default;
 };
 
-// Every direct dependence between two nodes over a byte that both touch, once per kind, sorted. A
+// Every direct dependence between two nodes over a byte that both touch, once per kind, sorted, and
+// one between each node that communicates and the next. A
 // byte's dependences go back to its last write, and from a write also to the reads since that.
 // Views count from their first to their last byte, so two interleaved views (the columns of a
 // matrix) depend on each other. Buffers of one storage are compared by their place in it.

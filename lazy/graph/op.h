@@ -58,6 +58,7 @@ struct Op {
   bool pointwise = false;      // each result element depends on the operands' elements at its place
   bool casts_numbers = false;  // see op_table.h
   bool precision_sensitive = false;  // multiplies: the precision of float32 products matters
+  bool communicates = false;         // with other processes: keeps its place among others that do
   // Owned by the dispatcher edge and opaque here: how the executor calls the operator, and its
   // overload that writes into given memory (null if the backend has no native one).
   const void* handle = nullptr;
@@ -94,6 +95,9 @@ struct Op {
   // Of a convolution: aten::copy_, to change the layout of what it reads and makes. Null: it is
   // none.
   const Op* copy = nullptr;
+  // Of what communicates: what waits for its end (lazy/passes/transfers.h). Null: it is over when
+  // the call returns.
+  const Op* await = nullptr;
 };
 
 }  // namespace acc::graph

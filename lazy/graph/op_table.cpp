@@ -186,11 +186,21 @@ constexpr std::array kTakeCpu{
     ArgumentOf{"aten::_unsafe_masked_index", "indices"},
 };
 
+constexpr Name kAwait = "acc::await_";
+
 constexpr std::array kMustRun{
     Name("aten::_assert_async"),
     Name("aten::_functional_assert_async"),
     Name("aten::_assert_scalar"),
     Name("aten::_assert_tensor_metadata"),
+};
+
+// With other processes (distributed/collectives.cpp).
+constexpr std::array kCommunicate{
+    Name("acc::all_reduce_"), Name("acc::broadcast_"),         Name("acc::reduce_"),
+    Name("acc::all_gather_"), Name("acc::all_gather_into_"),   Name("acc::gather_"),
+    Name("acc::scatter_"),    Name("acc::reduce_scatter_"),    Name("acc::reduce_scatter_into_"),
+    Name("acc::all_to_all_"), Name("acc::all_to_all_single_"),
 };
 
 constexpr std::array kProducts{
@@ -272,7 +282,11 @@ bool needs_integers(Name name, Name argument) {
          (name.starts_with("aten::embedding") && argument == "indices");
 }
 
-bool must_run(Name name) { return contains(kMustRun, name); }
+bool must_run(Name name) {
+  return contains(kMustRun, name) || communicates(name) || name == kAwait;
+}
+
+bool communicates(Name name) { return contains(kCommunicate, name); }
 
 bool multiplies(Name name) { return contains(kProducts, name); }
 

@@ -25,6 +25,9 @@ bool takes_cpu_tensor(std::string_view name, std::string_view argument);
 // May not vanish although nothing reads its result.
 bool must_run(std::string_view name);
 
+// A collective, or a transfer between two processes: all processes do these in the same order.
+bool communicates(std::string_view name);
+
 // An argument that must hold integers or booleans, which the kernel checks and Meta does not.
 bool needs_integers(std::string_view name, std::string_view argument);
 

@@ -16,6 +16,7 @@ enum class Pass : unsigned char {
   kProducts,
   kEpilogues,
   kAccumulate,
+  kTransfers,
   kFuse,
   kRecompute,
   kBatch,

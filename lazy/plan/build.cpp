@@ -17,6 +17,7 @@
 #include "lazy/passes/rows.h"
 #include "lazy/passes/split.h"
 #include "lazy/passes/switches.h"
+#include "lazy/passes/transfers.h"
 #include "lazy/plan/plan.h"
 #include "lazy/plan/print.h"
 #include "lazy/plan/schedule.h"
@@ -114,6 +115,11 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (fuse && on_gpu && enabled(Pass::kEpilogues)) {
     plan->program = passes::join_epilogues(plan->program, plan->outputs);
     if (observer) observer("epilogues", graph::print(plan->program));
+  }
+  // Behind all that moves uses of memory, before what moves nodes.
+  if (enabled(Pass::kTransfers) && passes::communicates(plan->program)) {
+    plan->program = passes::overlap_transfers(plan->program);
+    if (observer) observer("transfers", graph::print(plan->program));
   }
   std::vector<passes::Cluster> clusters;
   if (fuse && enabled(Pass::kFuse)) {

@@ -61,7 +61,7 @@ class LruCache {
   }
 
   // A pinned value is not evicted, erased or cleared. Pins are counted. Unpinning evicts nothing by
-  // itself, so the pointer stays good until the next insert, set_bytes or set_max_bytes.
+  // itself, so the pointer stays good until the next insert, set_bytes, measure or set_max_bytes.
   void pin(const Value* value) { ++entry(value).pins; }
   void unpin(const Value* value) {
     Entry& found = entry(value);
@@ -76,6 +76,18 @@ class LruCache {
     bytes_ = bytes_ - found.bytes + bytes;
     found.bytes = bytes;
     trim(value);
+  }
+
+  // All may have grown or shrunk: asks size(const Value&) of each. Then evicts down to the limit,
+  // but not the most recently used one.
+  template <class Size>
+  void measure(Size&& size) {
+    bytes_ = 0;
+    for (Entry& each : entries_) {
+      each.bytes = size(static_cast<const Value&>(*each.value));
+      bytes_ += each.bytes;
+    }
+    trim(entries_.empty() ? nullptr : entries_.front().value.get());
   }
 
   void set_max_bytes(uint64_t max_bytes) {

@@ -18,6 +18,8 @@ enum class FlushReason : uint8_t {
   kPointer,        // somebody asked for an address
   kEager,          // ACC_MODE=eager or nofuse
   kExit,           // the process ends
+  kExchange,       // other processes wait for what is sent
+  kIdle,           // nothing was recorded for a while behind something that others wait for
 };
 
 }  // namespace acc::record

@@ -377,7 +377,8 @@ bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
     if (!call.add((*stack)[base + i], op.arguments[i])) return false;
   }
   if (call.device < 0) return false;
-  if (op.writes && overlap(op, call.operands)) return false;
+  // A process's part of what is gathered may lie in its place already.
+  if (op.writes && !op.communicates && overlap(op, call.operands)) return false;
 
   const auto inference =
       infer(call.words, op, handle, c10::ArrayRef<c10::IValue>(stack->data() + base, n_arguments));
@@ -450,6 +451,7 @@ void Recorder::append(const graph::Op& op, Call& call, const Inference& inferenc
   }
   graph_.nodes.push_back(node);
   ++n_nodes_;
+  if (op.communicates) communicates_ = true;
 }
 
 Recorder::Mark Recorder::mark() const {
@@ -684,9 +686,10 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
       equal = follow_value((*stack)[base + i], op.arguments[i], word);
     }
     // Where views of one input begin is an address; whether they overlap is asked at each call.
-    if (equal && op.writes && views_differ_) equal = !overlap(op, *stack);
+    if (equal && op.writes && views_differ_ && !op.communicates) equal = !overlap(op, *stack);
     if (equal) {
       ++n_nodes_;
+      if (op.communicates) communicates_ = true;
       push_results(op, expected_->words.data() + node.outputs, stack);
       count(Counter::NodesFollowed);
       return true;
@@ -758,6 +761,7 @@ Trace Recorder::take() {
   }
   graph_.clear();
   n_nodes_ = 0;
+  communicates_ = false;
   expected_ = nullptr;
   number_ = next_trace++;
   return trace;

@@ -89,6 +89,7 @@ class Recorder {
   // Read without the lock, as hints.
   bool running() const { return running_.load(std::memory_order_acquire); }
   size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }
+  bool communicates() const { return communicates_.load(std::memory_order_relaxed); }
   c10::DeviceIndex device() const { return device_; }
 
  private:
@@ -128,6 +129,7 @@ class Recorder {
   std::vector<uint32_t> places_;       // see Trace; shorter than the trace is fine
   std::atomic<bool> profiled_{false};  // somebody wants to know them for this trace
   std::atomic<size_t> n_nodes_{0};
+  std::atomic<bool> communicates_{false};  // a node of the trace does
   std::atomic<bool> suspended_{false};
   std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it

@@ -19,6 +19,16 @@ void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::stri
     throw c10::ValueError(where, message);
   } catch (const c10::TypeError&) {
     throw c10::TypeError(where, message);
+  } catch (const c10::DistBackendError&) {
+    throw c10::DistBackendError(where, message);
+  } catch (const c10::AcceleratorError& failed) {
+    const int32_t code = failed.get_error_code();
+    constexpr const char* kAdvice =
+        " The device is of no more use to this process: end it. nvidia-smi says whether the GPU is "
+        "there, the kernel's log (dmesg, Xid) what happened to it; CUDA_LAUNCH_BLOCKING=1 with "
+        "ACC_MODE=eager finds an operator that is to blame.";
+    throw c10::AcceleratorError(
+        where, code, base::concat(message, runtime::ends_the_device(code) ? kAdvice : ""));
   } catch (const c10::NotImplementedError&) {
     throw c10::NotImplementedError(where, message);
   } catch (const std::exception&) {
@@ -43,8 +53,8 @@ std::string memory_situation(const plan::Plan& plan, const plan::Schedule& sched
   const uint64_t captured = runtime::backend().captured_bytes(device);
   if (given_back + captured > 0) {
     text +=
-        base::concat(" Captured steps gave ", given_back / kMiB, " MiB back; results of theirs ",
-                     "that are in use have ", captured / kMiB, " MiB.");
+        base::concat(" Captured steps gave ", given_back / kMiB, " MiB back; this one and results ",
+                     "of theirs that are in use have ", captured / kMiB, " MiB.");
   }
   return text;
 }

@@ -6,8 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstdio>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -25,12 +23,15 @@
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/hooks_table.h"
 #include "csrc/runtime/on_device.h"
+#include "csrc/runtime/transfers.h"
 #include "kernels/codegen/render.h"
 #include "lazy/exec/kernels.h"
+#include "lazy/exec/refusals.h"
 #include "lazy/exec/runner.h"
 #include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
 #include "lazy/passes/switches.h"
+#include "lazy/passes/transfers.h"
 #include "lazy/plan/cache.h"
 #include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
@@ -39,16 +40,10 @@
 #include "lazy/record/watch.h"
 #include "lazy/session/captured_results.h"
 #include "lazy/session/failure.h"
+#include "lazy/session/planning.h"
 #include "lazy/session/replay.h"
 
 namespace acc::session {
-
-std::shared_ptr<plan::Plan> build(graph::Graph graph, const base::Hash128& key,
-                                  std::vector<bool> alive, const plan::Observer& observer) {
-  const base::env::Mode mode = base::env::mode();
-  const bool fuse = mode == base::env::Mode::Full || mode == base::env::Mode::NoGraph;
-  return plan::build(std::move(graph), key, std::move(alive), fuse, observer, exec::for_gpus());
-}
 
 namespace {
 
@@ -62,7 +57,8 @@ using record::Trace;
 constexpr std::array kReasonCounters{
     Counter::FlushExplicit, Counter::FlushRead,          Counter::FlushStep,  Counter::FlushLoader,
     Counter::FlushFallback, Counter::FlushDataDependent, Counter::FlushCap,   Counter::FlushEvent,
-    Counter::FlushResize,   Counter::FlushPointer,       Counter::FlushEager, Counter::FlushExit};
+    Counter::FlushResize,   Counter::FlushPointer,       Counter::FlushEager, Counter::FlushExit,
+    Counter::FlushExchange, Counter::FlushIdle};
 
 // A plan may be expected by a recorder when the cache drops it, so the cache shares ownership.
 using Cached = std::shared_ptr<plan::Plan>;
@@ -85,6 +81,7 @@ class Session {
   void time_plans(bool on);
   void forget_plans(c10::DeviceIndex device);
   void drop_plans(c10::DeviceIndex device);
+  void release_captures(c10::DeviceIndex device);
 
  private:
   struct Work {
@@ -120,6 +117,7 @@ class Session {
   // Sets the plan of the work, and whether it is a new one.
   void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
+  static void count_captures(Device& device);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
   void submit(Recorder& recorder, FlushReason reason, const Look& look = nullptr);
   void run(Recorder& recorder, Work work);
@@ -131,58 +129,15 @@ class Session {
   std::array<Device, base::env::kMaxHostDevices> devices_;
 };
 
-bool covers(const std::vector<bool>& outputs, const std::vector<bool>& alive) {
-  for (size_t i = 0; i < alive.size(); ++i) {
-    if (alive[i] && !outputs[i]) return false;
-  }
-  return true;
-}
-
-std::vector<bool> alive_buffers(const Trace& trace) {
-  std::vector<bool> alive(trace.entries.size());
-  for (size_t i = 0; i < alive.size(); ++i) {
-    const record::Entry& entry = trace.entries[i];
-    alive[i] = entry.kind == graph::BufferKind::kFresh && !entry.storage.expired();
-  }
-  return alive;
-}
-
-// Whether the buffers that overlap do so as the plan knows it. Everything else was compared while
-// the trace followed the plan.
-bool overlaps_as_planned(const plan::Plan& plan, const Trace& trace) {
-  for (const uint32_t buffer : plan.overlapping) {
-    const record::Entry& entry = trace.entries[buffer];
-    if (entry.byte_offset - trace.entries[entry.group].byte_offset !=
-        plan.graph.buffers[buffer].group_offset) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// ACC_DUMP: what a new plan was made of, or what is left of it.
-void dump(const plan::Plan& plan) {
-  using base::env::Dump;
-  if (base::env::dump() != Dump::Graph && base::env::dump() != Dump::Plan) return;
-  const bool program = base::env::dump() == Dump::Plan;
-  std::fputs(graph::print(program ? plan.program : plan.graph).c_str(), stderr);
-}
-
-// ACC_DUMP=passes: the graph as recorded, and after each pass.
-plan::Observer pass_observer() {
-  if (base::env::dump() != base::env::Dump::Passes) return nullptr;
-  return [](const char* pass, const std::string& graph) {
-    const bool after = std::strcmp(pass, "recorded") != 0;
-    std::fputs(base::concat("== ", after ? "after " : "", pass, "\n", graph).c_str(), stderr);
-  };
-}
-
 void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
   Trace& trace = work.trace;
   if (trace.followed != nullptr) {
     if (overlaps_as_planned(*device.expected, trace)) {
       count(Counter::PlanFollows);
       work.plan = device.expected;
+      // It is in use, and not the next to be dropped.
+      device.plans.find(work.plan->key,
+                        [&](const Cached& plan) { return plan == device.expected; });
       return;
     }
     trace.graph = device.expected->graph;
@@ -235,21 +190,35 @@ void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
   }
 }
 
+// What plans have captured takes memory of the host, too.
+void Session::count_captures(Device& device) {
+  device.plans.measure(
+      [](const Cached& plan) { return plan->bytes() + exec::captures_bytes(*plan); });
+}
+
+void Session::release_captures(c10::DeviceIndex index) {
+  exec::release_captures(index);
+  count_captures(devices_[static_cast<size_t>(index)]);
+}
+
 // Ends a run. A failure poisons what was not, or suspends the work when it
 // may go on later, and is thrown.
 void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   const plan::Plan& plan = *work.plan;
   Device& device = devices_[static_cast<size_t>(recorder.device())];
+  if (outcome.recaptured) count_captures(device);
   if (outcome.stopped == nullptr) {
     runtime::events_submitted(recorder.device());
-    if (device.last.plan != nullptr) device.last.plan->next = work.plan;
-    device.last = {work.plan, outcome.schedule, work.reason};
+    if (work.reason != FlushReason::kIdle) {  // which is no part of what repeats
+      if (device.last.plan != nullptr) device.last.plan->next = work.plan;
+      device.last = {work.plan, outcome.schedule, work.reason};
+      device.expected = work.plan->next.lock();
+    }
     if (exec::times_steps() &&
         (device.largest.plan == nullptr ||
          device.largest.plan->graph.nodes.size() <= work.plan->graph.nodes.size())) {
       device.largest = device.last;
     }
-    device.expected = work.plan->next.lock();
     recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
     device.results.remember(work.trace, outcome, outcome.outputs);
     hand_out(work.trace, outcome.outputs);
@@ -283,6 +252,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
     auto poison = std::make_shared<record::Poison>();
     poison->message = message;
     poison_rest(plan, schedule, work.trace, outcome.failed_step, poison);
+    if (passes::communicates(plan.program)) runtime::tell_failure(message);
   }
   rethrow_as(outcome.error, no_memory, message);
 }
@@ -547,7 +517,8 @@ static void note_cuts(c10::DeviceIndex device, FlushReason reason) {
 // of steps are many, and no surprise.
 static void count_place(c10::DeviceIndex device, FlushReason reason) {
   if (reason == FlushReason::kStep || reason == FlushReason::kLoader ||
-      reason == FlushReason::kEager || reason == FlushReason::kExit) {
+      reason == FlushReason::kEager || reason == FlushReason::kExit ||
+      reason == FlushReason::kIdle) {
     return;
   }
   if (with_pending(device).empty()) return;
@@ -569,6 +540,13 @@ void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,
   runtime::GilRelease release;
   Session::get().replay(record::recorder(device), plan, replay);
 }
+
+size_t others_wait_for(c10::DeviceIndex device) {
+  const Recorder& recorder = record::recorder(device);
+  return recorder.communicates() && !recorder.suspended() ? recorder.pending() : 0;
+}
+
+bool runs(c10::DeviceIndex device) { return record::recorder(device).running(); }
 
 void flush(c10::DeviceIndex device, FlushReason reason) {
   if (stopped.load(std::memory_order_relaxed)) return;
@@ -605,7 +583,7 @@ void start() {
     const auto lock = recorder.lock();
     // Work that waits for memory has its intermediates there.
     if (recorder.suspended()) return;
-    exec::release_captures(device);
+    Session::get().release_captures(device);
     exec::release_arena(device);
   };
   runtime::install_flush_hooks(hooks);
@@ -778,16 +756,35 @@ void capture_plans(bool on) {
   release_all();
 }
 
+uint64_t captures_bytes(c10::DeviceIndex device) {
+  const auto lock = record::recorder(device).lock();
+  return exec::captures_bytes(device);
+}
+
+bool for_gpus() { return exec::for_gpus(); }
+
+void refuse_captures(const std::string& names) {
+  release_all();
+  exec::refuse_captures(names);
+}
+
 void skip_passes(const std::string& names) {
   passes::skip(names);
   release_all();
 }
 
-void run_alike() {
-  if (!runtime::choose_alike()) return;  // plans of before may have chosen by time
+static void forget_all_plans() {
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     Session::get().forget_plans(static_cast<c10::DeviceIndex>(i));
   }
+}
+
+void run_alike() {
+  if (runtime::choose_alike()) forget_all_plans();  // of before, which may have chosen by time
+}
+
+void run_unfused() {
+  if (stop_fusing()) forget_all_plans();
 }
 
 void release_memory(c10::DeviceIndex device) {

@@ -26,6 +26,12 @@ void start();
 // OutOfMemoryError is thrown, and the next flush goes on at that step.
 void flush(c10::DeviceIndex device, record::FlushReason reason);
 
+// How much is pending on a device, if other processes wait for something of it; else 0. A hint: it
+// takes no lock.
+size_t others_wait_for(c10::DeviceIndex device);
+// Whether some thread runs a plan of the device now. A hint, too.
+bool runs(c10::DeviceIndex device);
+
 // Ends the state in which work waits for memory, before something is recorded: goes on with it, and
 // gives it up where there still is none, which poisons what it was to write. Does not throw for
 // that, since the user was told; other failures of that work are thrown.
@@ -81,8 +87,17 @@ std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest);
 // Switches timing on or off: while it is on, runs take the time of each of their steps.
 void time_plans(bool on);
 
+// Whether kernels of plans are those of a GPU, be it an emulated one.
+bool for_gpus();
+
 // Switches captures of plans on or off (see ACC_HOST_GRAPHS), in plans of all devices.
 void capture_plans(bool on);
+
+// About how much of the host's memory captured work of a device takes.
+uint64_t captures_bytes(c10::DeviceIndex device);
+
+// For tests: the host captures as a GPU does, and some of it refuses (lazy/exec/refusals.h).
+void refuse_captures(const std::string& names);
 
 // Leaves out the passes in `names` (see ACC_SKIP_PASSES) from now on, in plans of all devices.
 void skip_passes(const std::string& names);
@@ -90,6 +105,13 @@ void skip_passes(const std::string& names);
 // Several processes train together from now on: nothing that changes bits is decided by time any
 // more. Plans that may have been are dropped, without submitting what is pending.
 void run_alike();
+
+// Plans have no generated kernels from now on: another process that trains with this one has none,
+// and what both compute is to have the same bits. What is pending is not submitted.
+void run_unfused();
+
+// Why this process has no generated kernels; "" where it makes some. May start the compiler.
+std::string kernels_problem();
 
 // Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.
 void release_memory(c10::DeviceIndex device);

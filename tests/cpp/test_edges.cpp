@@ -41,6 +41,19 @@ TEST(Edges, AWriterWaitsForReadersAndForTheWriterBefore) {
             (std::vector<Edge>{{0, 1, kRaw}, {0, 2, kRaw}, {0, 2, kWaw}, {1, 2, kWar}}));
 }
 
+TEST(Edges, WhatCommunicatesKeepsItsOrder) {
+  GraphBuilder b;
+  b.in_place("all_reduce_", {{b.input()}});
+  b.last_op().communicates = true;
+  b.call("relu", {{b.input()}}, {{b.fresh()}});
+  b.in_place("broadcast_", {{b.input()}});
+  b.last_op().communicates = true;
+  b.in_place("all_reduce_", {{b.input()}});
+  b.last_op().communicates = true;
+  constexpr Hazard kOrder = Hazard::kTransferOrder;
+  EXPECT_EQ(graph::edges(b.graph), (std::vector<Edge>{{0, 2, kOrder}, {2, 3, kOrder}}));
+}
+
 TEST(Edges, TwoReadersDoNotWaitForEachOther) {
   GraphBuilder b;
   const uint32_t x = b.input();

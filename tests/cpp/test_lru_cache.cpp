@@ -212,6 +212,22 @@ TEST_F(Lru, AValueThatGrowsEvictsOthersButNotItself) {
   EXPECT_EQ(cache.bytes(), 10u);
 }
 
+TEST_F(Lru, AllAreMeasuredBeforeAnyIsEvicted) {
+  for (const char* name : {"a", "b", "c"}) insert(name, 30);
+  // What "a" and "b" have given up is enough for "c".
+  cache.measure([](const Item& item) { return item.name == "c" ? 90U : 5U; });
+  EXPECT_EQ(names(), "cba");
+  EXPECT_EQ(cache.bytes(), 100u);
+  cache.measure([](const Item&) { return 60U; });
+  EXPECT_EQ(names(), "c");
+  // The last one stays even if it alone is above the limit.
+  cache.measure([](const Item&) { return 600U; });
+  EXPECT_EQ(names(), "c");
+  cache.clear();
+  cache.measure([](const Item&) { return 1U; });
+  EXPECT_EQ(cache.bytes(), 0u);
+}
+
 TEST_F(Lru, ALowerLimitEvictsAtOnce) {
   for (const char* name : {"a", "b", "c", "d"}) insert(name, 25);
   cache.set_max_bytes(50);

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests import helpers
-from tests.fuzz import machine, search
+from tests.fuzz import machine, search, trainings
 from tests.fuzz.machine import Program
 
 # At least 5,000 in a run; with ACC_TEST_FULL a hundred thousand.
@@ -54,6 +54,48 @@ def test_random_programs(acc_only, tmp_path, capsys, rounding):
     )
     assert programs >= count
     assert launches >= programs, "hardly any program was fused"
+
+
+# Training programs in a run, by what is captured: operators, those of which some are refused, and
+# kernels, of which each has to be compiled.
+TRAININGS = {"operators": 400, "operators refused": 200, "kernels": 8, "gpu": 4}
+
+
+@pytest.mark.parametrize("what", TRAININGS)
+def test_random_trainings(acc_only, capturing, tmp_path, capsys, what):
+    if helpers.extension().executor_name() != "host":
+        pytest.skip("allocations that fail and captures that are refused are those of the host")
+    seed = int(os.environ.get("ACC_TEST_FUZZ_SEED", random.SystemRandom().randrange(10**6)))
+    count = TRAININGS[what] * (20 if helpers.FULL else 1)
+    tmp_path.chmod(0o700)
+    code = (
+        f"import sys\nsys.argv = ['trainings', '{count}', '{seed}', *'{what}'.split()]\n"
+        "from tests.fuzz import trainings\ntrainings.main()\n"
+    )
+    env = {"ACC_MODE": "full", "ACC_SKIP_PASSES": None, "ACC_CACHE_DIR": str(tmp_path)}
+    done = helpers.run_python(code, timeout=SECONDS, check=False, **env)
+    with capsys.disabled():
+        print(f"\n{what}, seed {seed}: {done.stdout.strip()}", end=" ", flush=True)
+    if done.returncode != 0:
+        again = f"python -m tests.fuzz.trainings {count} {seed} {what}"
+        pytest.fail(f"again: {again}\n{done.stdout[-500:]}\n{done.stderr[-6000:]}")
+    programs, captures, submits = map(int, re.findall(r"(\d+) [a-z]", done.stdout))
+    assert programs == count
+    assert captures >= programs and submits >= programs
+
+
+def test_a_wrong_training_is_found_and_shrunk(acc_only, monkeypatch):
+    """Averages that are wrong on the device, from the third on."""
+    right = trainings.Run.average
+
+    def wrong(run: trainings.Run, which: int, k: int) -> None:
+        run.averaged = getattr(run, "averaged", 0) + 1
+        right(run, which, k + (run.averaged == 3 and run.device == acc_only))
+
+    monkeypatch.setattr(trainings.Run, "average", wrong)
+    with pytest.raises(AssertionError, match=r"seed \d+: result") as caught:
+        trainings.search(100, 1)
+    assert re.findall(r"^\('(.*?)'", str(caught.value), re.MULTILINE).count("average") == 3
 
 
 def _reads(name: str, dtype: int, k: int) -> list[object]:

@@ -554,6 +554,8 @@ def test_failures_of_a_replay_poison_as_ever() -> None:
 
 def test_out_of_memory_in_a_replay() -> None:
     """The work waits, and goes on where it stopped: nothing is done twice."""
+    if _C.executor_name() != "host":
+        pytest.skip("the allocations that fail are those of the host executor")
     total = torch.zeros(2, device=ACC)
     kept: dict[str, torch.Tensor] = {}
 

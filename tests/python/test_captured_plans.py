@@ -15,15 +15,22 @@ from torch import Tensor, nn
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "capturing")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
 F = nn.functional
+
+# The tests that hold as well where each operator is a plan.
+OF_ANY_PLANS = ("test_values_are_those_of_the_cpu", "test_numbers_are_those_that_are_drawn_anyway")
 
 
 @pytest.fixture(autouse=True, params=["operators", "kernels", "kernels of a GPU"])
 def captured(request, device) -> Iterator[None]:
     """Plans are captured, with generated kernels or without."""
     extension = helpers.extension()
+    if extension.mode() != "nofuse":
+        request.getfixturevalue("capturing")
+    elif request.param != "operators" or request.node.originalname not in OF_ANY_PLANS:
+        pytest.skip("ACC_MODE=nofuse runs each operator at once, by itself")
     extension.capture_plans(True)
     if request.param == "kernels of a GPU":
         helpers.emulate_gpu()
@@ -36,6 +43,13 @@ def captured(request, device) -> Iterator[None]:
     helpers.emulate_gpu(on=False)
     extension.skip_passes("")
     extension.capture_plans(False)
+
+
+@pytest.fixture
+def failing(device: str) -> None:
+    """For tests that let allocations fail, which only those of a host do."""
+    if helpers.extension().executor_name() != "host":
+        pytest.skip("the allocations that fail are those of the host executor")
 
 
 def network(device: str) -> nn.Module:
@@ -87,7 +101,7 @@ def everything_kept(device: str) -> list[Tensor]:
     model, batch = network(device), Batches(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     kept = []
-    for i in range(24):
+    for i in range(50):
         x, y = batch(4 if i % 3 == 2 else 8)
         hidden = model[:3](x)
         loss = F.cross_entropy(model[3:](hidden), y)
@@ -234,15 +248,62 @@ PROGRAMS: list[Callable[[str], list[Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_values_are_those_of_the_cpu(device, program):
-    with helpers.counting() as counted:
-        mine = [each.cpu() for each in program(device)]
+def compare(program: Callable[[str], list[Tensor]], device: str) -> None:
+    mine = [each.cpu() for each in program(device)]
     theirs = program("cpu")
     assert len(mine) == len(theirs)
     for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, i=i: f"{i}: {m}")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_values_are_those_of_the_cpu(device, program):
+    with helpers.counting() as counted:
+        compare(program, device)
     assert counted["captures_submitted"] >= 3
+
+
+def test_programs_in_nofuse(device):
+    """Each operator is a plan of its own, which is captured."""
+    if helpers.extension().executor_name() != "host":
+        pytest.skip("gpu_check.py runs this file in that mode")
+    helpers.run_python(
+        """
+import sys
+from tests import helpers
+sys.path.insert(0, "tests/python")
+import test_captured_plans as programs
+for each in programs.PROGRAMS:
+    before = helpers.stats()["captures_submitted"]
+    programs.compare(each, DEVICE)
+    assert helpers.stats()["captures_submitted"] - before >= 12, each
+""",
+        ACC_MODE="nofuse",
+        ACC_HOST_GRAPHS="1",
+        ACC_DETERMINISTIC="1",
+    )
+
+
+def test_numbers_are_those_that_are_drawn_anyway(device):
+    """Dropout, in a step that is captured and in one that is not."""
+
+    def train() -> list[Tensor]:
+        torch.manual_seed(5)
+        model, batch = nn.Sequential(network(device), nn.Dropout(0.3)), Batches(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        made = [step(model, optimizer, *batch()) for _ in range(10)]
+        return [*made, *(p.detach().clone() for p in model.parameters())]
+
+    with helpers.counting() as counted:
+        mine = [each.cpu() for each in train()]
+    assert counted["captures_submitted"] >= 3
+    helpers.extension().capture_plans(False)
+    with helpers.counting() as counted:
+        theirs = [each.cpu() for each in train()]
+    assert counted["captures_submitted"] == 0
+    assert len(set(map(float, mine[:10]))) == 10
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_loop_is_captured_once(device):
@@ -432,7 +493,7 @@ def test_dropping_captures_leaves_results_alone(device):
         assert torch.equal(each.cpu(), (torch.ones(64, 64) + i).cumsum(0))
 
 
-def test_without_memory_the_work_waits(device):
+def test_without_memory_the_work_waits(device, failing):
     """Nothing is done twice: not when results cannot be moved, nor in the run that is captured."""
     extension = helpers.extension()
     total = torch.zeros(2, device=device)
@@ -457,7 +518,7 @@ def test_without_memory_the_work_waits(device):
         assert each.cpu().eq(256 * i).all()
 
 
-def test_an_error_for_want_of_memory_names_captured_work(device):
+def test_an_error_for_want_of_memory_names_captured_work(device, failing):
     extension = helpers.extension()
     x = torch.ones(512, 512).to(device)
     for _ in range(6):
@@ -467,6 +528,7 @@ def test_an_error_for_want_of_memory_names_captured_work(device):
     held = extension.captured_bytes(0)
     assert held >= x.nbytes
     assert f"Captured steps{held >> 10:>16} KiB" in torch.acc.memory_summary()
+    assert torch.acc.memory_stats()["captured_bytes.all.current"] == held
     z = (x + 1).cumsum(1)
     extension.fail_allocations(0, 1 << 40, 1 << 16)
     try:
@@ -475,22 +537,23 @@ def test_an_error_for_want_of_memory_names_captured_work(device):
     finally:
         extension.fail_allocations(0, 0, 0)
     told = (
-        f"Captured steps gave {held >> 20} MiB back; results of theirs that are in use have 0 MiB."
+        f"Captured steps gave {held >> 20} MiB back; this one and results of theirs that are in "
+        "use have 0 MiB."
     )
     assert told in str(raised.value)
     helpers.synchronize()
     assert z[0, 0].item() == 2
 
 
-@pytest.mark.parametrize("failing", [1, 4])
-def test_one_failure_in_the_middle(device, failing):
+@pytest.mark.parametrize("run", [1, 4])
+def test_one_failure_in_the_middle(device, failing, run):
     """The second attempt succeeds; the run that was to be captured is none then."""
     extension = helpers.extension()
     total = torch.zeros(8, device=device)
     x = torch.ones(256, 256).to(device)
     for i in range(8):
         helpers.synchronize()
-        if i == failing:
+        if i == run:
             extension.fail_allocations(1, 1, 1 << 16)
         total.add_(1)
         y = ((x * 2) @ x).cumsum(0).cumsum(1)
@@ -501,8 +564,11 @@ def test_one_failure_in_the_middle(device, failing):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_operator_between_the_pieces_finds_no_memory(device, request, times):
-    """Its number changes, so it is called; once more, after other captures gave theirs back."""
+def test_an_operator_between_the_pieces_finds_no_memory(device, failing, request, times):
+    """Its number changes, so it is called; once more, after other captures gave theirs back.
+
+    Then the work waits, and nothing of it is done twice.
+    """
     extension = helpers.extension()
     x = torch.ones(64, device=device)
     large = torch.randn(256, 256)
@@ -524,16 +590,115 @@ def test_an_operator_between_the_pieces_finds_no_memory(device, request, times):
         try:
             helpers.synchronize()
             failed = False
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             failed = True
+            assert "aten::native_layer_norm" in str(error)
+            assert "goes on at this operator" in str(error)
         finally:
             extension.fail_allocations(0, 0, 0)
     assert counted["captures_submitted"] == 1
     called = "operators" in request.node.name
     assert failed == (called and times == 2)
-    if not failed:
-        torch.testing.assert_close(made.cpu(), F.layer_norm(large, (256,), eps=0.8))
-        assert total.tolist() == [18] * 8
+    torch.testing.assert_close(made.cpu(), F.layer_norm(large, (256,), eps=0.8))
+    assert total.tolist() == [18] * 8
+
+
+def test_captured_work_waits_for_memory_wherever_it_is_missing(device, failing):
+    """On the host its operators allocate; what was done before is not done again."""
+    extension = helpers.extension()
+    x = helpers.drawn(32, 32, device=device)
+    total = torch.zeros(4, device=device)
+
+    def step() -> tuple[Tensor, Tensor]:
+        total.add_(1)
+        first, order = (x * 2).sort(-1)  # two results: the operator allocates them
+        second = first.cumsum(0).sort(0)[0]
+        total.add_(order[0, 0] * 0 + 1)
+        return first, second
+
+    for _ in range(5):
+        made = step()
+        helpers.synchronize()
+    expected = [each.cpu() for each in made]
+    del made
+    made = step()
+    extension.fail_allocations(0, 0, x.nbytes)
+    helpers.synchronize()
+    allocations = extension.allocations_counted()
+    assert allocations >= 4
+    done, waited = 6, 0
+    for k in range(allocations):
+        for others_run in (False, True):
+            made = step()
+            done += 1
+            failed = 0
+            with helpers.counting() as counted:
+                extension.fail_allocations(k, 1 << 40, x.nbytes)
+                try:
+                    helpers.synchronize()
+                except torch.OutOfMemoryError as error:
+                    assert "goes on at this operator" in str(error), str(error)
+                    failed = 1
+                finally:
+                    extension.fail_allocations(0, 0, 0)
+            waited += failed * counted["captures_submitted"]
+            if others_run:
+                assert (x[0, 0] * 0 + k).item() == k
+            assert total.tolist() == [2 * done] * 4
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(made, expected, strict=True))
+            for _ in range(3):
+                step()
+                done += 1
+                helpers.synchronize()
+    assert waited >= 4
+
+
+def test_captured_work_that_gets_no_memory_is_given_up(device, failing):
+    """What it was to write says so; what it had written is there, and what nobody holds any more
+    is not missed."""
+    extension = helpers.extension()
+    x = helpers.drawn(32, 32, device=device)
+    total = torch.zeros(4, device=device)
+
+    def step() -> Tensor:
+        total.add_(1)
+        made = (x * 2).sort(-1)[0]
+        total.add_(1)
+        return made
+
+    def find_no_memory() -> None:
+        with helpers.counting() as counted:
+            extension.fail_allocations(0, 1 << 40, x.nbytes)
+            with pytest.raises(torch.OutOfMemoryError, match="aten::sort"):
+                helpers.synchronize()
+        assert counted["captures_submitted"] == 1
+
+    for _ in range(10):
+        made = step()
+        helpers.synchronize()
+    expected = made.cpu()
+    del made  # or it would have to be copied first
+    try:
+        made = step()
+        find_no_memory()
+        del made  # so the operator that failed is not needed
+        assert total.tolist() == [22] * 4
+        extension.fail_allocations(0, 0, 0)
+        made = step()
+        find_no_memory()
+        _ = x + 1  # gives it up
+        extension.fail_allocations(0, 0, 0)
+        with pytest.raises(RuntimeError, match="no valid contents"):
+            made.cpu()
+    finally:
+        extension.fail_allocations(0, 0, 0)
+    total.copy_(torch.zeros(4))
+    made.copy_(torch.full((32, 32), 7.0))  # where the captured work has its results
+    for i in range(4):
+        again = step()
+        assert torch.equal(again.cpu(), expected)
+        assert total.tolist() == [2 * i + 2] * 4
+    assert made.unique().tolist() == [7]
 
 
 def test_results_of_a_capture_that_failed(device):

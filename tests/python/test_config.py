@@ -27,7 +27,9 @@ OPTIONS = {
     "dataloader.max_length": 64,
     "dataloader.num_buckets": 4,
     "dataloader.pad_value_dict": {"tokens": 1},
+    "dataloader.shard": True,
     "dist.dp.size": 1,
+    "dist.dp.find_unused_parameters": True,
     "dist.tp.size": 2,
     "dist.pp.size": 2,
     "dist.pp.num_micro_batches": 2,
@@ -41,14 +43,37 @@ OPTIONS = {
     "dist.fsdp.use_spmd": True,
     "dist.fsdp.shard_output_callable": print,
     "dist.sp.size": 2,
+    "dist.comm.fusion_threshold": 1 << 20,
+    "dist.comm.compression": "fp16",
+    "dist.comm.hierarchical": True,
+    "dist.comm.intra_size": 4,
+    "dist.comm.hierarchical_threshold": 1 << 20,
+    "dist.comm.topk": True,
+    "dist.comm.topk_ratio": 0.1,
+    "dist.comm.topk_threshold": 1 << 10,
+    "dist.comm.topk_fp16": True,
+    "dist.comm.streams": 2,
     "dist.topology": ["fsdp", "dp", "pp", "tp"],
 }
 WRONG = object()
+# What a launcher may say about the exchange of gradients, and the option that it is for.
+SWITCHES = {
+    "LIGHT_2D_ALLREDUCE": ("hierarchical", "1", True),
+    "LIGHT_INTRA_SIZE": ("intra_size", "4", 4),
+    "LIGHT_HIERARCHICAL_THRESHOLD": ("hierarchical_threshold", "4096", 4096),
+    "LIGHT_TOPK_ALLREDUCE": ("topk", "1", True),
+    "LIGHT_TOPK_RATIO": ("topk_ratio", "0.5", 0.5),
+    "LIGHT_TOPK_THRESHOLD": ("topk_threshold", "2048", 2048),
+    "LIGHT_TOPK_FP16": ("topk_fp16", "1", True),
+    "TIACC_TRAINING_FUSION_THRESHOLD": ("fusion_threshold", "25217728", 25217728),
+    "TIACC_TRAINING_NUM_NCCL_STREAMS": ("streams", "3", 3),
+}
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ("WORLD_SIZE", *SWITCHES):
+        monkeypatch.delenv(name, raising=False)
 
 
 def owner(config, path):
@@ -162,8 +187,21 @@ def test_a_node_of_the_wrong_kind_is_refused():
         ("dist.fsdp.size", 0),
         ("dist.sp.size", 0),
         ("dist.topology", ["dp", "dp", "pp", "tp"]),
-        ("dist.topology", ["dp", "fsdp", "pp", "tp", "sp"]),
+        ("dist.topology", ["dp", "fsdp", "pp", "tp", "ep"]),
+        ("dist.topology", ["dp", "fsdp", "sp", "tp"]),
         ("dist.pp.split_points", ["layer2"]),
+        ("dist.comm.fusion_threshold", 0),
+        ("dist.comm.intra_size", 0),
+        ("dist.comm.hierarchical_threshold", -1),
+        ("dist.comm.topk_ratio", 0.0),
+        ("dist.comm.topk_ratio", 1.5),
+        ("dist.comm.compression", "int8"),
+        ("dist.comm.streams", 0),
+        # More processes than there are.
+        ("dist.dp.size", 2),
+        ("dist.tp.size", 2),
+        ("dist.fsdp.size", 4),
+        ("dist.sp.size", 2),
         ("backend", "cuda"),
         ("memory.gc", True),  # without gc_cls
         ("dataloader.num_buckets", 4),  # without max_length
@@ -191,11 +229,8 @@ def test_both_half_types_at_once_are_a_contradiction():
         ("compute.fp16", True),
         ("compute.bf16", True),
         ("compute.acc_scaled_dot_attn", True),
-        ("dist.dp.size", 2),
-        ("dist.tp.size", 2),
-        ("dist.pp.size", 2),
-        ("dist.fsdp.size", 4),
-        ("dist.sp.size", 2),
+        ("dist.fsdp.use_spmd", True),
+        ("dist.fsdp.shard_output_callable", print),
     ],
 )
 def test_what_is_not_available_is_refused_by_name(path, value):
@@ -213,10 +248,89 @@ def test_a_launcher_of_one_process_is_fine(monkeypatch, world):
     torchacc.Config().validate()
 
 
-def test_a_launcher_of_several_processes_is_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(NotImplementedError, match=r"dist\.dp\.size: WORLD_SIZE=4"):
+@pytest.mark.parametrize(
+    ("sizes", "dp"),
+    [({}, 8), ({"fsdp": 4}, 2), ({"tp": 2, "fsdp": 2}, 2), ({"sp": 8}, 1), ({"dp": 2, "tp": 4}, 2)],
+)
+def test_data_parallel_takes_the_processes_that_are_left(monkeypatch, sizes, dp):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    config = torchacc.Config()
+    for name, size in sizes.items():
+        getattr(config.dist, name).size = size
+    config.validate()
+    assert config.dist.dp.size == dp
+    config.validate()  # what was filled in is right
+
+
+@pytest.mark.parametrize(
+    ("world", "sizes", "text"),
+    [
+        ("2", {"fsdp": 4}, "dist.fsdp.size = 4 need a multiple of 4 processes, and there are 2"),
+        ("", {"fsdp": 4}, "dist.fsdp.size = 4 need a multiple of 4 processes, and there is 1"),
+        ("6", {"fsdp": 2, "tp": 2}, "dist.fsdp.size = 2 and dist.tp.size = 2 need a multiple of 4"),
+        ("4", {"dp": 8}, "dist.dp.size = 8 need 8 processes, and there are 4"),
+        ("4", {"dp": 1}, "dist.dp.size = 1 need 1 processes, and there are 4"),
+    ],
+)
+def test_another_number_of_processes_is_refused_with_both(monkeypatch, world, sizes, text):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    config = torchacc.Config()
+    for name, size in sizes.items():
+        getattr(config.dist, name).size = size
+    with pytest.raises(ValueError, match=re.escape(text) + ".*torchrun --nproc_per_node="):
+        config.validate()
+
+
+@pytest.mark.parametrize("world", ["0", "-1", "two"])
+def test_a_launcher_that_says_nonsense_is_refused(monkeypatch, world):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(ValueError, match=f"WORLD_SIZE={world} in the environment"):
         torchacc.Config().validate()
+
+
+def test_a_pipeline_has_one_split_point_less_than_stages(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = torchacc.Config()
+    config.dist.pp.size = 2
+    with pytest.raises(ValueError, match=r"dist\.pp\.split_points.*1 stages.*size is 2"):
+        config.validate()
+    config.dist.pp.split_points = ["layer2"]
+    config.validate()
+    config.dist.pp.size, config.dist.pp.split_points = 3, ["layer2", "layer2"]
+    with pytest.raises(ValueError, match="should name each module once"):
+        config.validate()
+
+
+def test_buckets_are_measured_where_the_environment_asks_for_it(monkeypatch):
+    monkeypatch.setenv("TIACC_TRAINING_FUSION_THRESHOLD", "auto")
+    config = torchacc.Config()
+    assert config.dist.comm.fusion_threshold == "auto"
+    config.validate()
+    with pytest.raises(TypeError, match="'auto' or None"):
+        config.dist.comm.fusion_threshold = "large"
+
+
+@pytest.mark.parametrize("variable", SWITCHES)
+def test_the_launcher_switches_how_gradients_are_exchanged(monkeypatch, variable):
+    name, text, value = SWITCHES[variable]
+    monkeypatch.setenv(variable, text)
+    config = torchacc.Config()
+    assert getattr(config.dist.comm, name) == value
+    monkeypatch.setenv(variable, "much")
+    with pytest.raises(ValueError, match=f"{variable}=much in the environment"):
+        torchacc.Config()
+
+
+def test_gradients_are_exchanged_in_one_way(monkeypatch):
+    config = torchacc.Config()
+    config.dist.comm.topk = config.dist.comm.hierarchical = True
+    with pytest.raises(ValueError, match=r"dist\.comm\.hierarchical.*dist\.comm\.topk is set too"):
+        config.validate()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    config = torchacc.Config()
+    config.dist.fsdp.size, config.dist.comm.topk = 4, True
+    with pytest.raises(ValueError, match=r"dist\.fsdp\.size = 4 scatters them"):
+        config.validate()
 
 
 def test_two_configs_share_nothing():
@@ -228,12 +342,12 @@ def test_two_configs_share_nothing():
     assert second.dist is not first.dist
 
 
-def test_validation_changes_nothing(monkeypatch):
+def test_validation_fills_in_one_size_and_changes_nothing_else(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
-    config = torchacc.Config()
+    config, expected = torchacc.Config(), torchacc.Config()
     config.validate()
-    assert config == torchacc.Config()
-    assert config.dist.dp.size is None
+    expected.dist.dp.size = 1
+    assert config == expected
 
 
 def test_a_config_can_be_copied_and_pickled():
@@ -258,5 +372,3 @@ def test_questions_about_the_whole():
     assert not config.is_distributed_parallel() and not config.is_tracing_enabled()
     config.dist.pp.size = 2
     assert config.is_distributed_parallel() and config.is_tracing_enabled()
-    with pytest.raises(NotImplementedError, match="get_mesh"):
-        config.get_mesh()

@@ -212,6 +212,21 @@ def test_the_host_executor_can_always_be_chosen() -> None:
     assert "host executor" in done.stdout and "[2.0, 2.0]" in done.stdout
 
 
+@pytest.mark.parametrize("executor", ["auto", "cuda"])
+def test_gpus_that_are_hidden_are_not_there(executor: str) -> None:
+    """CUDA_VISIBLE_DEVICES="" is a wish: nothing is said, unless a GPU is asked for."""
+    code = "print(torch.acc.get_device_name(), (torch.ones(2, device='acc') + 1).tolist())"
+    env = {"ACC_EXECUTOR": executor, "CUDA_VISIBLE_DEVICES": ""}
+    done = run_python(code, check=False, fresh=True, **env)
+    if executor == "auto":
+        assert done.returncode == 0, done.stderr
+        assert "host executor" in done.stdout and "[2.0, 2.0]" in done.stdout
+        assert "NVIDIA" not in done.stderr
+    else:
+        assert done.returncode != 0
+        assert "CUDA_VISIBLE_DEVICES hides all" in done.stderr
+
+
 GPU = {
     "present": True,
     "driver_version": "550.54.15",
@@ -220,7 +235,15 @@ GPU = {
     "devices": 0,
     "none_visible": False,
     "error": "CUDA driver version is insufficient for CUDA runtime version",
+    "capabilities": [],
+    "architectures": "",
 }
+TORCH = (
+    "  - CUDA Runtime 13.0\n  - NVCC architecture flags: -gencode;arch=compute_75,code=sm_75;"
+    "-gencode;arch=compute_90a,code=sm_90a;-gencode;arch=compute_120,code=[sm_120,compute_120]\n"
+    "  - CuDNN 91.9\n"
+)
+OLD = {"devices": 1, "capabilities": [61], "architectures": TORCH}
 
 
 @pytest.mark.parametrize(
@@ -231,6 +254,9 @@ GPU = {
         ({"driver_version": "590.1", "error": "boom"}, ["590.1", "boom", "nvidia-smi"]),
         ({"driver_version": ""}, ["unknown version", "580"]),
         ({"cuda_version": 12060}, ["CUDA 12.6 needs 525", "nvidia-smi"]),
+        (OLD, ["is sm_61", "for sm_75, sm_90a, sm_120, compute_120", "Install a build of torch"]),
+        ({**OLD, "capabilities": [80, 70]}, ["sm_80"]),
+        ({**OLD, "capabilities": [100]}, ["sm_100"]),
     ],
 )
 def test_an_unusable_gpu_is_explained(changes: dict[str, object], words: list[str]) -> None:
@@ -238,7 +264,17 @@ def test_an_unusable_gpu_is_explained(changes: dict[str, object], words: list[st
     assert all(word in text for word in words), text
 
 
-@pytest.mark.parametrize("changes", [{"present": False}, {"devices": 1}, {"none_visible": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"present": False},
+        {"devices": 1},
+        {"none_visible": True},
+        {**OLD, "architectures": ""},  # nobody knows
+        *({**OLD, "capabilities": [each]} for each in (75, 90, 120, 121)),
+        {**OLD, "capabilities": [61, 90]},  # one of two
+    ],
+)
 def test_a_machine_without_that_problem_is_not_warned(changes: dict[str, object]) -> None:
     assert extension().unusable_gpu(**{**GPU, **changes}) == ""
 

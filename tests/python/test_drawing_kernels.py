@@ -373,3 +373,19 @@ def test_other_ranges_are_the_same_plan():
     with helpers.counting() as counted:
         draws(range(1000, 1010))
     assert counted["plans_built"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
+def test_permutations_are_the_same_wherever_they_are_made(device, dtype):
+    """On a GPU kernels draw the numbers of the positions, and ATen's sort makes their order."""
+    prepared = helpers.stats().get("kernels/prepared for a device", 0)
+    for n in (1, 2, 7, 5000):
+        for _ in range(RUNS):
+            wanted = torch.ops.acc.randperm_(torch.empty(n, dtype=dtype), *position())
+            with helpers.counting() as counted:
+                made = torch.randperm(n, dtype=dtype, device=device)
+                helpers.flush()
+            assert torch.equal(made.cpu(), wanted)
+            launches = counted["kernel_launches"]
+    kernels_of_a_gpu = helpers.stats().get("kernels/prepared for a device", 0) > prepared
+    assert (launches > 0) == kernels_of_a_gpu

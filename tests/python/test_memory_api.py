@@ -78,7 +78,9 @@ def test_totals_are_kept_until_they_are_reset() -> None:
 
 def test_the_accelerator_api_says_the_same() -> None:
     x = torch.ones(MIB, device="acc")
-    assert torch.acc.memory_stats() == dict(torch.accelerator.memory_stats())
+    stats = torch.acc.memory_stats()
+    assert stats.pop("captured_bytes.all.current") >= 0  # which torch has no name for
+    assert stats == dict(torch.accelerator.memory_stats())
     assert torch.accelerator.memory_allocated() == torch.acc.memory_allocated() >= 4 * MIB
     stats = extension().memory_stats(0)
     assert stats["allocated_bytes.all.current"] == torch.acc.memory_allocated(x.device)
@@ -263,7 +265,8 @@ def test_a_refused_reservation_takes_a_smaller_one_and_says_so() -> None:
 def test_what_is_patched_is_listed_and_can_be_undone() -> None:
     from torchacc_device import _patches
 
-    assert _patches.applied() == _patches.LIST
+    # An earlier test may have had a reason for what is patched later.
+    assert set(_patches.LIST) <= set(_patches.applied())
     assert set(_patches.LIST) == {
         "torch.Tensor.data_ptr",
         "torch.Tensor.__dlpack__",
@@ -274,7 +277,11 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.UntypedStorage._share_filename_cpu_",
         "torch.UntypedStorage._share_cuda_",
         "torch._meta_registrations.device_hint",
+        "torch.distributed.distributed_c10d._new_process_group_helper",
+        "torch.distributed.init_process_group",
+        "torch.distributed.distributed_c10d.init_process_group",
     }
+    assert set(_patches.LATER) == {"torch.DistributedDataParallel.__init__"}
     try:
         _patches.undo()
         _patches.undo()

@@ -363,11 +363,12 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_installs_three_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     info = f"acc_torch-{native.VERSION}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"torchacc", "torchacc_device", info}
+    packages = {"torchacc", "torchacc_device", "tiacc_training"}
+    assert {name.split("/")[0] for name in names} == {*packages, info}
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     for name in (
         f"torchacc_device/_C{suffix}",
@@ -381,8 +382,9 @@ def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:
         f"{info}/licenses/THIRD_PARTY_NOTICES.md",
     ):
         assert name in names
-    here = {p.relative_to(ROOT).as_posix() for p in (ROOT / "torchacc").rglob("*.py")}
-    assert here <= set(names)
+    for package in ("torchacc", "tiacc_training"):
+        here = {p.relative_to(ROOT).as_posix() for p in (ROOT / package).rglob("*.py")}
+        assert here <= set(names)
     assert not [name for name in names if name.endswith((".cpp", ".h", ".new", ".pyc"))]
     assert len([name for name in names if "/_C" in name]) == 1
 
@@ -398,6 +400,7 @@ def test_the_wheel_names_its_torch_and_its_entry_point(unpacked: Path) -> None:
     assert set(python.split()[1].split(",")) == {">=3.10", "<3.14"}
     entry_points = (info / "entry_points.txt").read_text()
     assert "[torch.backends]\nacc = torchacc_device:_autoload\n" in entry_points
+    assert "[console_scripts]\nxlarun = tiacc_training.launcher:xlarun\n" in entry_points
 
 
 def test_the_wheel_holds_no_path_of_its_builder(unpacked: Path) -> None:

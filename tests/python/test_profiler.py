@@ -337,3 +337,40 @@ def test_times_of_the_device_by_the_older_profiler(acc_only, capfd):
     assert 0 < plan.device_time_total
     assert plan.device_time_total == pytest.approx(plan.cpu_time_total, rel=0.5, abs=200)
     assert "RecordFunction" not in capfd.readouterr().err  # torch prints failing callbacks there
+
+
+def test_captured_work_is_a_range(acc_only, capturing, tmp_path):
+    """And what is called between its pieces. On a host they are calls, which are seen as well."""
+    extension = helpers.extension()
+    extension.capture_plans(True)
+    extension.skip_passes(helpers.BIT_BY_BIT)
+    try:
+        x = torch.randn(32, 32).to(acc_only)
+
+        def step(i: int) -> torch.Tensor:
+            made = nn.functional.layer_norm(x.cumsum(0), (32,), eps=0.1 * i)  # norm
+            return made.cumsum(1)
+
+        for i in range(5):
+            made = step(i)
+            helpers.flush()
+        with profile(activities=CPU) as seen, helpers.counting() as counted:
+            made = step(6)
+            helpers.flush()
+        assert counted["captured_launches"] == 2
+    finally:
+        extension.skip_passes("")
+        extension.capture_plans(False)
+    del made
+    found = events(seen, tmp_path)
+    (plan,) = named(found, PLAN)
+    within = inside(plan, found)
+    pieces = named(within, r"acc: captured work \(1 steps\)")
+    (norm,) = named(within, "acc: aten::native_layer_norm")
+    assert len(pieces) == 2
+    assert pieces[0]["ts"] < norm["ts"] < pieces[1]["ts"]
+    places = named(within, r"acc: at .*")
+    norm_line = f"{THIS}:{line_of('norm', test_captured_work_is_a_range)}"
+    assert any(norm_line in place["name"] and inside(place, [norm]) for place in places)
+    calls = named(within, "acc: aten::cumsum")
+    assert len(calls) == (2 if extension.executor_name() == "host" else 0)

@@ -5,6 +5,7 @@ afterwards: REPORT and a JSON object.
 """
 
 import builtins
+import io
 import json
 import os
 import runpy
@@ -23,7 +24,11 @@ plain_print = builtins.print
 def noting_print(*values, **options):
     # The loss in the line was read before this call: the work of its window is done.
     printed.append(time.time())
-    plain_print(*values, **options, flush=True)
+    # In one piece: under torchrun several processes write to one pipe.
+    line = io.StringIO()
+    plain_print(*values, **options, file=line)
+    sys.stdout.write(line.getvalue())
+    sys.stdout.flush()
 
 
 torch.manual_seed(0)
@@ -42,4 +47,4 @@ report = {
     "printed": printed,
     "loader": type(names["train_loader"]).__name__,
 }
-print("REPORT " + json.dumps(report))
+sys.stdout.write("REPORT " + json.dumps(report) + "\n")

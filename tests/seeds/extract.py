@@ -51,6 +51,22 @@ def accelerated_script(text: str) -> str:
     raise SeedError("the document has no diff that adds `import torchacc`")
 
 
+def data_parallel_script(text: str) -> str:
+    """The script that only the first process prints from: the first diff's that says so."""
+    for diff in blocks(text, "diff"):
+        if re.search(r"^\+ .*torch\.distributed\.get_rank\(\) == 0", diff, re.MULTILINE):
+            return new_side(diff)
+    raise SeedError("the document has no diff that adds `torch.distributed.get_rank() == 0`")
+
+
+def fsdp_script(text: str) -> str:
+    """The script whose configuration shards the model."""
+    for diff in blocks(text, "diff"):
+        if re.search(r"^\+ config\.dist\.fsdp\.size = 4$", diff, re.MULTILINE):
+            return new_side(diff)
+    raise SeedError("the document has no diff that adds `config.dist.fsdp.size = 4`")
+
+
 def new_side(diff: str) -> str:
     """What a diff leads to: added and unchanged lines, without their two-character margin."""
     lines = []
@@ -63,17 +79,19 @@ def new_side(diff: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shrink(source: str, *, rows: int, side: int, epochs: int) -> str:
+def shrink(source: str, *, rows: int, side: int, epochs: int, batch: int = 64) -> str:
     """The script with less data and fewer epochs: sizes are replaced in its text, nothing else.
 
-    `rows` images of `side` x `side` pixels. Raises SeedError when a size is not where it was.
+    `rows` images of `side` x `side` pixels, `batch` of them in a step. Raises SeedError when a size
+    is not where it was.
     """
     for pattern, text, times in (
+        (r"(?<=^batch_size = )64$", str(batch), 1),
         (r"\b6400\b", str(rows), 2),
         (r"\b224, 224\b", f"{side}, {side}", 1),
         (r"(?<=for epoch in range\()\d+(?=\):)", str(epochs), 1),
     ):
-        source, count = re.subn(pattern, text, source)
+        source, count = re.subn(pattern, text, source, flags=re.MULTILINE)
         if count != times:
             raise SeedError(f"{pattern} occurs {count} times in the script, not {times}")
     return source

@@ -86,11 +86,14 @@ def test_the_new_side_of_a_diff():
 
 def test_shrinking_replaces_sizes_and_nothing_else():
     source = (
-        "x = randn(6400, 3, 224, 224)\ny = randint(0, 100, (6400,))\nfor epoch in range(4):\n  z\n"
+        "batch_size = 64\nx = randn(6400, 3, 224, 224)\ny = randint(0, 100, (6400,))\n"
+        "for epoch in range(4):\n  z\n"
     )
-    assert extract.shrink(source, rows=8, side=16, epochs=1) == (
-        "x = randn(8, 3, 16, 16)\ny = randint(0, 100, (8,))\nfor epoch in range(1):\n  z\n"
+    assert extract.shrink(source, rows=8, side=16, epochs=1, batch=2) == (
+        "batch_size = 2\nx = randn(8, 3, 16, 16)\ny = randint(0, 100, (8,))\n"
+        "for epoch in range(1):\n  z\n"
     )
+    assert "batch_size = 64" in extract.shrink(source, rows=8, side=16, epochs=1)
     with pytest.raises(extract.SeedError, match="6400"):
         extract.shrink(source.replace("(6400,)", "(64,)"), rows=8, side=16, epochs=1)
 

@@ -30,6 +30,8 @@ ENDED_BY = {
     "flush_pointer": "somebody asked for an address",
     "flush_eager": "ACC_MODE submits each operator at once",
     "flush_exit": "the process ended",
+    "flush_exchange": "something was sent to another process",
+    "flush_idle": "the program did nothing for a while, and other processes waited for it",
 }
 
 

@@ -13,6 +13,7 @@
 #include "csrc/aten/meta_rules.h"
 #include "csrc/aten/record_kernel.h"
 #include "csrc/aten/schema.h"
+#include "csrc/aten/sync_batch_norm.h"
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
@@ -26,6 +27,7 @@
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 #include "torchacc_device/csrc/capture_bindings.h"
+#include "torchacc_device/csrc/distributed_bindings.h"
 #include "torchacc_device/csrc/locator.h"
 #include "torchacc_device/csrc/plan_bindings.h"
 #include "torchacc_device/csrc/runtime_bindings.h"
@@ -177,6 +179,15 @@ void bind_session(py::module_& m) {
       },
       py::arg("on"), "Captures plans that repeat from now on, or not, as ACC_HOST_GRAPHS says.");
   m.def(
+      "refuse_captures",
+      [](const std::string& names) {
+        py::gil_scoped_release release;
+        session::refuse_captures(names);
+      },
+      py::arg("names"),
+      "For tests: the host captures as a GPU does, and these operators, \"begin\" or \"end\" (or "
+      "\"nothing\") refuse; empty ends it.");
+  m.def(
       "emulate_gpu",
       [](const std::string& path) {
         using Kernels = const device::DeviceKernels* (*)();
@@ -211,6 +222,20 @@ void bind_session(py::module_& m) {
         session::run_alike();
       },
       "Several processes train together: nothing that changes bits is decided by time any more.");
+  m.def(
+      "run_unfused",
+      [] {
+        py::gil_scoped_release release;
+        session::run_unfused();
+      },
+      "Plans have no generated kernels from now on, as with ACC_MODE=nofuse.");
+  m.def(
+      "kernels_problem",
+      [] {
+        py::gil_scoped_release release;
+        return session::kernels_problem();
+      },
+      "Why there are no generated kernels here; an empty text where there are.");
   m.def("operators_with_formulas", &graph::operators_with_formulas,
         "The operators that generated kernels know.");
   m.def("forget_inferences", &record::forget_inferences);
@@ -244,6 +269,7 @@ PYBIND11_MODULE(_C, m) {
   acc::base::env::validate();
   acc::runtime::register_runtime();
   acc::record::register_storage();
+  acc::aten::register_sync_batch_norm();
   acc::aten::register_recorded_ops();
   acc::aten::register_meta_kernels();
   acc::aten::register_meta_rules();
@@ -253,4 +279,5 @@ PYBIND11_MODULE(_C, m) {
   acc::bind_session(m);
   acc::bindings::bind_plans(m);
   acc::bindings::bind_capture(m);
+  acc::bindings::bind_distributed(m);
 }

@@ -15,6 +15,7 @@
 #include "csrc/runtime/generator.h"
 #include "csrc/runtime/nvidia.h"
 #include "csrc/runtime/pinned.h"
+#include "lazy/session/session.h"
 #include "torchacc_device/csrc/guarded.h"
 
 namespace acc::bindings {
@@ -70,12 +71,12 @@ void bind_devices(py::module_& m) {
           backend();
         }),
         "Chooses the executor and makes the device ready. Throws where it cannot be used.");
-  m.def("fail_allocations", guarded([](int64_t after, int64_t times, size_t at_least) {
-          runtime::fail_allocations(after, times, at_least);
+  m.def("fail_allocations", guarded([](int64_t after, int64_t times, size_t at_least, bool lost) {
+          runtime::fail_allocations(after, times, at_least, lost);
         }),
-        py::arg("after"), py::arg("times"), py::arg("at_least") = 0,
+        py::arg("after"), py::arg("times"), py::arg("at_least") = 0, py::arg("lost") = false,
         "For tests: `after` allocations of CPU memory succeed, then `times` fail; 0 ends it. Those "
-        "of less than `at_least` bytes do not count.");
+        "of less than `at_least` bytes do not count. `lost`: as those of a device that is gone.");
   m.def("allocations_counted", guarded([] { return runtime::allocations_counted(); }),
         "For tests: allocations of CPU memory since the last call of fail_allocations.");
   m.def("is_initialized", guarded([] { return runtime::was_used() && !runtime::in_bad_fork(); }));
@@ -111,13 +112,15 @@ void bind_devices(py::module_& m) {
       py::arg("device"));
   m.def("unusable_gpu",
         guarded([](bool present, const std::string& driver_version, bool built_with_cuda,
-                   int cuda_version, int devices, bool none_visible, const std::string& error) {
+                   int cuda_version, int devices, bool none_visible, const std::string& error,
+                   const std::vector<int>& capabilities, const std::string& architectures) {
           return runtime::unusable_gpu({present, driver_version, built_with_cuda, cuda_version,
-                                        devices, error, none_visible})
+                                        devices, error, none_visible, capabilities, architectures})
               .value_or("");
         }),
         py::arg("present"), py::arg("driver_version"), py::arg("built_with_cuda"),
         py::arg("cuda_version"), py::arg("devices"), py::arg("none_visible"), py::arg("error"),
+        py::arg("capabilities"), py::arg("architectures"),
         "Why a GPU that was found in this state cannot be used; empty if there is no problem.");
   m.def("gpu_problem",
         unlocked([] { return runtime::unusable_gpu(runtime::probe_gpu()).value_or(""); }),
@@ -157,7 +160,9 @@ void bind_memory(py::module_& m) {
         return std::vector<std::pair<std::string, int64_t>>{
             {"tensors", all.current},
             {"at most", all.peak},
-            {"of captured work", static_cast<int64_t>(backend().captured_bytes(device))}};
+            {"of captured work", static_cast<int64_t>(backend().captured_bytes(device))},
+            {"of captured work, on the host",
+             static_cast<int64_t>(session::captures_bytes(device))}};
       }),
       "Bytes by what has them. Submits nothing.");
   m.def("captured_bytes",

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace acc::aten {
+
+// What SyncBatchNorm calls. PyTorch has kernels for GPUs alone; on a host these are operators of
+// their own, put together from others that are recorded.
+void register_sync_batch_norm();
+
+}  // namespace acc::aten

@@ -1,0 +1,281 @@
+#include "distributed/collectives.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <array>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/errors.h"
+#include "distributed/groups.h"
+#include "distributed/ledger.h"
+#include "distributed/transfer.h"
+
+namespace acc::distributed {
+namespace {
+
+using at::Tensor;
+using c10d::Backend;
+using c10d::ReduceOp;
+using Tensors = std::vector<Tensor>;
+using Options = at::IntArrayRef;
+
+// The same memory as a flat tensor of another type.
+Tensor flat(const Tensor& tensor, c10::ScalarType type) {
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  const auto element = static_cast<int64_t>(c10::elementSize(type));
+  return at::from_blob(tensor.data_ptr(), {bytes / element},
+                       at::TensorOptions().dtype(type).device(tensor.device()));
+}
+
+// For what only moves: transports do not know all types.
+Tensor bytes_of(const Tensor& tensor) { return flat(tensor, c10::kByte); }
+
+Tensors bytes_of(const Tensors& tensors) {
+  Tensors all;
+  for (const Tensor& tensor : tensors) all.push_back(bytes_of(tensor));
+  return all;
+}
+
+// What is added, compared or combined: truths as bytes of 0 and 1, complex numbers as their parts.
+Tensor numbers_of(const Tensor& tensor) {
+  if (tensor.scalar_type() == c10::kBool) return bytes_of(tensor);
+  if (tensor.is_complex()) return flat(tensor, c10::toRealValueType(tensor.scalar_type()));
+  return tensor;
+}
+
+Tensors numbers_of(const Tensors& tensors) {
+  Tensors all;
+  for (const Tensor& tensor : tensors) all.push_back(numbers_of(tensor));
+  return all;
+}
+
+// Of truths a sum is an "or" and a product an "and", as in NCCL.
+ReduceOp reduce_op(int64_t number, const Tensor& tensor) {
+  const auto op = static_cast<ReduceOp::RedOpType>(number);
+  if (tensor.scalar_type() != c10::kBool) return op;
+  if (op == ReduceOp::SUM || op == ReduceOp::BOR) return ReduceOp::MAX;
+  if (op == ReduceOp::PRODUCT || op == ReduceOp::BAND) return ReduceOp::MIN;
+  return op;
+}
+
+void all_reduce(Backend& group, Tensors& outputs, Tensors&, Options options, Works& works) {
+  for (const Tensor& output : outputs) {
+    c10d::AllreduceOptions opts;
+    opts.reduceOp = reduce_op(options[0], output);
+    Tensors tensors{numbers_of(output)};
+    works.push_back(group.allreduce(tensors, opts));
+  }
+}
+
+void broadcast(Backend& group, Tensors& outputs, Tensors&, Options options, Works& works) {
+  for (const Tensor& output : outputs) {
+    c10d::BroadcastOptions opts;
+    opts.rootRank = options[0];
+    Tensors tensors{bytes_of(output)};
+    works.push_back(group.broadcast(tensors, opts));
+  }
+}
+
+void reduce(Backend& group, Tensors& outputs, Tensors&, Options options, Works& works) {
+  c10d::ReduceOptions opts;
+  opts.reduceOp = reduce_op(options[0], outputs[0]);
+  opts.rootRank = options[1];
+  Tensors tensors{numbers_of(outputs[0])};
+  works.push_back(group.reduce(tensors, opts));
+}
+
+void all_gather(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
+  std::vector<Tensors> lists{bytes_of(outputs)};
+  Tensors tensors{bytes_of(inputs[0])};
+  works.push_back(group.allgather(lists, tensors));
+}
+
+void all_gather_into(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Tensor output = bytes_of(outputs[i]);
+    Tensor input = bytes_of(inputs[i]);
+    works.push_back(group._allgather_base(output, input));
+  }
+}
+
+void gather(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works) {
+  c10d::GatherOptions opts;
+  opts.rootRank = options[0];
+  std::vector<Tensors> lists;
+  if (!outputs.empty()) lists.push_back(bytes_of(outputs));
+  Tensors tensors{bytes_of(inputs[0])};
+  works.push_back(group.gather(lists, tensors, opts));
+}
+
+void scatter(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works) {
+  c10d::ScatterOptions opts;
+  opts.rootRank = options[0];
+  std::vector<Tensors> lists;
+  if (!inputs.empty()) lists.push_back(bytes_of(inputs));
+  Tensors tensors{bytes_of(outputs[0])};
+  works.push_back(group.scatter(tensors, lists, opts));
+}
+
+void reduce_scatter(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
+                    Works& works) {
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = reduce_op(options[0], outputs[0]);
+  Tensors tensors{numbers_of(outputs[0])};
+  std::vector<Tensors> lists{numbers_of(inputs)};
+  works.push_back(group.reduce_scatter(tensors, lists, opts));
+}
+
+void reduce_scatter_into(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
+                         Works& works) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    c10d::ReduceScatterOptions opts;
+    opts.reduceOp = reduce_op(options[0], outputs[i]);
+    Tensor output = numbers_of(outputs[i]);
+    Tensor input = numbers_of(inputs[i]);
+    works.push_back(group._reduce_scatter_base(output, input, opts));
+  }
+}
+
+// Gloo has no lists here: their parts behind each other.
+void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
+  Tensors received = bytes_of(outputs);
+  Tensors sent = bytes_of(inputs);
+  if (!outputs[0].is_cpu()) return works.push_back(group.alltoall(received, sent));
+  const auto sizes = [](const Tensors& parts) {
+    std::vector<int64_t> bytes;
+    for (const Tensor& part : parts) bytes.push_back(part.numel());
+    return bytes;
+  };
+  const std::vector<int64_t> to = sizes(received);
+  Tensor input = at::cat(sent);
+  Tensor output = at::empty({std::accumulate(to.begin(), to.end(), int64_t{0})}, input.options());
+  std::vector<int64_t> taken = to;  // Gloo moves out of these
+  std::vector<int64_t> given = sizes(sent);
+  group.alltoall_base(output, input, taken, given)->wait();
+  const Tensors parts = output.split_with_sizes(to);
+  for (size_t i = 0; i < parts.size(); ++i) received[i].copy_(parts[i]);
+}
+
+// Sizes of the parts in rows; none: equal parts.
+void all_to_all_single(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
+                       Works& works) {
+  const auto split = [](const Tensor& tensor, Options rows) {
+    std::vector<int64_t> bytes;
+    const int64_t all = tensor.dim() == 0 ? 1 : tensor.size(0);
+    const int64_t row = all == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / all;
+    for (const int64_t n : rows) bytes.push_back(n * row);
+    return bytes;
+  };
+  const size_t received = static_cast<size_t>(options[0]);
+  std::vector<int64_t> to = split(outputs[0], options.slice(1, received));
+  std::vector<int64_t> from = split(inputs[0], options.slice(1 + received));
+  Tensor output = bytes_of(outputs[0]);
+  Tensor input = bytes_of(inputs[0]);
+  works.push_back(group.alltoall_base(output, input, to, from));
+}
+
+struct Kind {
+  const char* name;
+  void (*begin)(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works);
+};
+
+// In the order of Collective. outputs, inputs, options; after those of a reduction stands what the
+// program asked for, which a transport may not have (an average):
+constexpr std::array kKinds{
+    Kind{"all_reduce", &all_reduce},                    // in place; reduce operation
+    Kind{"broadcast", &broadcast},                      // in place; root
+    Kind{"reduce", &reduce},                            // in place; reduce operation, root
+    Kind{"all_gather", &all_gather},                    // one per rank, one
+    Kind{"all_gather_into", &all_gather_into},          // pairs
+    Kind{"gather", &gather},                            // one per rank or none, one; root
+    Kind{"scatter", &scatter},                          // one, one per rank or none; root
+    Kind{"reduce_scatter", &reduce_scatter},            // one, one per rank; reduce operation
+    Kind{"reduce_scatter_into", &reduce_scatter_into},  // pairs; reduce operation
+    Kind{"all_to_all", &all_to_all},                    // one per rank each
+    Kind{"all_to_all_single", &all_to_all_single},      // one each; number of outputs' parts, parts
+};
+
+Tensors copies_of(at::TensorList list) { return {list.begin(), list.end()}; }
+
+template <size_t kKind>
+void begin(at::TensorList outputs, at::TensorList inputs, int64_t group, Options options,
+           int64_t ticket) {
+  Tensors to = copies_of(outputs);
+  Tensors from = copies_of(inputs);
+  const bool on_host = (to.empty() ? from : to)[0].is_cpu();
+  const Group with = group_of(group);
+  const uint64_t sequence = with.ledger->begin(static_cast<Collective>(kKind), to, from, options);
+  Works works;
+  const auto transfer = [&] {
+    return transfer_of(std::move(works), on_host, with.ledger, sequence);
+  };
+  try {
+    kKinds[kKind].begin(*with.transport, to, from, options, works);
+  } catch (const std::exception& error) {
+    // what has begun goes on
+    if (!works.empty()) runtime::begin_transfer(ticket, transfer());
+    C10_THROW_ERROR(DistBackendError, runtime::text_of(std::current_exception()));
+  }
+  if (ticket >= 0) return runtime::begin_transfer(ticket, transfer());
+  if (const auto begun = transfer()) begun->wait();
+}
+
+void begin_meta(at::TensorList, at::TensorList, int64_t, Options, int64_t) {}
+
+void await(at::TensorList, at::TensorList, int64_t ticket) { runtime::end_transfer(ticket); }
+void await_meta(at::TensorList, at::TensorList, int64_t) {}
+
+std::string operator_name(size_t kind) { return std::string(kKinds[kind].name) + "_"; }
+
+TORCH_LIBRARY_FRAGMENT(acc, m) {
+  for (size_t kind = 0; kind < kKinds.size(); ++kind) {
+    const std::string schema =
+        operator_name(kind) +
+        "(Tensor(a!)[] outputs, Tensor[] inputs, int group, int[] options, int ticket) -> ()";
+    m.def(schema.c_str());
+  }
+  m.def("await_(Tensor(a!)[] outputs, Tensor[] inputs, int ticket) -> ()");
+}
+
+template <size_t... kKind>
+void register_kernels(torch::Library& m, std::index_sequence<kKind...>) {
+  (m.impl(operator_name(kKind).c_str(), &begin<kKind>), ...);
+  m.impl("await_", &await);
+}
+
+TORCH_LIBRARY_IMPL(acc, CPU, m) { register_kernels(m, std::make_index_sequence<kKinds.size()>()); }
+TORCH_LIBRARY_IMPL(acc, CUDA, m) { register_kernels(m, std::make_index_sequence<kKinds.size()>()); }
+TORCH_LIBRARY_IMPL(acc, Meta, m) {
+  for (size_t kind = 0; kind < kKinds.size(); ++kind) {
+    m.impl(operator_name(kind).c_str(), &begin_meta);
+  }
+  m.impl("await_", &await_meta);
+}
+
+}  // namespace
+
+const char* name(Collective collective) { return kKinds[static_cast<size_t>(collective)].name; }
+
+void record(Collective collective, std::vector<Tensor> outputs, std::vector<Tensor> inputs,
+            int64_t group, std::vector<int64_t> options) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
+      ("acc::" + operator_name(static_cast<size_t>(collective))).c_str(), "");
+  constexpr int64_t kNoTicket = -1;
+  torch::jit::Stack stack;
+  torch::jit::push(stack, std::move(outputs), std::move(inputs), group, std::move(options),
+                   kNoTicket);
+  handle.callBoxed(&stack);
+}
+
+}  // namespace acc::distributed

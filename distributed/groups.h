@@ -1,0 +1,30 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace c10d {
+class Backend;
+}
+
+// The groups of this process, by numbers that recorded operators can hold.
+namespace acc::distributed {
+
+class Ledger;
+
+struct Group {
+  c10::intrusive_ptr<c10d::Backend> transport;  // Gloo on hosts, NCCL on GPUs
+  std::shared_ptr<Ledger> ledger;
+};
+
+int64_t add_group(Group group);
+// Plans that were recorded with it fail from now on.
+void remove_group(int64_t number);
+// Throws for a group that was removed.
+Group group_of(int64_t number);
+std::vector<std::shared_ptr<Ledger>> all_ledgers();
+
+}  // namespace acc::distributed

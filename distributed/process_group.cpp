@@ -1,0 +1,562 @@
+#include "distributed/process_group.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/gil.h"
+#include "distributed/groups.h"
+#include "distributed/transfer.h"
+#include "distributed/watch.h"
+#include "distributed/work.h"
+#include "lazy/session/session.h"
+
+namespace acc::distributed {
+namespace {
+
+using at::Tensor;
+using c10d::OpType;
+using c10d::ReduceOp;
+using Tensors = ProcessGroupACC::Tensors;
+using WorkPtr = ProcessGroupACC::WorkPtr;
+
+OpType type_of(Collective collective) {
+  // In the order of Collective.
+  static constexpr std::array kTypes{
+      OpType::ALLREDUCE, OpType::BROADCAST,       OpType::REDUCE,
+      OpType::ALLGATHER, OpType::_ALLGATHER_BASE, OpType::GATHER,
+      OpType::SCATTER,   OpType::REDUCE_SCATTER,  OpType::_REDUCE_SCATTER_BASE,
+      OpType::ALLTOALL,  OpType::ALLTOALL_BASE,   OpType::COALESCED};
+  return kTypes[static_cast<size_t>(collective)];
+}
+
+void check_tensors(const char* what, const Tensors& tensors) {
+  for (const Tensor& tensor : tensors) {
+    TORCH_CHECK(runtime::on_acc(tensor), "[torch.distributed] ", what,
+                " of the process group \"acc\" got a tensor on ", tensor.device(),
+                ". Move it with .to(\"acc\"), or make the group with "
+                "init_process_group(\"cpu:gloo,acc:acc\").");
+    TORCH_CHECK(tensor.layout() == c10::kStrided, "[torch.distributed] ", what,
+                " takes dense tensors, got one with layout ", tensor.layout(), ".");
+    TORCH_CHECK(tensor.device() == tensors[0].device(), "[torch.distributed] ", what,
+                " takes tensors on one device, got ", tensors[0].device(), " and ", tensor.device(),
+                ".");
+  }
+}
+
+void check_types(const char* what, const Tensors& tensors) {
+  for (const Tensor& tensor : tensors) {
+    TORCH_CHECK(tensor.scalar_type() == tensors[0].scalar_type(), "[torch.distributed] ", what,
+                " takes tensors of one type, got ", tensors[0].scalar_type(), " and ",
+                tensor.scalar_type(), ".");
+  }
+}
+
+void check_count(const char* what, const char* name, size_t count, size_t expected) {
+  TORCH_CHECK(count == expected, "[torch.distributed] ", what, " takes ", expected, " ", name,
+              ", got ", count, ".");
+}
+
+// `all` holds `part` of each of `ranks` processes.
+void check_parts(const char* what, const Tensor& all, const Tensor& part, int ranks) {
+  check_types(what, {all, part});
+  TORCH_CHECK(all.numel() == part.numel() * ranks, "[torch.distributed] ", what, ": a part of ",
+              part.numel(), " elements from each of ", ranks, " ranks is ", part.numel() * ranks,
+              " elements, and the whole tensor has ", all.numel(), ".");
+}
+
+void check_equal_sizes(const char* what, const Tensors& tensors, const Tensor& like) {
+  check_types(what, tensors);
+  for (const Tensor& tensor : tensors) {
+    TORCH_CHECK(tensor.numel() == like.numel(), "[torch.distributed] ", what,
+                " takes tensors of one size, got ", tensor.sizes(), " and ", like.sizes(), ".");
+  }
+}
+
+void check_rank(const char* what, int64_t rank, int size) {
+  TORCH_CHECK(rank >= 0 && rank < size, "[torch.distributed] ", what, ": rank ", rank,
+              " is not in this group, whose ranks are 0 to ", size - 1, ".");
+}
+
+bool is_bitwise(int64_t op) {
+  return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+}
+
+// What Gloo and NCCL compute with; each has some more.
+void check_reduces(const char* what, int64_t op, c10::ScalarType type) {
+  static constexpr std::array kTypes{
+      c10::kFloat, c10::kDouble, c10::kHalf, c10::kBFloat16,     c10::kChar,         c10::kByte,
+      c10::kInt,   c10::kLong,   c10::kBool, c10::kComplexFloat, c10::kComplexDouble};
+  TORCH_CHECK_TYPE(std::ranges::find(kTypes, type) != kTypes.end(), "[torch.distributed] ", what,
+                   " does not take ", type,
+                   ". Convert the tensor, for example to int32 or float32.");
+  TORCH_CHECK_TYPE(!is_bitwise(op) || c10::isIntegralType(type, /*includeBool=*/true),
+                   "[torch.distributed] ", what, ": bitwise operations take integers, got ", type,
+                   ".");
+  TORCH_CHECK_TYPE(!c10::isComplexType(type) || op == ReduceOp::SUM || op == ReduceOp::AVG ||
+                       op == ReduceOp::PREMUL_SUM,
+                   "[torch.distributed] ", what,
+                   " of complex numbers can add them and nothing else.");
+  TORCH_CHECK_TYPE(type != c10::kBool || (op != ReduceOp::BXOR && op != ReduceOp::AVG),
+                   "[torch.distributed] ", what,
+                   " of booleans has no BXOR and no average. Convert the tensor to uint8.");
+}
+
+}  // namespace
+
+ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
+                                 c10::intrusive_ptr<c10d::Store> store)
+    : Backend(transport->getRank(), transport->getSize()),
+      transport_(std::move(transport)),
+      ledger_(std::make_shared<Ledger>(std::move(store), rank_, size_)),
+      group_(add_group({transport_, ledger_})) {
+  watch_groups();
+}
+
+ProcessGroupACC::~ProcessGroupACC() { remove_group(group_); }
+
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupACC::getBackendOptions() {
+  const auto inner = transport_->getBackendOptions();
+  auto options = c10::make_intrusive<Options>("acc", inner->timeout);
+  options->group_name = inner->group_name;
+  options->group_desc = inner->group_desc;
+  options->global_ranks_in_group = inner->global_ranks_in_group;
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupACC::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Options>& opts) {
+  const auto inner = transport_->getBackendOptions();
+  if (opts != nullptr) {
+    inner->timeout = opts->timeout;
+    inner->group_name = opts->group_name;
+    inner->group_desc = opts->group_desc;
+    inner->global_ranks_in_group = opts->global_ranks_in_group;
+  }
+  auto made = transport_->split(store, ranks, inner);
+  if (made == nullptr) return nullptr;  // this process is not in it
+  return c10::make_intrusive<ProcessGroupACC>(std::move(made), store);
+}
+
+void ProcessGroupACC::setTimeout(std::chrono::milliseconds timeout) {
+  transport_->setTimeout(timeout);
+}
+
+ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, const Tensors& tensors,
+                                                      const char* what) const {
+  Reduction made{static_cast<int64_t>(op.op_), Tensor(), false};
+  const c10::ScalarType type = tensors[0].scalar_type();
+  check_reduces(what, made.op, type);
+  const auto scaled_by = [&](double factor) {
+    made.factor = at::scalar_tensor(factor, at::TensorOptions().dtype(c10::kDouble));
+  };
+  if (made.op == ReduceOp::AVG) {
+    made.op = ReduceOp::SUM;
+    if (c10::isIntegralType(type, /*includeBool=*/true)) {
+      made.divides_after = true;
+    } else {
+      scaled_by(1.0 / size_);
+    }
+  } else if (made.op == ReduceOp::PREMUL_SUM) {
+    made.op = ReduceOp::SUM;
+    const auto* by = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+    TORCH_CHECK(by != nullptr, "[torch.distributed] ", what,
+                ": PREMUL_SUM needs its factor: torch.distributed._make_nccl_premul_sum(factor).");
+    TORCH_CHECK_TYPE(!c10::isIntegralType(type, /*includeBool=*/true), "[torch.distributed] ", what,
+                     ": PREMUL_SUM takes floating point numbers, got ", type, ".");
+    if (by->tensor_factor.defined()) {
+      made.factor = by->tensor_factor.reshape({}).to(type);  // a number: no operand is promoted
+    } else {
+      scaled_by(by->double_factor);
+    }
+  }
+  return made;
+}
+
+WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, const Tensors& inputs,
+                              std::vector<int64_t> options, bool in_place, const ReduceOp* asked) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Tensors to;
+  for (const Tensor& output : outputs) {
+    if (output.is_contiguous()) {
+      to.push_back(output);
+    } else {
+      to.push_back(in_place ? output.contiguous() : at::empty(output.sizes(), output.options()));
+    }
+  }
+  Tensors from;
+  for (const Tensor& input : inputs) from.push_back(input.contiguous());
+  if (asked != nullptr) options.push_back(static_cast<int64_t>(asked->op_));
+  const uint64_t sequence = [&] {
+    // What is noted first begins first, also where several threads call.
+    const runtime::LockWithoutGil lock(calling_);
+    ++sequence_;
+    const uint64_t number = ledger_->note(collective, outputs, inputs, options);
+    record(collective, to, std::move(from), group_, std::move(options));
+    return number;
+  }();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!to[i].is_same(outputs[i])) outputs[i].copy_(to[i]);
+  }
+  return c10::make_intrusive<RecordedWork>(type_of(collective), outputs, sequence, ledger_);
+}
+
+WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors,
+                                         const ReduceOp& op, std::vector<int64_t> rest) {
+  const char* what = name(collective);
+  check_tensors(what, tensors);
+  for (const Tensor& tensor : tensors) check_reduces(what, op.op_, tensor.scalar_type());
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Reduction by = reduction(op, tensors, what);
+  rest.insert(rest.begin(), by.op);
+  // Who gets no result keeps what it had.
+  const bool bystander = collective == Collective::kReduce && rank_ != rest[1];
+  Tensors to = tensors;
+  if (bystander) to[0] = tensors[0].clone();
+  if (by.factor.defined()) {
+    for (Tensor& tensor : to) tensor.mul_(by.factor);
+  }
+  WorkPtr work = call(collective, to, {}, std::move(rest), /*in_place=*/true, &op);
+  if (by.divides_after && !bystander) {
+    for (Tensor& tensor : to) tensor.div_(size_, "trunc");
+  }
+  if (!bystander) return work;
+  return c10::make_intrusive<RecordedWork>(type_of(collective), tensors, work->getSequencenumber(),
+                                           ledger_);
+}
+
+WorkPtr ProcessGroupACC::reduce_to(Collective collective, const Tensors& outputs,
+                                   const Tensors& inputs, const ReduceOp& op) {
+  const char* what = name(collective);
+  check_tensors(what, outputs);
+  check_tensors(what, inputs);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Reduction by = reduction(op, outputs, what);
+  Tensors from = inputs;
+  if (by.factor.defined()) {
+    for (Tensor& tensor : from) tensor = at::mul(tensor, by.factor);
+  }
+  WorkPtr work = call(collective, outputs, from, {by.op}, /*in_place=*/false, &op);
+  if (by.divides_after) {
+    for (const Tensor& output : outputs) at::Tensor(output).div_(size_, "trunc");
+  }
+  return work;
+}
+
+WorkPtr ProcessGroupACC::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return reduce_in_place(Collective::kAllReduce, tensors, opts.reduceOp, {});
+}
+
+WorkPtr ProcessGroupACC::allreduce_coalesced(Tensors& tensors,
+                                             const c10d::AllreduceCoalescedOptions& opts) {
+  return reduce_in_place(Collective::kAllReduce, tensors, opts.reduceOp, {});
+}
+
+WorkPtr ProcessGroupACC::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  check_tensors("broadcast", tensors);
+  check_rank("broadcast", opts.rootRank, size_);
+  return call(Collective::kBroadcast, tensors, {}, {opts.rootRank}, /*in_place=*/true);
+}
+
+WorkPtr ProcessGroupACC::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  check_count("reduce", "tensor", tensors.size(), 1);
+  check_rank("reduce", opts.rootRank, size_);
+  return reduce_in_place(Collective::kReduce, tensors, opts.reduceOp, {opts.rootRank});
+}
+
+WorkPtr ProcessGroupACC::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                   const c10d::AllgatherOptions&) {
+  check_count("all_gather", "list of tensors", outputs.size(), 1);
+  check_count("all_gather", "tensor", inputs.size(), 1);
+  check_count("all_gather", "output tensors", outputs[0].size(), static_cast<size_t>(size_));
+  check_tensors("all_gather", outputs[0]);
+  check_tensors("all_gather", inputs);
+  check_types("all_gather", {outputs[0][0], inputs[0]});
+  check_equal_sizes("all_gather", outputs[0], inputs[0]);
+  return call(Collective::kAllGather, outputs[0], inputs, {});
+}
+
+WorkPtr ProcessGroupACC::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& opts) {
+  // One list per rank; all_gather takes one per tensor.
+  check_count("all_gather_coalesced", "lists", outputs.size(), static_cast<size_t>(size_));
+  Tensors results;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<Tensors> lists(1);
+    for (const Tensors& of_rank : outputs) {
+      check_count("all_gather_coalesced", "tensors per list", of_rank.size(), inputs.size());
+      lists[0].push_back(of_rank[i]);
+    }
+    Tensors input{inputs[i]};
+    allgather(lists, input, opts);
+  }
+  for (const Tensors& of_rank : outputs) {
+    results.insert(results.end(), of_rank.begin(), of_rank.end());
+  }
+  return c10::make_intrusive<RecordedWork>(OpType::ALLGATHER_COALESCED, std::move(results),
+                                           sequence_, ledger_);
+}
+
+WorkPtr ProcessGroupACC::_allgather_base(Tensor& output, Tensor& input,
+                                         const c10d::AllgatherOptions& opts) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, opts);
+}
+
+WorkPtr ProcessGroupACC::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::AllgatherOptions&) {
+  const char* what = name(Collective::kAllGatherInto);
+  check_count(what, "inputs, one per output", inputs.size(), outputs.size());
+  check_tensors(what, outputs);
+  check_tensors(what, inputs);
+  for (size_t i = 0; i < outputs.size(); ++i) check_parts(what, outputs[i], inputs[i], size_);
+  return call(Collective::kAllGatherInto, outputs, inputs, {});
+}
+
+WorkPtr ProcessGroupACC::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                const c10d::GatherOptions& opts) {
+  check_count("gather", "tensor", inputs.size(), 1);
+  check_rank("gather", opts.rootRank, size_);
+  check_tensors("gather", inputs);
+  const bool root = rank_ == opts.rootRank;
+  check_count("gather", "lists of output tensors on this rank", outputs.size(), root ? 1 : 0);
+  Tensors to;
+  if (root) {
+    to = outputs[0];
+    check_count("gather", "output tensors", to.size(), static_cast<size_t>(size_));
+    check_tensors("gather", to);
+    check_types("gather", {to[0], inputs[0]});
+    check_equal_sizes("gather", to, inputs[0]);
+  }
+  return call(Collective::kGather, to, inputs, {opts.rootRank});
+}
+
+WorkPtr ProcessGroupACC::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                 const c10d::ScatterOptions& opts) {
+  check_count("scatter", "output tensor", outputs.size(), 1);
+  check_rank("scatter", opts.rootRank, size_);
+  check_tensors("scatter", outputs);
+  const bool root = rank_ == opts.rootRank;
+  check_count("scatter", "lists of input tensors on this rank", inputs.size(), root ? 1 : 0);
+  Tensors from;
+  if (root) {
+    from = inputs[0];
+    check_count("scatter", "input tensors", from.size(), static_cast<size_t>(size_));
+    check_tensors("scatter", from);
+    check_types("scatter", {from[0], outputs[0]});
+    check_equal_sizes("scatter", from, outputs[0]);
+  }
+  return call(Collective::kScatter, outputs, from, {opts.rootRank});
+}
+
+WorkPtr ProcessGroupACC::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ReduceScatterOptions& opts) {
+  const char* what = name(Collective::kReduceScatter);
+  check_count(what, "output tensor", outputs.size(), 1);
+  check_count(what, "list of input tensors", inputs.size(), 1);
+  check_count(what, "input tensors", inputs[0].size(), static_cast<size_t>(size_));
+  check_types(what, {inputs[0][0], outputs[0]});
+  check_equal_sizes(what, inputs[0], outputs[0]);
+  return reduce_to(Collective::kReduceScatter, outputs, inputs[0], opts.reduceOp);
+}
+
+WorkPtr ProcessGroupACC::_reduce_scatter_base(Tensor& output, Tensor& input,
+                                              const c10d::ReduceScatterOptions& opts) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+}
+
+WorkPtr ProcessGroupACC::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::ReduceScatterOptions& opts) {
+  const char* what = name(Collective::kReduceScatterInto);
+  check_count(what, "inputs, one per output", inputs.size(), outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) check_parts(what, inputs[i], outputs[i], size_);
+  return reduce_to(Collective::kReduceScatterInto, outputs, inputs, opts.reduceOp);
+}
+
+WorkPtr ProcessGroupACC::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
+  const char* what = name(Collective::kAllToAll);
+  check_count(what, "output tensors", outputs.size(), static_cast<size_t>(size_));
+  check_count(what, "input tensors", inputs.size(), static_cast<size_t>(size_));
+  check_tensors(what, outputs);
+  check_tensors(what, inputs);
+  return call(Collective::kAllToAll, outputs, inputs, {});
+}
+
+WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
+                                       std::vector<int64_t>& output_rows,
+                                       std::vector<int64_t>& input_rows,
+                                       const c10d::AllToAllOptions&) {
+  const char* what = name(Collective::kAllToAllSingle);
+  check_tensors(what, {output, input});
+  check_types(what, {output, input});
+  std::vector<int64_t> options{static_cast<int64_t>(output_rows.size())};
+  const auto add = [&](const Tensor& tensor, const std::vector<int64_t>& rows) {
+    const int64_t all = tensor.dim() == 0 ? 1 : tensor.size(0);
+    if (rows.empty()) {
+      TORCH_CHECK(all % size_ == 0, "[torch.distributed] ", what, ": ", all,
+                  " rows cannot be divided among ", size_, " ranks. Pass split sizes.");
+    } else {
+      check_count(what, "split sizes", rows.size(), static_cast<size_t>(size_));
+      int64_t sum = 0;
+      for (const int64_t n : rows) sum += n;
+      TORCH_CHECK(sum == all, "[torch.distributed] ", what, ": the split sizes add up to ", sum,
+                  ", and the tensor has ", all, " rows.");
+    }
+    options.insert(options.end(), rows.begin(), rows.end());
+  };
+  add(output, output_rows);
+  add(input, input_rows);
+  return call(Collective::kAllToAllSingle, {output}, {input}, std::move(options));
+}
+
+Tensor ProcessGroupACC::memory_of(const Tensor& tensor) const {
+  return session::alias(tensor, record::FlushReason::kExchange);
+}
+
+WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
+  check_count("send", "tensor", tensors.size(), 1);
+  check_tensors("send", tensors);
+  check_rank("send", to, size_);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (runtime::on_host() && to == rank_) {
+    loopback_->send(tag, tensors[0].clone(at::MemoryFormat::Contiguous));
+    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, sequence_);
+  }
+  Tensors memory{memory_of(tensors[0].contiguous())};
+  // Whoever takes it may do so after this process has gone on to overwrite it.
+  if (runtime::on_host()) memory[0] = memory[0].clone();
+  WorkPtr work = transport_->send(memory, to, tag);
+  if (coalescing_) coalesced_.push_back(tensors[0]);
+  if (runtime::on_host()) {
+    keep_sending(std::move(work), std::move(memory[0]));
+    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, sequence_);
+  }
+  if (coalescing_) return work;
+  return c10::make_intrusive<BegunWork>(OpType::SEND, Works{std::move(work)}, tensors, ledger_, 0);
+}
+
+WorkPtr ProcessGroupACC::recv(Tensors& tensors, int from, int tag) {
+  check_count("recv", "tensor", tensors.size(), 1);
+  check_tensors("recv", tensors);
+  check_rank("recv", from, size_);
+  if (runtime::on_host() && from == rank_) return receive_own(tensors[0], tag);
+  return receive(tensors, from, tag);
+}
+
+WorkPtr ProcessGroupACC::recvAnysource(Tensors& tensors, int tag) {
+  check_count("recv", "tensor", tensors.size(), 1);
+  check_tensors("recv", tensors);
+  if (runtime::on_host() && loopback_->has(tag)) return receive_own(tensors[0], tag);
+  return receive(tensors, -1, tag);
+}
+
+WorkPtr ProcessGroupACC::receive_own(const Tensor& tensor, int tag) {
+  auto work = c10::make_intrusive<LoopbackWork>(loopback_, rank_, tag, tensor);
+  if (coalescing_) begun_.push_back(work);
+  return work;
+}
+
+// `from`: negative for whoever sends first.
+WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  // A tensor of its own: nothing that is recorded meanwhile moves or frees its memory.
+  const Tensor received = at::empty(tensors[0].sizes(), tensors[0].options());
+  Tensors memory{memory_of(received)};
+  WorkPtr work =
+      from < 0 ? transport_->recvAnysource(memory, tag) : transport_->recv(memory, from, tag);
+  Works works;
+  if (work != nullptr) works.push_back(std::move(work));  // else it is the group's
+  auto begun = c10::make_intrusive<BegunWork>(from < 0 ? OpType::RECVANYSOURCE : OpType::RECV,
+                                              std::move(works), tensors, ledger_, 0);
+  begun->then_copy(received, tensors[0]);
+  if (coalescing_) {
+    coalesced_.push_back(tensors[0]);
+    begun_.push_back(begun);
+  }
+  return begun;
+}
+
+void ProcessGroupACC::startCoalescing() {
+  if (coalescing_) {
+    coalescing_ = false;
+    coalesced_.clear();
+    begun_.clear();
+    TORCH_CHECK(false,
+                "[torch.distributed] an error has ended a group of operations before all of it was "
+                "called. Call it again.");
+  }
+  coalescing_ = true;
+  if (!runtime::on_host() && transport_->supportsCoalescing()) transport_->startCoalescing();
+}
+
+WorkPtr ProcessGroupACC::endCoalescing() {
+  coalescing_ = false;
+  const Tensors all = std::exchange(coalesced_, {});
+  Works works = std::exchange(begun_, {});
+  // On a GPU what was begun is the group's, which begins now.
+  WorkPtr group;
+  if (!runtime::on_host() && transport_->supportsCoalescing()) group = transport_->endCoalescing();
+  if (works.empty() && group == nullptr) {
+    return c10::make_intrusive<RecordedWork>(OpType::COALESCED, all, sequence_);
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works), std::move(group), all);
+}
+
+WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
+  session::flush(-1, record::FlushReason::kExplicit);
+  c10d::BarrierOptions inner = opts;
+  inner.device.reset();
+  if (!runtime::on_host() && inner.device_ids.empty()) {
+    inner.device_ids = {runtime::backend().current_device()};
+  }
+  uint64_t sequence = 0;
+  WorkPtr work;
+  {
+    const runtime::LockWithoutGil lock(calling_);
+    ++sequence_;
+    ledger_->note("barrier");
+    sequence = ledger_->begin();
+    work = transport_->barrier(inner);
+  }
+  return c10::make_intrusive<BegunWork>(OpType::BARRIER, Works{std::move(work)}, Tensors(), ledger_,
+                                        sequence);
+}
+
+void ProcessGroupACC::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  session::flush(-1, record::FlushReason::kExplicit);
+  transport_->monitoredBarrier(opts, wait_all_ranks);
+}
+
+void ProcessGroupACC::setSequenceNumberForGroup() { transport_->setSequenceNumberForGroup(); }
+
+c10d::ErrorType ProcessGroupACC::getError() {
+  return runtime::on_host() ? c10d::ErrorType::SUCCESS : transport_->getError();
+}
+
+void ProcessGroupACC::eagerConnectSingleDevice(at::Device device) {
+  if (!runtime::on_host()) {
+    transport_->eagerConnectSingleDevice(at::Device(c10::kCUDA, device.index()));
+  }
+}
+
+void ProcessGroupACC::abort() { transport_->abort(); }
+
+void ProcessGroupACC::shutdown() {
+  session::flush(-1, record::FlushReason::kExplicit);
+  wait_for_sends(transport_->getBackendOptions()->timeout);
+  transport_->shutdown();
+}
+
+}  // namespace acc::distributed

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "distributed/collectives.h"
+#include "distributed/ledger.h"
+#include "distributed/loopback.h"
+
+// The process group "acc". Collectives on tensors of acc are operators of the step that is being
+// recorded: they begin when their inputs are written and are waited for by what reads their
+// results. As with NCCL, `Work::wait` orders what comes later and does not stop the process; what
+// went wrong is raised where the process reads. Sends, receives and barriers are not recorded: what
+// was before them is submitted, and they begin at once.
+namespace acc::distributed {
+
+class ProcessGroupACC final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // `transport` does what is recorded, on tensors of the backend's device: ProcessGroupGloo on
+  // hosts, ProcessGroupNCCL on GPUs, of the same ranks.
+  // `store`: of this group alone, by which its ranks compare what they do; null: they do not.
+  ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
+                  c10::intrusive_ptr<c10d::Store> store);
+  ~ProcessGroupACC() override;
+
+  const c10::intrusive_ptr<c10d::Backend>& transport() const { return transport_; }
+
+  const std::string getBackendName() const override { return "acc"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  bool supportsCoalescing() const override { return true; }
+  bool supportsSplitting() const override { return transport_->supportsSplitting(); }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& opts) override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_rows,
+                        std::vector<int64_t>& input_rows,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // Between these, sends and receives are one group of the transport's, where it has such;
+  // collectives are recorded as ever.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  void setSequenceNumberForGroup() override;
+  // Collectives that this process has recorded.
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+
+  c10d::ErrorType getError() override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  void abort() override;
+  // Submits what is recorded first, and waits until what was sent has been taken.
+  void shutdown() override;
+
+ private:
+  // What a reduction asks for beyond what transports do.
+  struct Reduction {
+    int64_t op;
+    at::Tensor factor;           // every operand is multiplied by it before; undefined: by nothing
+    bool divides_after = false;  // integers: their sum is divided by the number of ranks
+  };
+  Reduction reduction(const c10d::ReduceOp& op, const Tensors& tensors, const char* what) const;
+
+  // Records a call whose tensors need not be contiguous. `in_place`: outputs have contents before.
+  // `asked`: the reduction that the program asked for, by which ranks are compared.
+  WorkPtr call(Collective collective, const Tensors& outputs, const Tensors& inputs,
+               std::vector<int64_t> options, bool in_place = false,
+               const c10d::ReduceOp* asked = nullptr);
+  WorkPtr reduce_in_place(Collective collective, Tensors& tensors, const c10d::ReduceOp& op,
+                          std::vector<int64_t> rest);
+  WorkPtr reduce_to(Collective collective, const Tensors& outputs, const Tensors& inputs,
+                    const c10d::ReduceOp& op);
+  // What is sent, or received: contiguous tensors of the transport's device over the memory of
+  // acc's.
+  at::Tensor memory_of(const at::Tensor& tensor) const;
+  WorkPtr receive(Tensors& tensors, int from, int tag);
+  WorkPtr receive_own(const at::Tensor& tensor, int tag);
+
+  const c10::intrusive_ptr<c10d::Backend> transport_;
+  const std::shared_ptr<Ledger> ledger_;
+  const int64_t group_;
+  std::mutex calling_;
+  std::atomic<uint64_t> sequence_ = 0;
+  const std::shared_ptr<Loopback> loopback_ = std::make_shared<Loopback>();
+  bool coalescing_ = false;
+  Tensors coalesced_;           // what was received or sent
+  std::vector<WorkPtr> begun_;  // of them
+};
+
+}  // namespace acc::distributed

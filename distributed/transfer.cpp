@@ -1,0 +1,194 @@
+#include "distributed/transfer.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+
+#include "csrc/base/stats.h"
+#include "csrc/runtime/errors.h"
+#include "csrc/runtime/gil.h"
+#include "distributed/ledger.h"
+
+namespace acc::distributed {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using base::count;
+using base::Counter;
+
+// How often a thread that waits looks whether the user has asked to stop.
+constexpr auto kPoll = std::chrono::milliseconds(50);
+
+uint64_t microseconds(Clock::duration time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+}
+
+// Other processes may still write to the transfer's memory.
+[[noreturn]] void give_up(const std::string& why) {
+  runtime::leave_transfers();
+  C10_THROW_ERROR(DistBackendError, "[torch.distributed] " + why);
+}
+
+// Which works are over. Who tells it so keeps it, so it may outlive the transfer.
+class Progress {
+ public:
+  explicit Progress(size_t works) : left_(works) {}
+
+  void one_is_over(std::exception_ptr error) {
+    const std::lock_guard lock(mutex_);
+    if (error_ == nullptr) error_ = std::move(error);
+    if (--left_ > 0) return;
+    end_ = Clock::now();
+    over_.notify_all();
+  }
+
+  // Returns when all of them were over. Throws what failed, and before that where the user asks to
+  // stop or other ranks have failed.
+  Clock::time_point wait(Ledger& ledger, uint64_t sequence) {
+    std::unique_lock lock(mutex_);
+    while (!over_.wait_for(lock, kPoll, [this] { return left_ == 0; })) {
+      lock.unlock();
+      if (runtime::interrupted()) give_up("interrupted while waiting for other processes.");
+      if (const std::string why = ledger.failure(); !why.empty()) give_up(why);
+      lock.lock();
+    }
+    lock.unlock();
+    if (error_ == nullptr) return end_;
+    const std::string text = runtime::text_of(error_);
+    C10_THROW_ERROR(DistBackendError, text + ledger.explain(sequence, text));
+  }
+
+  bool over() {
+    const std::lock_guard lock(mutex_);
+    return left_ == 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  size_t left_;
+  std::exception_ptr error_;
+  Clock::time_point end_;
+};
+
+// Null for works that have none.
+c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
+  try {
+    return work.getFuture();
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
+class HostTransfer final : public runtime::Transfer {
+ public:
+  HostTransfer(Works works, std::shared_ptr<Ledger> ledger, uint64_t sequence)
+      : ledger_(std::move(ledger)),
+        sequence_(sequence),
+        progress_(std::make_shared<Progress>(works.size())) {
+    for (auto& work : works) watch(std::move(work));
+  }
+
+  void wait() override {
+    const Clock::time_point before = Clock::now();
+    const Clock::time_point end = progress_->wait(*ledger_, sequence_);
+    count(Counter::TransferUs, microseconds(end - begin_));
+    count(Counter::TransferWaitUs, microseconds(Clock::now() - before));
+  }
+  bool over() override { return progress_->over(); }
+
+ private:
+  void watch(c10::intrusive_ptr<c10d::Work> work) {
+    const auto tell = [progress = progress_](std::exception_ptr error) {
+      progress->one_is_over(std::move(error));
+    };
+    if (const auto future = future_of(*work)) {
+      future->addCallback([tell](c10::ivalue::Future& done) {
+        tell(done.hasError() ? done.exception_ptr() : nullptr);
+      });
+      return;
+    }
+    // These go on only while somebody waits for them.
+    std::thread([work = std::move(work), tell] {
+      try {
+        work->wait();
+        tell(nullptr);
+      } catch (...) {
+        tell(std::current_exception());
+      }
+    }).detach();
+  }
+
+  const std::shared_ptr<Ledger> ledger_;
+  const uint64_t sequence_;
+  const std::shared_ptr<Progress> progress_;
+  const Clock::time_point begin_ = Clock::now();
+};
+
+class StreamTransfer final : public runtime::Transfer {
+ public:
+  explicit StreamTransfer(Works works) : works_(std::move(works)) {}
+  void wait() override {
+    for (const auto& work : works_) work->wait();
+  }
+  bool over() override { return true; }  // for what comes behind it in the stream
+
+ private:
+  const Works works_;
+};
+
+// What this process has sent, and nobody has taken yet.
+struct Sent {
+  std::mutex mutex;
+  std::condition_variable taken;
+  size_t under_way = 0;
+};
+
+Sent& sent() {
+  static auto* const all = new Sent;
+  return *all;
+}
+
+}  // namespace
+
+std::unique_ptr<runtime::Transfer> transfer_of(Works works, bool on_host,
+                                               std::shared_ptr<Ledger> ledger, uint64_t sequence) {
+  count(Counter::Transfers);
+  if (works.empty()) return nullptr;
+  if (!on_host) return std::make_unique<StreamTransfer>(std::move(works));
+  return std::make_unique<HostTransfer>(std::move(works), std::move(ledger), sequence);
+}
+
+void keep_sending(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory) {
+  {
+    const std::lock_guard lock(sent().mutex);
+    ++sent().under_way;
+  }
+  std::thread([work = std::move(work), memory = std::move(memory)]() mutable {
+    try {
+      work->wait();
+    } catch (...) {
+      // the other process has gone, or does not take it in time: its own operations say so
+    }
+    work.reset();
+    memory.reset();
+    const std::lock_guard lock(sent().mutex);
+    --sent().under_way;
+    sent().taken.notify_all();
+  }).detach();
+}
+
+void wait_for_sends(std::chrono::milliseconds limit) {
+  std::unique_lock lock(sent().mutex);
+  sent().taken.wait_for(lock, limit, [] { return sent().under_way == 0; });
+}
+
+}  // namespace acc::distributed

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/runtime/transfers.h"
+
+namespace c10d {
+class Work;
+}
+
+namespace acc::distributed {
+
+class Ledger;
+
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+// Transfers of CPU memory are over when `wait` returns; on a GPU its stream waits. How long they
+// took, and how much of that the plan waited, is counted (transfer_us, transfer_wait_us). Null
+// where there is nothing to wait for. `sequence`: of the collective in the ledger, for errors; 0:
+// it is none.
+std::unique_ptr<runtime::Transfer> transfer_of(Works works, bool on_host,
+                                               std::shared_ptr<Ledger> ledger, uint64_t sequence);
+
+// Sends of CPU memory that nobody waits for: the memory is theirs, and they are over when the other
+// process takes it.
+void keep_sending(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory);
+// Waits until all of them are over, but no longer than `limit`.
+void wait_for_sends(std::chrono::milliseconds limit);
+
+}  // namespace acc::distributed

@@ -1,0 +1,90 @@
+#include "distributed/watch.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "csrc/base/check.h"
+#include "csrc/base/env.h"
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
+#include "csrc/runtime/transfers.h"
+#include "distributed/groups.h"
+#include "distributed/ledger.h"
+#include "lazy/session/session.h"
+
+namespace acc::distributed {
+namespace {
+
+// Longer than a program in the middle of a step takes between two operators; a step that is cut in
+// two makes plans that do not come again.
+constexpr auto kWhile = std::chrono::milliseconds(100);
+
+// Per device, how much was pending the last time.
+using Pending = std::array<size_t, base::env::kMaxHostDevices>;
+
+// A rank that goes on by itself would wait for programs that are elsewhere, perhaps for this one.
+bool somebody_waits() {
+  return std::ranges::any_of(all_ledgers(), [](const auto& ledger) {
+    return ledger->pending() && ledger->everybody_has_come();
+  });
+}
+
+void submit_idle(Pending& before) {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    size_t& last = before[static_cast<size_t>(i)];
+    const size_t now = session::others_wait_for(device);
+    const bool idle = now > 0 && now == last;
+    last = now;
+    if (!idle) continue;
+    try {
+      if (!somebody_waits()) continue;
+      session::flush(device, record::FlushReason::kIdle);
+    } catch (...) {
+      // What failed has no valid contents, and says so to who uses it.
+    }
+  }
+}
+
+// A submission waits for other processes, and meanwhile there must be somebody to compare.
+void compare() {
+  for (;;) {
+    std::this_thread::sleep_for(kWhile);
+    for (const auto& ledger : all_ledgers()) {
+      try {
+        ledger->tick();
+      } catch (const std::exception&) {
+        runtime::warn_once(base::concat(
+            "[torch.distributed] the store of a process group does not answer, so ranks that do "
+            "different things are not told: ",
+            runtime::text_of(std::current_exception())));
+      }
+    }
+  }
+}
+
+void submit() {
+  Pending before{};
+  for (;;) {
+    std::this_thread::sleep_for(kWhile);
+    submit_idle(before);
+  }
+}
+
+}  // namespace
+
+void watch_groups() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    runtime::install_failure_listener([](const std::string& why) {
+      for (const auto& ledger : all_ledgers()) ledger->tell(why);
+    });
+    std::thread(submit).detach();
+    std::thread(compare).detach();
+  });
+}
+
+}  // namespace acc::distributed

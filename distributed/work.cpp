@@ -1,0 +1,122 @@
+#include "distributed/work.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/runtime/backend.h"
+#include "csrc/runtime/gil.h"
+#include "csrc/runtime/hooks_table.h"
+#include "csrc/runtime/on_device.h"
+#include "distributed/ledger.h"
+#include "lazy/session/session.h"
+
+namespace acc::distributed {
+
+RecordedWork::RecordedWork(c10d::OpType type, std::vector<at::Tensor> result, uint64_t sequence,
+                           std::shared_ptr<Ledger> ledger)
+    : Work(-1, type), result_(std::move(result)), sequence_(sequence), ledger_(std::move(ledger)) {}
+
+bool RecordedWork::isCompleted() {
+  if (result_.empty() || opType_ == c10d::OpType::SEND) return true;
+  const runtime::GilRelease release;
+  const c10::DeviceIndex device = result_[0].device().index();
+  try {
+    // On a GPU what is submitted waits for other devices, and this process goes on.
+    const bool waits = ledger_ != nullptr && runtime::on_host();
+    if (!waits || !ledger_->has_begun(sequence_)) {
+      if (waits && !ledger_->everybody_has_come()) return false;
+      runtime::flush(device, runtime::Cause::kEvent);
+    } else if (session::runs(device)) {
+      return false;
+    }
+  } catch (...) {
+    error_ = std::current_exception();
+    return true;
+  }
+  runtime::Backend& backend = runtime::backend();
+  return backend.query_stream(backend.default_stream(device));
+}
+
+bool RecordedWork::isSuccess() const { return error_ == nullptr; }
+
+std::exception_ptr RecordedWork::exception() const { return error_; }
+
+// Complete at once: who uses the tensors comes behind in the order of the step.
+c10::intrusive_ptr<c10::ivalue::Future> RecordedWork::getFuture() {
+  if (future_ == nullptr) {
+    std::vector<c10::Device> devices;
+    if (!result_.empty()) devices.push_back(result_[0].device());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), std::move(devices));
+    future_->markCompleted(c10::IValue(result_));
+  }
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> RecordedWork::getFutureResult() {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  future->markCompleted(c10::IValue(static_cast<int64_t>(c10d::WorkResult::SUCCESS)));
+  return future;
+}
+
+BegunWork::BegunWork(c10d::OpType type, Works works, std::vector<at::Tensor> result,
+                     std::shared_ptr<Ledger> ledger, uint64_t sequence)
+    : Work(-1, type),
+      works_(works),
+      result_(std::move(result)),
+      transfer_(transfer_of(std::move(works), runtime::on_host(), std::move(ledger), sequence)) {}
+
+bool BegunWork::isCompleted() { return over_ || transfer_ == nullptr || transfer_->over(); }
+
+int BegunWork::sourceRank() const {
+  return works_.size() == 1 ? works_[0]->sourceRank() : Work::sourceRank();
+}
+
+// The limit is the group's timeout, as for everything that its transport carries.
+bool BegunWork::wait(std::chrono::milliseconds) {
+  if (error_ != nullptr) std::rethrow_exception(error_);
+  if (over_) return true;
+  try {
+    runtime::GilRelease release;
+    const c10::DeviceIndex device =
+        result_.empty() ? c10::DeviceIndex{0} : result_[0].device().index();
+    // what comes later on the device comes behind it
+    const runtime::OnDevice on_device(device);
+    if (transfer_ != nullptr) transfer_->wait();
+  } catch (...) {
+    error_ = std::current_exception();
+    throw;
+  }
+  over_ = true;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (const auto& [received, to] : copies_) to.copy_(received);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> BegunWork::getFuture() {
+  wait(kNoTimeout);
+  return RecordedWork(opType_, result_, 0).getFuture();
+}
+
+bool CoalescedWork::isCompleted() {
+  return (group_ == nullptr || group_->isCompleted()) &&
+         std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+}
+
+bool CoalescedWork::isSuccess() const {
+  return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  if (group_ != nullptr) {
+    const runtime::OnDevice on_device(result_[0].device().index());
+    group_->wait();
+  }
+  for (const auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+}  // namespace acc::distributed

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
+
+#include "distributed/transfer.h"
+
+namespace acc::distributed {
+
+// A collective that was recorded. It is over, for whoever uses its tensors, from the begin.
+class RecordedWork final : public c10d::Work {
+ public:
+  // `ledger`: where the collective of that number is counted; null: nowhere.
+  RecordedWork(c10d::OpType type, std::vector<at::Tensor> result, uint64_t sequence,
+               std::shared_ptr<Ledger> ledger = nullptr);
+
+  // Submits what is recorded once all ranks have come, and asks whether it is done.
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override { return result_; }
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout) override { return true; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  const std::vector<at::Tensor> result_;
+  const uint64_t sequence_;
+  const std::shared_ptr<Ledger> ledger_;
+  std::exception_ptr error_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Transfers that began when they were called: they are over when `wait` returns.
+class BegunWork final : public c10d::Work {
+ public:
+  // `works`: the transport's. `received`, `to`: what was received goes on to these tensors of acc
+  // when it is there; `result`: what the program gave.
+  BegunWork(c10d::OpType type, Works works, std::vector<at::Tensor> result,
+            std::shared_ptr<Ledger> ledger, uint64_t sequence);
+  void then_copy(at::Tensor received, at::Tensor to) { copies_.emplace_back(received, to); }
+
+  bool isCompleted() override;
+  bool isSuccess() const override { return error_ == nullptr; }
+  std::exception_ptr exception() const override { return error_; }
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override { return result_; }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  const Works works_;
+  const std::vector<at::Tensor> result_;
+  const std::unique_ptr<runtime::Transfer> transfer_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  std::exception_ptr error_;
+  bool over_ = false;
+};
+
+// Several of these at once.
+class CoalescedWork final : public c10d::Work {
+ public:
+  // `group`: the transport's work for all of them; null: each has its own.
+  CoalescedWork(Works works, c10::intrusive_ptr<c10d::Work> group, std::vector<at::Tensor> result)
+      : Work(-1, c10d::OpType::COALESCED),
+        works_(std::move(works)),
+        group_(std::move(group)),
+        result_(std::move(result)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override { return result_; }
+
+ private:
+  const Works works_;
+  const c10::intrusive_ptr<c10d::Work> group_;
+  const std::vector<at::Tensor> result_;
+};
+
+}  // namespace acc::distributed

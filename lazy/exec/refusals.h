@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+// For tests: the host captures as a GPU does. Work that is captured has not been done until its
+// capture ends, and some operators refuse to be captured.
+namespace acc::exec {
+
+// From now on these refuse: names of operators, "begin" and "end" for whole captures, apart by
+// commas; "nothing" for none of them. Empty: the host captures as a host does.
+void refuse_captures(const std::string& names);
+bool like_a_gpu();
+
+// Throws where `name` is one of them.
+void refuse(std::string_view name);
+
+// The contents of memory, for who forgets what was done since.
+class Contents {
+ public:
+  using Blocks = std::vector<std::pair<void*, size_t>>;
+  explicit Contents(Blocks blocks);
+  void restore() const;
+
+ private:
+  const Blocks blocks_;
+  std::vector<std::string> bytes_;
+};
+
+}  // namespace acc::exec

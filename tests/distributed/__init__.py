@@ -1,0 +1,1 @@
+"""Several processes: meshes, wrappers, launchers, and the documents' scripts under torchrun."""

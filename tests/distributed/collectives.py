@@ -1,0 +1,382 @@
+"""What test_collectives.py runs on each rank: every collective, compared with Gloo's.
+
+The reference is computed by Gloo on contiguous CPU copies, in the same processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+RANK, WORLD = 0, 1  # set by `run`
+# Gloo adds these.
+NUMBERS = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+)
+# These only move, or are what Gloo does not add.
+OTHERS = (torch.bool, torch.complex64, torch.int16)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    run: Callable[[Callable[[Tensor], Tensor]], list[Tensor]]
+
+
+def values(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Small numbers that differ from rank to rank; their sums are exact in every type."""
+    generator = torch.Generator().manual_seed(1000 * seed + RANK)
+    made = torch.randint(0, 4, shape, generator=generator)
+    if dtype.is_complex:
+        return torch.complex(made.float(), made.flip(0).float()).to(dtype)
+    return made.to(dtype)
+
+
+# Where a tensor lies in its storage. `at` puts a CPU tensor on the device that is tested.
+def plain(tensor: Tensor, at: Callable[[Tensor], Tensor]) -> Tensor:
+    return at(tensor)
+
+
+def column(tensor: Tensor, at: Callable[[Tensor], Tensor]) -> Tensor:
+    """Every third element of a larger storage."""
+    return at(torch.stack([tensor, tensor, tensor], dim=-1))[..., 1]
+
+
+def later(tensor: Tensor, at: Callable[[Tensor], Tensor]) -> Tensor:
+    """A view that begins behind other elements."""
+    return at(torch.cat([tensor.flatten(), tensor.flatten()]))[tensor.numel() :].view(tensor.shape)
+
+
+def transposed(tensor: Tensor, at: Callable[[Tensor], Tensor]) -> Tensor:
+    return at(tensor.transpose(0, -1).contiguous()).transpose(0, -1)
+
+
+PLACES = (plain, column, later, transposed)
+
+
+def tensors(dtype: torch.dtype) -> Iterator[tuple[str, Callable[..., Tensor]]]:
+    for place in PLACES:
+
+        def make(at: Any, seed: int = 0, *, place: Any = place) -> Tensor:
+            # Gloo itself does not see strides
+            where = plain if at is torch.clone else place
+            return where(values(4, 3, dtype=dtype, seed=seed), at)
+
+        yield place.__name__, make
+    yield "0-dim", lambda at, seed=0: at(values(1, dtype=dtype, seed=seed)[0].clone())
+    yield "empty", lambda at, seed=0: at(values(0, 3, dtype=dtype, seed=seed))
+
+
+def reductions() -> Iterator[Case]:
+    ops = dist.ReduceOp
+    for dtype in NUMBERS:
+        for op in (ops.SUM, ops.PRODUCT, ops.MIN, ops.MAX):
+            for name, make in tensors(dtype):
+
+                def all_reduce(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
+                    x = make(at)
+                    dist.all_reduce(x, op)
+                    return [x]
+
+                yield Case(f"all_reduce {dtype} {op} {name}", all_reduce)
+        if not dtype.is_floating_point:
+            for op in (ops.BAND, ops.BOR, ops.BXOR):
+
+                def bitwise(at: Any, dtype: Any = dtype, op: Any = op) -> list[Tensor]:
+                    x = at(values(5, dtype=dtype))
+                    dist.all_reduce(x, op)
+                    return [x]
+
+                yield Case(f"all_reduce {dtype} {op}", bitwise)
+        for name, make in tensors(dtype):
+
+            def reduce(at: Any, make: Any = make) -> list[Tensor]:
+                x = make(at)
+                dist.reduce(x, WORLD - 1)
+                return [x] if RANK == WORLD - 1 else []
+
+            yield Case(f"reduce {dtype} {name}", reduce)
+
+            def reduce_scatter(at: Any, make: Any = make) -> list[Tensor]:
+                out = make(at, 9)
+                dist.reduce_scatter(out, [make(at, seed) for seed in range(WORLD)])
+                return [out]
+
+            yield Case(f"reduce_scatter {dtype} {name}", reduce_scatter)
+
+        def reduce_scatter_tensor(at: Any, dtype: Any = dtype) -> list[Tensor]:
+            out = at(torch.zeros(3, 2, dtype=dtype))
+            dist.reduce_scatter_tensor(out, at(values(3 * WORLD, 2, dtype=dtype)))
+            return [out]
+
+        yield Case(f"reduce_scatter_tensor {dtype}", reduce_scatter_tensor)
+
+
+def movements() -> Iterator[Case]:
+    for dtype in NUMBERS:
+        for name, make in tensors(dtype):
+
+            def broadcast(at: Any, make: Any = make) -> list[Tensor]:
+                x = make(at)
+                dist.broadcast(x, WORLD - 1)
+                return [x]
+
+            yield Case(f"broadcast {dtype} {name}", broadcast)
+
+            def all_gather(at: Any, make: Any = make) -> list[Tensor]:
+                out = [make(at, 9) for _ in range(WORLD)]
+                dist.all_gather(out, make(at))
+                return out
+
+            yield Case(f"all_gather {dtype} {name}", all_gather)
+
+            def gather(at: Any, make: Any = make) -> list[Tensor]:
+                out = [make(at, 9) for _ in range(WORLD)] if RANK == 0 else None
+                dist.gather(make(at), out, 0)
+                return out or []
+
+            yield Case(f"gather {dtype} {name}", gather)
+
+            def scatter(at: Any, make: Any = make) -> list[Tensor]:
+                out = make(at, 9)
+                parts = [make(at, seed) for seed in range(WORLD)] if RANK == 0 else None
+                dist.scatter(out, parts, 0)
+                return [out]
+
+            yield Case(f"scatter {dtype} {name}", scatter)
+
+        def into(at: Any, dtype: Any = dtype) -> list[Tensor]:
+            out = at(torch.zeros(2 * WORLD, 3, dtype=dtype))
+            dist.all_gather_into_tensor(out, at(values(2, 3, dtype=dtype)))
+            return [out]
+
+        yield Case(f"all_gather_into_tensor {dtype}", into)
+
+        def single(at: Any, dtype: Any = dtype) -> list[Tensor]:
+            # rank r sends r + 1 rows to each
+            out = at(torch.zeros(sum(range(1, WORLD + 1)), 2, dtype=dtype))
+            x = at(values(WORLD * (RANK + 1), 2, dtype=dtype))
+            dist.all_to_all_single(out, x, list(range(1, WORLD + 1)), [RANK + 1] * WORLD)
+            return [out]
+
+        yield Case(f"all_to_all_single {dtype}", single)
+
+        def equal(at: Any, dtype: Any = dtype) -> list[Tensor]:
+            out = at(torch.zeros(2 * WORLD, dtype=dtype))
+            dist.all_to_all_single(out, at(values(2 * WORLD, dtype=dtype)))
+            return [out]
+
+        yield Case(f"all_to_all_single in equal parts {dtype}", equal)
+
+
+def neighbours() -> Iterator[Case]:
+    if WORLD == 1:
+        return  # Gloo has no connection to itself
+    right, left = (RANK + 1) % WORLD, (RANK - 1) % WORLD
+    for dtype in NUMBERS:
+        for name, make in tensors(dtype):
+            if name == "empty":
+                continue
+
+            def batch(at: Any, make: Any = make) -> list[Tensor]:
+                out = make(at, 9)
+                sent = make(at)
+                ops = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, out, left)]
+                for work in dist.batch_isend_irecv(ops):
+                    work.wait()
+                return [out]
+
+            yield Case(f"batch_isend_irecv {dtype} {name}", batch)
+
+            def one(at: Any, make: Any = make) -> list[Tensor]:
+                out = make(at, 9)
+                work = dist.isend(make(at), right, tag=5)
+                dist.recv(out, left, tag=5)
+                work.wait()
+                return [out]
+
+            yield Case(f"isend and recv {dtype} {name}", one)
+
+    def from_anybody(at: Any) -> list[Tensor]:
+        if RANK > 0:
+            dist.send(at(values(3, dtype=torch.int64)), 0)
+            return []
+        out = [at(torch.zeros(3, dtype=torch.int64)) for _ in range(WORLD - 1)]
+        for x in out:
+            dist.recv(x)
+        return [torch.stack(out).sum(0)]
+
+    yield Case("recv from anybody", from_anybody)
+
+
+def lists() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]], Tensor]]]:
+    def exchanged(at: Any) -> Tensor:
+        # Gloo has none of lists; rank r sends its r-th part to each
+        parts = [at(values(3, dtype=torch.float32)) + 10 * r for r in range(WORLD)]
+        out = [at(torch.zeros(3)) for _ in range(WORLD)]
+        dist.all_to_all(out, parts)
+        return torch.stack(out) - 10 * RANK
+
+    yield "all_to_all of lists", exchanged, torch.stack
+
+
+def several() -> Iterator[Case]:
+    evens = dist.new_group(list(range(0, WORLD, 2)), backend="cpu:gloo,acc:acc")
+
+    def subgroup(at: Any) -> list[Tensor]:
+        x = at(values(3, dtype=torch.float32))
+        if RANK % 2 == 0:
+            dist.all_reduce(x, group=evens)
+        dist.all_reduce(x)
+        return [x]
+
+    yield Case("a group on a subset, then all", subgroup)
+
+    def chain(at: Any) -> list[Tensor]:
+        x = at(values(6, dtype=torch.float32))
+        y = at(values(6, dtype=torch.float32, seed=1))
+        first = dist.all_reduce(x, async_op=True)
+        second = dist.all_reduce(y, async_op=True)
+        second.wait()
+        y.add_(1)
+        first.wait()
+        dist.broadcast(y, 0)
+        return [x * y]
+
+    yield Case("two at a time, waited for in the other order", chain)
+
+    def coalesced(at: Any) -> list[Tensor]:
+        xs = [at(values(n, dtype=torch.float32, seed=n)) for n in (1, 4, 9)]
+        for x in xs:
+            dist.all_reduce(x)
+        return xs
+
+    def coalescing(at: Any) -> list[Tensor]:
+        xs = [at(values(n, dtype=torch.float32, seed=n)) for n in (1, 4, 9)]
+        if xs[0].device.type == "cpu":  # Gloo has no such manager
+            return coalesced(at)
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for x in xs:
+                dist.all_reduce(x)
+        manager.wait()
+        return xs
+
+    yield Case("coalesced", coalescing)
+
+    def objects(at: Any) -> list[Tensor]:
+        got: list[Any] = [None] * WORLD
+        dist.all_gather_object(got, {"rank": RANK, "text": "x" * RANK})
+        assert got == [{"rank": r, "text": "x" * r} for r in range(WORLD)]
+        sent = [f"from {RANK}"]
+        dist.broadcast_object_list(sent, WORLD - 1)
+        assert sent == [f"from {WORLD - 1}"]
+        return []
+
+    yield Case("objects", objects)
+
+
+def own() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]], Tensor]]]:
+    """What Gloo does not have: a call, and what it gives from all ranks' inputs."""
+    for dtype in OTHERS:
+
+        def moved(at: Any, dtype: Any = dtype) -> Tensor:
+            out = at(torch.zeros(3 * WORLD, dtype=dtype))
+            dist.all_gather_into_tensor(out, at(values(3, dtype=dtype)))
+            return out
+
+        yield f"all_gather_into_tensor {dtype}", moved, lambda all_: torch.cat(all_)
+
+    def reduced(dtype: torch.dtype, op: Any) -> Callable[[Any], Tensor]:
+        def call(at: Any) -> Tensor:
+            x = at(values(3, dtype=dtype))
+            dist.all_reduce(x, op)
+            return x
+
+        return call
+
+    ops = dist.ReduceOp
+    stacked = lambda all_: torch.stack(all_)  # noqa: E731
+    yield "sum bool", reduced(torch.bool, ops.SUM), lambda a: stacked(a).any(0)
+    yield "product bool", reduced(torch.bool, ops.PRODUCT), lambda a: stacked(a).all(0)
+    yield "sum complex", reduced(torch.complex64, ops.SUM), lambda a: stacked(a).sum(0)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        yield (
+            f"average {dtype}",
+            reduced(dtype, ops.AVG),
+            lambda a: stacked(a).float().mean(0).to(a[0].dtype),
+        )
+    yield "average int32", reduced(torch.int32, ops.AVG), lambda a: stacked(a).sum(0).int() // WORLD
+    yield (
+        "a factor before",
+        reduced(torch.float32, dist._make_nccl_premul_sum(0.5)),
+        lambda a: stacked(a).sum(0) * 0.5,
+    )
+
+    def scattered(at: Any) -> Tensor:
+        out = at(torch.zeros(2))
+        inputs = at(values(2 * WORLD, dtype=torch.float32))
+        dist.reduce_scatter_tensor(out, inputs, ops.AVG)
+        torch.testing.assert_close(inputs.cpu(), values(2 * WORLD, dtype=torch.float32))
+        gathered = at(torch.zeros(2 * WORLD))
+        dist.all_gather_into_tensor(gathered, out)
+        return gathered
+
+    yield "reduce_scatter_tensor average", scattered, lambda a: stacked(a).mean(0)
+
+    def in_place(at: Any) -> Tensor:
+        out = at(torch.zeros(2 * WORLD))
+        mine = out[2 * RANK : 2 * RANK + 2]
+        mine.copy_(at(values(2, dtype=torch.float32)))
+        dist.all_gather_into_tensor(out, mine)
+        return out
+
+    yield "all_gather_into_tensor of a part of its output", in_place, lambda a: torch.cat(a)
+
+
+def compare(name: str, mine: list[Tensor], expected: list[Tensor]) -> str | None:
+    for x, y in zip(mine, expected, strict=True):
+        if x.device.type != "acc":
+            return f"{name}: result on {x.device}"
+        if not torch.equal(x.cpu(), y):
+            return f"{name}: {x.cpu().tolist()} instead of {y.tolist()}"
+    return None
+
+
+def run(rank: int, world: int, device: torch.device) -> dict[str, Any]:
+    """Names of the cases, and what was wrong. Of two processes at the same case none may leave."""
+    global RANK, WORLD
+    RANK, WORLD = rank, world
+
+    def on_device(tensor: Tensor) -> Tensor:
+        return tensor.to(device)
+
+    wrong = []
+    names = []
+    for case in (*reductions(), *movements(), *neighbours(), *several()):
+        mine = case.run(on_device)
+        expected = case.run(torch.clone)
+        names.append(case.name)
+        wrong.append(compare(case.name, mine, expected))
+    for name, call, combine in (*lists(), *own()):
+        mine = call(on_device)
+        inputs: list[Any] = [None] * WORLD
+        dtype = mine.dtype
+        count = {"reduce_scatter_tensor average": 2 * WORLD}.get(name, 3)
+        if name.endswith("of its output"):
+            count = 2
+        dist.all_gather_object(inputs, values(count, dtype=dtype))
+        names.append(name)
+        wrong.append(compare(name, [mine], [combine(inputs)]))
+    return {"names": names, "wrong": [text for text in wrong if text]}

@@ -1,0 +1,141 @@
+"""The documents' scripts for several processes, taken from them as they are, under torchrun.
+
+The driver seeds every process alike, so all have the same data: averaged gradients are then those
+of one process, and the numbers have to be.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import helpers
+from tests.seeds import extract
+from tests.seeds.scripts import HERE, LINE
+
+BATCH, EVERY = 8, 20  # four processes on two cores
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+
+
+@functools.cache
+def text_of(number: str) -> str:
+    text = extract.document(number)
+    if text is None:
+        pytest.skip(
+            f"no document {number} in {extract.folder()}; set ACC_SEEDS_DIR to their folder"
+        )
+    return text
+
+
+def small(source: str) -> str:
+    return extract.shrink(source, rows=BATCH * EVERY, side=32, epochs=1, batch=BATCH)
+
+
+def launch(
+    script: Path, source: str, *command: str, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
+    script.write_text(source)
+    return subprocess.run(
+        [sys.executable, *command, str(HERE / "driver.py"), str(script)],
+        cwd=script.parent,
+        env=helpers.child_env(
+            ACC_TEST_REGISTER="1",
+            ACC_SKIP_PASSES=helpers.BIT_BY_BIT,
+            OMP_NUM_THREADS="1",
+            OMP_WAIT_POLICY="passive",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+class Run:
+    """What the processes of a script printed: its own lines, and the driver's reports."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str], ranks: int) -> None:
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        lines = done.stdout.splitlines()
+        reports = [line for line in lines if line.startswith("REPORT ")]
+        self.reports = [json.loads(line.removeprefix("REPORT ")) for line in reports]
+        assert len(self.reports) == ranks
+        self.losses = []
+        for line in lines:
+            if line not in reports:
+                match = LINE.match(line)
+                assert match, f"not a line that these scripts print: {line!r}"
+                assert (match[1], match[2]) == ("0", str(EVERY))
+                self.losses.append(float(match[3]))
+
+
+def assert_ran_on(run: Run, device: str) -> None:
+    devices = sorted(report["device"] for report in run.reports)
+    assert devices == [f"{device}:{rank}" for rank in range(len(run.reports))]
+    for report in run.reports:
+        assert report["parameters"] == [report["device"]] and report["gradients"]
+        assert report["loader"] == "AsyncLoader"
+
+
+@pytest.fixture(scope="module")
+def one(device_name, tmp_path_factory) -> Run:
+    """The data parallel script by plain `python`: a process alone can be asked for its rank."""
+    script = tmp_path_factory.mktemp("one") / "resnet_acc.py"
+    return Run(launch(script, small(extract.data_parallel_script(text_of("001")))), 1)
+
+
+@pytest.fixture(scope="module")
+def device_name() -> str:
+    return helpers.load_device()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4] if helpers.FULL else [2])
+def test_data_parallel(device, tmp_path, one, ranks):
+    source = small(extract.data_parallel_script(text_of("001")))
+    command = (*TORCHRUN, f"--nproc_per_node={ranks}")
+    run = Run(launch(tmp_path / "resnet_acc.py", source, *command), ranks)
+    assert_ran_on(run, device)
+    assert run.losses == one.losses and len(run.losses) == 1  # printed by the first process
+    for report in run.reports:
+        assert report["norm"] == pytest.approx(one.reports[0]["norm"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_fully_sharded(device, tmp_path, one):
+    source = small(extract.fsdp_script(text_of("001")))
+    done = launch(tmp_path / "resnet_acc.py", source, *TORCHRUN, "--nproc_per_node=4")
+    run = Run(done, 4)
+    assert_ran_on(run, device)
+    assert run.losses == pytest.approx(one.losses * 4, abs=2e-4)
+    # Each process has a part of every parameter: their squares add up to the whole's.
+    norm = sum(report["norm"] ** 2 for report in run.reports) ** 0.5
+    assert norm == pytest.approx(one.reports[0]["norm"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2] if helpers.FULL else [2])
+def test_fully_sharded_by_too_few_processes(device, tmp_path, ranks):
+    source = small(extract.fsdp_script(text_of("001")))
+    command = (*TORCHRUN, f"--nproc_per_node={ranks}")
+    done = launch(tmp_path / "resnet_acc.py", source, *command, timeout=120)
+    assert done.returncode != 0 and "REPORT" not in done.stdout
+    count = "there is 1" if ranks == 1 else "there are 2"
+    text = f"dist.fsdp.size = 4 need a multiple of 4 processes, and {count}"
+    # torchrun ends the others when the first of them has failed.
+    assert text in done.stderr and "torchrun --nproc_per_node=4" in done.stderr
+
+
+def test_the_scripts_of_the_documents_are_what_we_know():
+    for number in ("001", "002"):
+        source = small(extract.data_parallel_script(text_of(number)))
+        assert source.count("torch.distributed.") == 2 and "init_process_group" not in source
+        compile(source, "data parallel", "exec")
+    source = small(extract.fsdp_script(text_of("001")))
+    assert 'config.dist.fsdp.wrap_layer_cls = {"Bottleneck"}' in source
+    compile(source, "fully sharded", "exec")

@@ -1,0 +1,450 @@
+"""Ranks that die, are late, or do something else than the others: all of them hear why."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+
+import pytest
+
+from tests import helpers
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+BEGIN = """
+import datetime, os, signal, time
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+TIMEOUT = 8
+dist.init_process_group("acc", timeout=datetime.timedelta(seconds=TIMEOUT))
+torch.acc.set_device(RANK % torch.acc.device_count())
+device = torch.device(DEVICE, torch.acc.current_device())
+x = torch.ones(1000, device=device) * (RANK + 1)
+
+def heard(function):
+    began = time.monotonic()
+    try:
+        function()
+        torch.acc.synchronize()
+    except Exception as error:
+        return report(kind=type(error).__name__, text=str(error),
+                      seconds=time.monotonic() - began)
+    report(kind="", text="", seconds=time.monotonic() - began)
+"""
+# The processes have nothing to say to each other any more.
+END = """
+os._exit(0)
+"""
+
+
+def reduced(code: str, ranks: int = 2, **options) -> list[dict]:
+    return [rank.reports for rank in run_ranks(BEGIN + code + END, ranks, timeout=60, **options)]
+
+
+def test_ranks_that_call_other_collectives_are_told_both():
+    code = """
+dist.all_reduce(x)
+def other():
+    dist.all_reduce(x)
+    if RANK == 1:
+        dist.broadcast(x, 0)
+    else:
+        dist.all_reduce(x)
+    dist.all_reduce(x)
+    x.sum().item()
+heard(other)
+"""
+    for rank in reduced(code):
+        assert rank["kind"] == "DistBackendError"
+        assert "collective number 3 of the group is all_reduce of 1000 Float" in rank["text"]
+        assert re.search(
+            r"on rank 0, and broadcast of 1000 Float \(0\) at .* on rank 1", rank["text"]
+        )
+        assert rank["seconds"] < 18
+
+
+def test_ranks_that_differ_in_a_size_are_told_both():
+    code = """
+def other():
+    y = x[: 500 + 500 * RANK].clone()
+    dist.all_reduce(y)
+    y.sum().item()
+heard(other)
+"""
+    for rank in reduced(code):
+        assert rank["kind"] == "DistBackendError"
+        assert "all_reduce of 500 Float" in rank["text"]
+        assert "all_reduce of 1000 Float" in rank["text"]
+        assert rank["seconds"] < 18
+
+
+def test_a_rank_that_is_late_is_named():
+    code = """
+dist.all_reduce(x)
+x.sum().item()
+if RANK == 1:
+    time.sleep(TIMEOUT + 6)
+heard(lambda: (dist.all_reduce(x), x.sum().item()))
+"""
+    first, _ = reduced(code)
+    assert first["kind"] == "DistBackendError"
+    assert "[acc::a" in first["text"]
+    assert "in collective number 2 of the group, all_reduce of 1000 Float" in first["text"]
+    assert first["text"].endswith("and rank 1 has told of 1)")
+    assert 7 < first["seconds"] < 18
+
+
+TRAIN = """
+torch.manual_seed(0)
+layers = nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)
+model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def step(i):
+    optimizer.zero_grad()
+    y = model(torch.ones(4, 8, device=device))
+    if RANK == 1 and i == 5 and "{where}" == "forward":
+        die()
+    loss = y.square().mean()
+    if RANK == 1 and i == 5 and "{where}" == "backward":
+        loss.register_hook(lambda grad: die())
+    loss.backward()
+    if RANK == 1 and i == 5 and "{where}" == "step":
+        die()
+    optimizer.step()
+    return loss
+def train():
+    for i in range(20):
+        loss = step(i)
+    loss.item()
+"""
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "step"])
+def test_a_rank_that_is_killed_ends_the_others(where):
+    code = BEGIN + TRAIN.replace("{where}", where) + "heard(train)\n" + END
+    began = time.monotonic()
+    first, second = run_ranks(code, 2, timeout=60, check=False)
+    assert second.status == -9
+    assert first.reports["kind"] == "DistBackendError"
+    assert "[acc::a" in first.reports["text"]
+    assert "rank 1" in first.reports["text"]
+    assert first.reports["seconds"] < 18
+    assert time.monotonic() - began < 50
+
+
+def test_a_rank_that_fails_tells_the_others_at_once():
+    """The first error is not that of a connection: somebody waits for a rank that gave up."""
+    code = """
+dist.all_reduce(x)
+x.sum().item()
+def others():
+    # of three ranks two may end this one before they hear what the third has done instead
+    dist.broadcast(x, 0)
+    dist.all_reduce(x)
+    x.sum().item()
+if RANK == 1:
+    heard(lambda: (dist.all_reduce(x[:10].clone()), torch.acc.synchronize()))
+else:
+    heard(others)
+"""
+    for rank in reduced(code, 3):
+        assert rank["kind"] == "DistBackendError"
+        assert rank["seconds"] < 18
+        assert "all_reduce of 10 Float" in rank["text"]
+
+
+def test_ctrl_c_on_one_rank_ends_it():
+    code = """
+import threading
+if RANK == 0:
+    threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    report(began=time.time())
+    dist.all_reduce(x)
+    x.sum().item()
+time.sleep(6)
+"""
+    began = time.time()
+    first, _ = run_ranks(BEGIN + code + END, 2, timeout=60, check=False)
+    assert first.status in (1, -signal.SIGINT)
+    assert "interrupted while waiting for other processes" in first.stderr
+    assert first.reports["began"] - began < 30
+
+
+def test_ranks_that_log_alone_in_the_middle_of_a_step_are_no_fault():
+    code = (
+        TRAIN.replace("{where}", "")
+        + """
+began = time.monotonic()
+for i in range(30):
+    optimizer.zero_grad()
+    y = model(torch.ones(4 + RANK, 8 , device=device))  # other lengths, other plans
+    loss = y.square().mean()
+    if RANK == 0 and i % 3 == 0:
+        loss.item()
+    loss.backward()
+    if RANK == 1 and i % 4 == 0:
+        next(model.parameters()).grad.norm().item()
+    optimizer.step()
+    if RANK == 0 and i % 5 == 0:
+        loss.item()
+same = [torch.empty_like(next(model.parameters())) for _ in range(WORLD)]
+dist.all_gather(same, next(model.parameters()).detach())
+report(equal=torch.equal(same[0], same[1]), seconds=time.monotonic() - began,
+       idle=__import__("torchacc_device")._C.stats()["flush_idle"])
+"""
+    )
+    for rank in reduced(code):
+        assert rank["equal"]
+        assert rank["idle"] == 0
+
+
+def test_a_process_that_sleeps_behind_a_collective_keeps_nobody_waiting():
+    code = """
+if RANK == 0:
+    dist.all_reduce(x)
+    time.sleep(12)
+    report(seconds=0)
+else:
+    began = time.monotonic()
+    dist.all_reduce(x)
+    x.sum().item()
+    report(seconds=time.monotonic() - began)
+"""
+    _, second = reduced(code)
+    assert second["seconds"] < 10  # it does not wait for rank 0 to wake up
+
+
+def test_a_process_that_pauses_waits_for_nobody_who_is_elsewhere():
+    """Rank 1 comes to the collective of acc only after one that rank 0 calls behind it."""
+    code = """
+on_cpu = dist.new_group(backend="gloo")
+small = torch.zeros(1)
+def other_orders():
+    if RANK == 0:
+        work = dist.all_reduce(x, async_op=True)
+        time.sleep(1)
+        y = torch.ones(3, device=device) * 2
+        dist.broadcast(small.add_(7), 0, group=on_cpu)
+    else:
+        dist.broadcast(small, 0, group=on_cpu)
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    report(small=small.item(), x=x[0].item())
+heard(other_orders)
+"""
+    for rank in reduced(code):
+        assert rank["text"] == ""
+        assert (rank["small"], rank["x"]) == (7, 3)
+
+
+def test_a_captured_step_is_counted_each_time_it_runs():
+    """Else the next collective looks begun, and nobody submits it while this process pauses."""
+    code = """
+import torchacc
+@torchacc.capture
+def step(x):
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    return x + 1
+def captured():
+    for i in range(6):
+        value = step(torch.full((3,), float(i + RANK), device=device))
+    y = torch.ones(5, device=device)
+    if RANK == 0:
+        work = dist.all_reduce(y, async_op=True)
+        report(early=work.is_completed())
+        time.sleep(5)
+    else:
+        time.sleep(1)
+        began = time.monotonic()
+        dist.all_reduce(y)
+        y.sum().item()
+        report(waited=time.monotonic() - began)
+    report(value=value.tolist(), y=y.tolist())
+    if RANK == 1:
+        dist.all_reduce(torch.ones(7, device=device))
+    else:
+        dist.broadcast(torch.ones(7, device=device), 0)
+heard(captured)
+"""
+    first, second = reduced(code)
+    assert not first["early"] and second["waited"] < 3
+    assert first["value"] == second["value"] == [6.5] * 3
+    assert first["y"] == [2] * 5
+    for rank in (first, second):
+        assert "ranks do different things: collective number 8 " in rank["text"]
+
+
+def test_asking_whether_a_collective_is_over_does_not_wait_for_other_programs():
+    code = """
+dist.all_reduce(x)
+x.sum().item()
+if RANK == 1:
+    time.sleep(2)
+work = dist.all_reduce(x, async_op=True)
+began = time.monotonic()
+first = work.is_completed()
+asked = time.monotonic() - began
+while not work.is_completed():
+    time.sleep(0.01)
+report(first=first, asked=asked, x=x[0].item())
+"""
+    first, second = reduced(code)
+    assert not first["first"]
+    assert first["asked"] < 1
+    assert first["x"] == second["x"] == 6
+
+
+def test_bad_input_is_refused_before_anybody_waits():
+    code = """
+import torchacc_device
+def refused(function):
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+cpu, short = torch.ones(3), torch.ones(3, dtype=torch.int16, device=device)
+report(
+    cpu=refused(lambda: dist.all_reduce(cpu)),
+    short=refused(lambda: dist.all_reduce(short)),
+    bits=refused(lambda: dist.all_reduce(x, dist.ReduceOp.BAND)),
+    parts=refused(lambda: dist.all_gather_into_tensor(torch.empty(7, device=device), x)),
+    types=refused(lambda: dist.all_gather_into_tensor(torch.empty(2000, device=device), x.half())),
+    rows=refused(lambda: dist.all_to_all_single(torch.empty(3, device=device), x[:3].clone())),
+    twice=refused(lambda: dist.init_process_group("acc")),
+    sparse=refused(lambda: dist.all_reduce(torch.ones(2, 2).to_sparse())),
+)
+"""
+    for rank in reduced(code):
+        assert "cpu" in rank["cpu"]
+        assert rank["short"].startswith("TypeError") and "Short" in rank["short"]
+        assert rank["bits"].startswith("TypeError") and "bitwise" in rank["bits"]
+        assert "2000 elements, and the whole tensor has 7" in rank["parts"]
+        assert "Float and Half" in rank["types"] or "Half and Float" in rank["types"]
+        assert "3 rows cannot be divided among 2 ranks" in rank["rows"]
+        assert "twice" in rank["twice"]
+
+
+@pytest.mark.parametrize("mode", ["full", "eager"] if helpers.FULL else ["full"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "r = dist.irecv(y, peer); time.sleep(0.6); w = dist.isend(x, peer); r.wait(); w.wait()",
+        "r = dist.irecv(y, peer); z.sum().item(); w = dist.isend(x, peer); r.wait(); w.wait()",
+        """
+if RANK == 0:
+    r = dist.irecv(y, 1)
+    dist.send(x, 1)
+    dist.send(x + 1, 1)
+    r.wait()
+else:
+    dist.recv(y, 0)
+    dist.recv(y, 0)
+    dist.send(x, 0)
+""",
+    ],
+)
+def test_who_receives_may_go_on_until_it_waits(code, mode):
+    begin = "peer = 1 - RANK\ny, z = torch.zeros(1000, device=device), x + 1\n"
+    done = reduced(begin + code + "\nreport(y=y[0].item())", ACC_MODE=mode)
+    # x is 1 on rank 0 and 2 on rank 1; in the last program rank 0 sends 1 and then 2
+    assert done[0]["y"] == 2
+    assert done[1]["y"] == (2 if "x + 1" in code else 1)
+
+
+def test_a_group_that_is_made_again_in_the_same_store_is_another_one():
+    code = """
+dist.all_reduce(x[:4].clone())
+torch.acc.synchronize()
+time.sleep(1.5)
+dist.destroy_process_group()
+dist.init_process_group("acc", timeout=datetime.timedelta(seconds=TIMEOUT))
+if RANK == 1:
+    time.sleep(3)
+heard(lambda: (dist.all_reduce(x), x.sum().item()))
+"""
+    for rank in reduced(code):
+        assert rank["text"] == ""
+
+
+def test_a_rank_that_fails_alone_says_so_at_once_and_the_others_hear_why():
+    code = """
+if RANK == 0:
+    def wrong():
+        dist.all_reduce(x, async_op=True)
+        table = torch.ones(10, device=device)
+        torch.index_select(table, 0, torch.tensor([1, 50], device=device)).sum().item()
+    heard(wrong)
+    time.sleep(9)
+else:
+    time.sleep(7)
+    heard(lambda: (dist.all_reduce(x), dist.all_reduce(x), x.sum().item()))
+"""
+    first, second = reduced(code)
+    assert first["kind"] == "IndexError"
+    assert first["seconds"] < 6  # it does not wait for rank 1
+    assert second["kind"] == "DistBackendError"
+    assert "rank 0 failed: [aten::index_select] failed" in second["text"]
+
+
+def test_the_collective_that_fails_is_named_not_the_last_one():
+    code = """
+def late():
+    if RANK == 1:
+        time.sleep(TIMEOUT + 4)
+    dist.all_reduce(x[:4].clone())
+    dist.broadcast(x[:5].clone(), 0)
+    dist.all_reduce(x[:6].clone())
+    torch.acc.synchronize()
+heard(late)
+"""
+    first, second = reduced(code)
+    assert "collective number 1 of the group" in first["text"]
+    assert "rank 0 failed: " in second["text"]
+    assert "in collective number 1 of the group, all_reduce of 4 Float" in second["text"]
+
+
+def test_a_barrier_is_compared_too():
+    code = """
+def other():
+    if RANK == 0:
+        dist.barrier()
+    else:
+        dist.all_reduce(x)
+        x.sum().item()
+heard(other)
+"""
+    for rank in reduced(code):
+        assert "barrier" in rank["text"] and "all_reduce of 1000 Float" in rank["text"]
+
+
+def test_what_was_sent_arrives_though_the_sender_ends():
+    code = """
+big = torch.ones(4_000_000, device=device)
+if RANK == 0:
+    for i in range(3):
+        dist.isend(big * i, 1)
+    dist.destroy_process_group()
+else:
+    time.sleep(2)
+    for i in range(3):
+        dist.recv(big, 0)
+        assert big[-1].item() == i
+"""
+    run_ranks(BEGIN + code + END, 2, timeout=60)
+
+
+def test_an_error_inside_a_batch_loses_nothing_silently():
+    code = """
+def batch():
+    ops = [dist.P2POp(dist.isend, x, 1 - RANK), dist.P2POp(dist.irecv, torch.ones(3), 1 - RANK)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+heard(batch)
+"""
+    for rank in reduced(code):
+        assert rank["kind"] != ""

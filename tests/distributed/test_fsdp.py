@@ -1,0 +1,165 @@
+"""`accelerate` with `config.dist.fsdp`: numbers, states of models and optimizers, and warnings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import helpers
+from tests.distributed import models
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_data_parallel import SETUP, TRAIN, close
+
+SHARD = (
+    SETUP
+    + """
+config.dist.fsdp.size = 2
+config.dist.fsdp.wrap_layer_cls = {"Block"}
+"""
+)
+
+
+MORE = (
+    (2, "config.dist.fsdp.flatten_parameters = False"),
+    (4, "config.dist.fsdp.size = 4"),
+    (4, "config.dist.topology = ['fsdp', 'dp', 'pp', 'tp']"),
+)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return models.alone()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "change"),
+    [
+        (2, ""),
+        (4, ""),  # two times two
+        *(MORE if helpers.FULL else []),
+    ],
+)
+def test_parts_of_a_batch_train_like_the_whole(device, ranks, change, alone):
+    losses, state = alone
+    done = [each.reports for each in run_ranks(SHARD + change + TRAIN, ranks)]
+    mean = torch.tensor([each["losses"] for each in done]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor(losses), rtol=1e-5, atol=1e-5)
+    for each in done:
+        close(each["state"], state)
+        assert each["state"] == done[0]["state"]
+
+
+def test_a_process_holds_its_part_of_every_unit(device):
+    code = (
+        SHARD
+        + """
+plain = models.made(RANK)
+keys, total = list(plain.state_dict()), sum(p.numel() for p in plain.parameters())
+model = torchacc.accelerate(plain, config=config)
+held = [p.numel() for p in model.parameters()]
+report(units=len(held), held=sum(held), total=total, same=list(model.state_dict()) == keys)
+report(kinds=[type(m).__name__ for m in (model, model.model, model.model.model)])
+assert model.device == torch.device(DEVICE, RANK) and model.note == "mine"
+model.note = "other"
+assert plain.note == "other"
+"""
+    )
+    for each in run_ranks(code, 2):
+        found = each.reports
+        assert found["units"] == 4 and found["same"]  # three blocks and the rest
+        assert found["total"] / 2 <= found["held"] <= found["total"] / 2 + 4
+        assert found["kinds"] == ["DistributedParallel"] + ["FullyShardedDataParallel"] * 2
+
+
+def test_states_can_be_saved_whole_and_go_into_another_number_of_processes(device, tmp_path):
+    """Two processes train and save, four go on; one process on the CPU does it all."""
+    half = models.STEPS // 2
+    code = (
+        SHARD
+        + f"""
+from torchacc.dist import FullyShardedDataParallel as Sharded
+config.dist.fsdp.size = WORLD
+batches = [tuple(models.part(t, RANK, WORLD) for t in pair) for pair in models.data()]
+FILE, HALF = {str(tmp_path / "state")!r}, {half}
+"""
+        + """
+model, loader = torchacc.accelerate(models.made(RANK), batches, config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+def train(batches):
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x.to(DEVICE)), y.to(DEVICE)).backward()
+        optimizer.step()
+"""
+    )
+    save = """
+train(batches[:HALF])
+state = model.state_dict()
+whole = Sharded.full_optim_state_dict(model, optimizer)
+assert bool(whole) == (RANK == 0)
+part = Sharded.sharded_optim_state_dict(model, optimizer)
+assert part["state"].keys() == {name for name, _ in models.made(0).named_parameters()}
+if RANK == 0:
+    assert whole["state"]["head.bias"]["exp_avg"].shape == (2,)
+    torch.save({"model": state, "optimizer": whole}, FILE)
+"""
+    load = """
+saved = torch.load(FILE, map_location="cpu")
+model.load_state_dict(saved["model"])
+whole = saved["optimizer"] if RANK == 0 else None
+optimizer.load_state_dict(Sharded.optim_state_dict_to_load(model, optimizer, whole))
+train(batches[HALF:])
+report(state={name: value.tolist() for name, value in model.state_dict().items()})
+"""
+    run_ranks(code + save, 2)
+    expected = models.alone()[1]
+    for each in run_ranks(code + load, 4):
+        close(each.reports["state"], expected)
+
+
+def test_gradients_are_clipped_by_the_norm_over_all_parts(device):
+    code = (
+        SHARD
+        + """
+model = torchacc.accelerate(models.made(0), config=config)
+(model(torch.ones(2, 4, device=model.device)) * 100).sum().backward()
+report(norm=float(model.clip_grad_norm_(1.0)), after=float(model.clip_grad_norm_(1.0)))
+"""
+    )
+    plain = models.made(0)
+    (plain(torch.ones(2, 4)) * 100).sum().backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0))
+    for each in run_ranks(code, 2):
+        assert each.reports["norm"] == pytest.approx(norm, rel=1e-5)
+        assert each.reports["after"] == pytest.approx(1.0, rel=1e-4)
+
+
+def test_checkpointed_units_train_the_same(device, alone):
+    code = SHARD + "config.memory.gc, config.memory.gc_cls = True, {'Block'}\n" + TRAIN
+    for each in run_ranks(code, 2):
+        close(each.reports["state"], alone[1])
+
+
+def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has(device):
+    code = (
+        SHARD
+        + """
+config.dist.fsdp.wrap_layer_cls = {"Bottleneck", "Block"}
+model = torchacc.accelerate(models.made(0), config=config)
+report(units=len(list(model.parameters())))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert (
+            "the model has no module of class Bottleneck. It has: Block, Linear, Net" in each.stderr
+        )
+        assert each.reports["units"] == 4
+
+
+def test_optimizer_states_of_a_model_that_is_not_sharded_are_refused(device):
+    from torchacc.dist import FullyShardedDataParallel
+
+    model = models.made(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="the model is a Net that is not sharded"):
+        FullyShardedDataParallel.full_optim_state_dict(model, optimizer)

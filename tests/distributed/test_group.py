@@ -1,0 +1,253 @@
+"""The default process group that `accelerate` makes, keeps, replaces and leaves."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.distributed.ranks import run_ranks
+from tests.helpers import run_python
+
+ALONE = {"RANK": None, "WORLD_SIZE": None, "LOCAL_RANK": None, "LOCAL_WORLD_SIZE": None}
+
+ACCELERATE = """
+import torch.distributed as dist
+import torchacc
+model = torchacc.accelerate(torch.nn.Linear(3, 2))
+"""
+
+
+def alone(code: str, **options):
+    return run_python(ACCELERATE + code, **ALONE, **options)
+
+
+def test_a_process_without_a_launcher_is_a_group_of_its_own(device):
+    code = """
+print(dist.get_rank(), dist.get_world_size(), dist.get_backend(), type(model).__name__)
+x = torch.ones(2, device=model.device)
+dist.all_reduce(x)
+dist.barrier()
+print(x.tolist(), torchacc.dist.rendezvous("here", b"mine"))
+"""
+    assert alone(code).stdout.split("\n")[:2] == ["0 1 acc Linear", "[1.0, 1.0] [b'mine']"]
+
+
+def test_the_programs_own_group_replaces_the_one_that_nobody_asked_for(device):
+    code = """
+first = dist.group.WORLD
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+assert dist.group.WORLD is not first and dist.get_backend() == "gloo"
+try:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+except ValueError as error:
+    print(error)  # the program's own is not replaced
+dist.destroy_process_group()
+model = torchacc.accelerate(torch.nn.Linear(3, 2))
+print(dist.get_backend())
+torch.distributed.distributed_c10d.init_process_group(
+    "cpu:gloo,acc:acc", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend_config())
+"""
+    lines = alone(code).stdout.splitlines()
+    assert "twice" in lines[0] and lines[1:] == ["acc", "cpu:gloo,acc:acc"]
+
+
+def test_a_group_that_the_program_destroys_is_gone(device):
+    code = """
+dist.destroy_process_group()
+print(dist.is_initialized())
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+"""
+    assert alone(code).stdout.split() == ["False", "gloo"]
+
+
+def test_what_replaces_groups_can_be_undone(device):
+    code = """
+from torchacc_device import _patches
+from torch.distributed import init_process_group
+assert "torch.distributed.init_process_group" in _patches.applied()
+_patches.undo()
+original = init_process_group.__wrapped__
+assert _patches.applied() == () and dist.init_process_group is original
+print(torch.distributed.distributed_c10d.init_process_group is original)
+try:
+    init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+except ValueError as error:
+    print(error)
+"""
+    lines = alone(code).stdout.splitlines()
+    assert lines[0] == "True" and "twice" in lines[1]
+
+
+def test_a_function_that_was_imported_before_replaces_the_group_too(device):
+    code = (
+        "from torch.distributed import init_process_group\n"
+        + ACCELERATE
+        + """
+init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend())
+"""
+    )
+    assert run_python(code, **ALONE).stdout.strip() == "gloo"
+
+
+def test_errors_of_a_process_alone_look_as_always(device):
+    done = alone("raise KeyError('mine')", check=False)
+    assert done.returncode == 1
+    assert "\nKeyError: 'mine'" in done.stderr and "rank0" not in done.stderr
+
+
+def test_import_alone_makes_no_group(device):
+    code = """
+import torch.distributed as dist
+import torchacc
+from torchacc_device import _patches
+print(dist.is_initialized(), set(_patches.LATER) & set(_patches.applied()))
+"""
+    assert run_python(code, **ALONE).stdout.strip() == "False set()"
+
+
+def test_a_launched_process_joins_the_others_though_it_is_the_only_one(device):
+    done = run_ranks(
+        ACCELERATE + "report(world=dist.get_world_size(), name=type(model).__name__)", 1
+    )
+    assert done[0].reports == {"world": 1, "name": "Linear"}
+
+
+@pytest.mark.parametrize("backend", ["acc", "lazy", "cpu:gloo,acc:acc", None])
+def test_the_group_that_the_program_made_is_kept(device, backend):
+    code = (
+        f"dist.init_process_group({backend!r})\nmine = dist.group.WORLD\n"
+        + ACCELERATE
+        + """
+import torch.distributed as dist
+assert dist.group.WORLD is mine
+model(torch.ones(4, 3, device=model.device)).sum().backward()
+report(name=type(model).__name__, device=str(model.device), grad=model.weight.grad.tolist())
+dist.destroy_process_group()
+"""
+    )
+    done = run_ranks(code, 2)
+    assert [each.reports for each in done] == [
+        {
+            "name": "DistributedParallel",
+            "device": f"acc:{rank}",
+            "grad": [[4.0] * 3] * 2,
+        }
+        for rank in range(2)
+    ]
+
+
+def test_a_group_that_cannot_carry_tensors_of_the_device_is_refused(device):
+    code = """
+import torch.distributed as dist, torchacc
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torchacc.accelerate(torch.nn.Linear(3, 2))
+"""
+    done = run_python(code, check=False, **ALONE)
+    assert done.returncode == 1
+    assert "cannot exchange tensors of acc. Make it with" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"MASTER_ADDR": None}, "RANK, WORLD_SIZE, MASTER_PORT are set"),
+        ({"MASTER_PORT": None}, "in the environment, and MASTER_PORT is not"),
+        ({"WORLD_SIZE": "2", "RANK": None}, "in the environment, and RANK is not"),
+        ({"RANK": "1"}, "RANK=1 and WORLD_SIZE=1"),
+    ],
+)
+def test_variables_that_are_incomplete_are_named_before_anyone_waits(device, changes, text):
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = run_python(ACCELERATE, check=False, timeout=60, **{**ALONE, **launcher, **changes})
+    assert done.returncode == 1
+    assert text in done.stderr and "Start with torchrun, which sets" in done.stderr
+
+
+def test_programs_that_do_not_leave_their_group_end_quietly(device):
+    code = (
+        ACCELERATE
+        + """
+model(torch.ones(4, 3, device=model.device)).sum().backward()  # nobody reads the gradients
+"""
+    )
+    for rank, each in enumerate(run_ranks(code, 2, timeout=120)):
+        said = [line for line in each.stderr.splitlines() if "Time stats" not in line]
+        assert len(said) <= (1 if rank == 0 else 0), each.stderr
+
+
+def test_an_error_of_the_program_is_its_end(device):
+    code = ACCELERATE + "raise KeyError('mine')"
+    for each in run_ranks(code, 2, check=False, timeout=120):
+        assert each.status == 1 and "KeyError: 'mine'" in each.stderr
+
+
+def test_processes_meet_and_exchange_what_they_bring(device):
+    code = """
+import torchacc
+from torchacc.dist import rendezvous
+report(all=[each.decode() for each in rendezvous("a", f"from {RANK}".encode())])
+report(empty=[each.decode() for each in rendezvous("b")])
+if RANK != 1:
+    for turn in range(2):
+        report(some=[each.decode() for each in rendezvous("c", b"x" * RANK, [2, 0])])
+else:
+    try:
+        rendezvous("c", b"", [0, 2])
+    except ValueError as error:
+        report(error=str(error))
+rendezvous("end")
+"""
+    first, second, third = (each.reports for each in run_ranks(code, 3))
+    for each in (first, second, third):
+        assert each["all"] == ["from 0", "from 1", "from 2"] and each["empty"] == ["", "", ""]
+    assert first["some"] == third["some"] == ["", "xx"]
+    assert "process 1 is not one of the replicas [0, 2]" in second["error"]
+
+
+def test_processes_that_meet_at_different_places_are_told(device):
+    code = """
+from torchacc.dist import rendezvous
+try:
+    rendezvous("left" if RANK == 0 else "right")
+except RuntimeError as error:
+    report(error=str(error))
+"""
+    done = run_ranks(code, 2)
+    assert "process 0 is at 'left' and process 1 at 'right'" in done[0].reports["error"]
+    assert "process 1 is at 'right' and process 0 at 'left'" in done[1].reports["error"]
+
+
+def test_what_the_launcher_says_can_be_asked(device):
+    code = """
+from torchacc import dist
+print(dist.rank(), dist.local_rank(), dist.world_size(), dist.BACKEND_NAME, dist.EAGER_BACKEND_NAME)
+"""
+    assert run_python(code, **ALONE).stdout.split() == ["0", "0", "1", "lazy", "nccl"]
+    variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    said = run_python(code, **{**ALONE, **variables}).stdout
+    assert said.split() == ["5", "1", "8", "lazy", "nccl"]
+
+
+def test_more_processes_than_gpus_are_refused_and_unused_gpus_are_named(device, monkeypatch):
+    """The machine is a pretended one with two GPUs."""
+    import torch
+
+    from torchacc.dist import group
+
+    class TwoGpus:
+        device_count = staticmethod(lambda: 2)
+
+    monkeypatch.setattr(group, "_C", type("C", (), {"executor_name": staticmethod(lambda: "cuda")}))
+    monkeypatch.setattr(torch, "get_device_module", lambda name: TwoGpus)
+    for name in ALONE:
+        monkeypatch.delenv(name, raising=False)
+    assert re.search(r"One of 2 GPUs is used.*torchrun --nproc_per_node=2 ", group.torchrun_line())
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    assert group.torchrun_line() is None
+    with pytest.raises(RuntimeError, match=r"3 processes .*LOCAL_WORLD_SIZE.* it has 2 usable"):
+        group.choose_device()

@@ -1,0 +1,74 @@
+"""Gradients travel while the backward goes on, and `torchacc.report` says how much of the time."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+import torchacc
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("acc_only", "recording")
+
+STEPS, FIRST = 12, 4  # the first steps, whose kernels are compiled, are left out
+TRAIN = """
+import torchacc
+from torch.nn.functional import cross_entropy
+from benchmarks.models import Gpt
+torch.manual_seed(0)
+tokens = torch.randint(64, (4, 97), generator=torch.Generator().manual_seed(RANK))
+config = torchacc.Config()
+config.dist.comm.fusion_threshold = OPTIONS
+model = torchacc.accelerate(Gpt(4, 4, 192, 96, 64), config=config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+inputs, targets = tokens[:, :-1].to(model.device), tokens[:, 1:].to(model.device)
+shares, exchanges = [], []
+for _ in range(STEPS):
+    before = torchacc.report()
+    optimizer.zero_grad()
+    cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+    optimizer.step()
+    step = torchacc.report(since=before)
+    shares.append(step.overlap())
+    exchanges.append(step.counters["transfers"])
+report(shares=shares, exchanges=exchanges, text=str(step))
+"""
+
+
+def train(bucket: int, **env: str) -> list[dict]:
+    code = TRAIN.replace("OPTIONS", str(bucket)).replace("STEPS", str(STEPS))
+    return [each.reports for each in run_ranks(code, 2, **env)]
+
+
+def test_buckets_travel_while_the_backward_goes_on(device):
+    """Shares of time, not times: a busy machine makes both the exchange and the backward long."""
+    for found in train(1 << 20):
+        assert min(found["exchanges"][FIRST:]) >= 6, "several buckets in a step"
+        assert statistics.median(found["shares"][FIRST:]) >= 0.5, found["shares"]
+        assert "exchanges with other processes" in found["text"]
+        assert "under computation" in found["text"]
+
+
+def test_without_the_pass_nothing_is_overlapped(device):
+    """The same counters, where every exchange is over before the next operator."""
+    for found in train(1 << 20, ACC_SKIP_PASSES="transfers"):
+        assert statistics.median(found["shares"][FIRST:]) <= 0.1, found["shares"]
+
+
+def test_a_step_without_exchanges_says_nothing_of_them(device):
+    found = torchacc.report(since=torchacc.report())
+    assert found.overlap() is None
+    assert "exchanges" not in str(found)
+
+
+def test_stages_of_a_bucket_wait_while_the_backward_goes_on(device):
+    """Between machines of two processes; a stage is recorded when the next bucket is complete."""
+    code = TRAIN.replace("OPTIONS", str(1 << 20)).replace("STEPS", str(STEPS))
+    code = code.replace(
+        "model = ",
+        "config.dist.comm.hierarchical = True\nconfig.dist.comm.intra_size = 2\nmodel = ",
+    )
+    for found in (each.reports for each in run_ranks(code, 4)):
+        assert min(found["exchanges"][FIRST:]) >= 18, "three stages of several buckets in a step"
+        assert statistics.median(found["shares"][FIRST:]) >= 0.5, found["shares"]

@@ -1,0 +1,231 @@
+"""`config.dist.pp`: stages, what they take and hand on, and the numbers of a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchacc
+from tests.distributed import models
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_data_parallel import SETUP, close
+from torchacc.dist.pipeline import split
+
+
+class Skipping(nn.Module):
+    """The output of `first` is used in every stage, and `scale` only in the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.third = nn.Linear(4, 2)
+        self.bias = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, scale: Tensor, power: int = 1) -> Tensor:
+        y = self.first(x) + self.bias
+        z = torch.tanh(self.second(y)) ** power
+        return self.third(z) * scale + (y * self.bias).sum()
+
+
+def options(points, names=None) -> torchacc.config.PPConfig:
+    made = torchacc.Config().dist.pp
+    made.size, made.split_points, made.input_names = len(points) + 1, points, names
+    return made
+
+
+def test_stages_one_after_the_other_are_the_model():
+    model = Skipping()
+    chosen = options(["second", "third"])
+    stages = [split(model, chosen, stage) for stage in range(3)]
+    assert [names for _, names in stages] == [["x"], [], ["scale"]]
+    x, scale = torch.randn(3, 4), torch.tensor(2.0)
+    first = stages[0][0](x)
+    second = stages[1][0](first)
+    assert isinstance(first, Tensor) and len(second) == 2  # what is added at the end travels along
+    assert torch.equal(stages[2][0](*second, scale=scale), model(x, scale))
+    parameters = [[name for name, _ in stage.named_parameters()] for stage, _ in stages]
+    assert parameters[1] == ["second.weight", "second.bias"]
+    assert set(parameters[0]) == {"first.weight", "first.bias", "bias"}
+    assert set(parameters[2]) == {"third.weight", "third.bias", "bias"}
+    assert stages[0][0].first.weight is model.first.weight
+
+
+def test_modules_and_names_are_the_same_points():
+    model = Skipping()
+    by_module = split(model, options([model.third]), 1)
+    by_name = split(model, options(["third"]), 1)
+    assert by_module[0].code == by_name[0].code and by_module[1] == by_name[1] == ["scale"]
+
+
+def test_arguments_that_are_not_named_have_their_defaults():
+    model = Skipping()
+    stage, names = split(model, options(["third"], ["x", "scale", "power"]), 0)
+    assert names == ["x", "power"]
+    stage, names = split(model, options(["third"], ["x", "scale"]), 0)
+    assert names == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("points", "text"),
+    [
+        (["fourth"], "the model has no module fourth. Its largest parts are: first, second, third"),
+        ([nn.ReLU()], "the model has no module a ReLU"),
+        (["third", "second"], "second comes before third in forward"),
+    ],
+)
+def test_points_that_are_none_are_refused(points, text):
+    with pytest.raises(ValueError, match=text):
+        split(Skipping(), options(points), 0)
+
+
+def test_a_module_that_forward_does_not_call_is_no_point():
+    model = Skipping()
+    model.unused = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="forward does not call unused"):
+        split(model, options(["unused"]), 0)
+
+
+PIPELINE = (
+    SETUP
+    + """
+config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1"]
+config.dist.pp.num_micro_batches = MICRO
+torchacc.dist.init_process_group()
+mesh_rank = RANK
+batches = models.data()
+if WORLD == 4:
+    half = RANK // 2  # the default topology: neighbours are stages of one pipeline
+    batches = [tuple(models.part(t, half, 2) for t in pair) for pair in batches]
+model, loader = torchacc.accelerate(models.made(RANK), batches, config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+losses = []
+for x, y in loader:
+    rows = iter(y.chunk(MICRO))
+    optimizer.zero_grad()
+    loss = model.forward_backward(x, output_fn=lambda out: nn.functional.mse_loss(out, next(rows)))
+    optimizer.step()
+    losses.append(float(loss))
+report(losses=losses, names=list(model.state_dict()), stage=model.mesh.get_stage_id())
+report(state={name: value.tolist() for name, value in model.state_dict().items()})
+"""
+)
+
+
+@pytest.mark.parametrize(("ranks", "micro"), [(2, 4), (2, 1), (4, 2)])
+def test_a_pipeline_trains_like_one_process(device, ranks, micro):
+    losses, state = models.alone()
+    done = [each.reports for each in run_ranks(f"MICRO = {micro}" + PIPELINE, ranks)]
+    first, second = done[0], done[1]
+    assert (first["stage"], second["stage"]) == (0, 1)
+    assert not set(first["names"]) & set(second["names"])
+    assert {*first["names"], *second["names"]} == set(state)
+    mean = torch.tensor([each["losses"] for each in done]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor(losses), rtol=1e-5, atol=1e-5)
+    close({**first["state"], **second["state"]}, state)
+
+
+def test_stages_can_have_split_layers(device):
+    losses, state = models.alone()
+    split_first = """batches = models.data()
+from torchacc.dist import tp
+config.dist.tp.size = 2
+plain = models.made(0)
+for index in range(3):
+    plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+    tp.parallelize(plain.blocks[index], plan, config)
+"""
+    code = "MICRO = 2" + PIPELINE
+    for old, new in {
+        "batches = models.data()\n": split_first,
+        "if WORLD == 4": "if False",  # all have the same data
+        "models.made(RANK)": "plain",
+        "lr=0.02": "lr=0.02, foreach=False",
+        "value.tolist()": "getattr(value, 'full_tensor', lambda: value)().tolist()",
+    }.items():
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    done = [each.reports for each in run_ranks(code, 4)]
+    for first, second in zip(done[:2], done[2:], strict=True):
+        assert (first["stage"], second["stage"]) == (0, 1)
+        torch.testing.assert_close(
+            torch.tensor(first["losses"]), torch.tensor(losses), rtol=1e-5, atol=1e-5
+        )
+        close({**first["state"], **second["state"]}, state)
+
+
+def test_stages_can_be_sharded(device):
+    """Each stage by two processes, which have other data."""
+    losses, state = models.alone()
+    code = "MICRO = 2" + PIPELINE.replace("MICRO\n", "MICRO\nconfig.dist.fsdp.size = 2\n", 1)
+    code += """
+loss = model.forward_backward(x, output_fn=lambda out: out.square().mean())
+report(norm=model.clip_grad_norm_(1e9).item(), held=sum(p.to_local().numel()
+       for p in model.parameters()))
+"""
+    done = [each.reports for each in run_ranks(code, 4)]
+    mean = torch.tensor([each["losses"] for each in done]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor(losses), rtol=1e-5, atol=1e-5)
+    for first, second in zip(done[::2], done[1::2], strict=True):
+        close({**first["state"], **second["state"]}, state)
+    assert len({each["norm"] for each in done}) == 1 and done[0]["norm"] > 0
+    whole = sum(p.numel() for p in models.made(0).parameters())
+    assert sum(each["held"] for each in done) == whole
+
+
+def test_parameters_that_two_stages_share_stay_equal(device):
+    code = (
+        SETUP
+        + """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.last.weight = self.first.weight
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x))).square().mean()
+torch.manual_seed(0)
+plain = Tied()
+expected = Tied()
+expected.load_state_dict(plain.state_dict())
+config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
+config.dist.pp.num_micro_batches = 2
+model = torchacc.accelerate(plain, config=config)
+x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+for _ in range(2):
+    model.zero_grad()
+    loss = model.forward_backward(x)
+    report(loss=float(loss))
+assert model.device == torch.device(DEVICE, RANK)
+(grad,) = [p.grad.cpu() for p in model.parameters()]
+value = expected(x)
+value.backward()
+torch.testing.assert_close(grad, expected.first.weight.grad)
+norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.01)
+torch.testing.assert_close(model.clip_grad_norm_(0.01).cpu(), norm)
+(grad,) = [p.grad.cpu() for p in model.parameters()]
+torch.testing.assert_close(grad, expected.first.weight.grad)
+torch.testing.assert_close(loss.cpu(), value.detach())
+try:
+    model(x)
+except RuntimeError as error:
+    report(error=str(error))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert "Call model.forward_backward" in each.reports["error"]
+
+
+def test_a_model_that_is_not_split_has_no_pipeline(device):
+    code = (
+        SETUP
+        + """
+model = torchacc.accelerate(models.made(0))
+try:
+    model.forward_backward(torch.ones(2, 4))
+except NotImplementedError as error:
+    report(error=str(error))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert "set dist.pp.size" in each.reports["error"]

@@ -1,0 +1,243 @@
+"""What programs of plain PyTorch ask of a process group, on acc."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import helpers
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+BEGIN = """
+import warnings
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+torch.acc.set_device(RANK % torch.acc.device_count())
+device = torch.device(DEVICE, torch.acc.current_device())
+
+def train(model, hook=None, steps=6, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).to(device)
+    net = DistributedDataParallel(net, **options)
+    if hook is not None:
+        hook(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for i in range(steps):
+        torch.manual_seed(10 * i + RANK)
+        optimizer.zero_grad()
+        net(torch.randn(4, 8).to(device)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().cpu() for p in net.parameters()]
+
+def equal_on_all_ranks(tensors):
+    for tensor in tensors:
+        there = [None] * WORLD
+        dist.all_gather_object(there, tensor)
+        if not all(torch.equal(tensor, other) for other in there):
+            return False
+    return True
+"""
+END = """
+dist.destroy_process_group()
+"""
+
+
+def one(code: str, ranks: int = 2) -> list:
+    return run_ranks(BEGIN + code + END, ranks)
+
+
+@pytest.mark.parametrize("backend", ['"acc"', '"lazy"', "None", '"cpu:gloo,acc:acc"'])
+def test_names_of_the_backend(backend):
+    code = f"""
+dist.init_process_group({backend})
+plain = train(None)
+report(equal=equal_on_all_ranks(plain), backend=dist.get_backend())
+dist.barrier(device_ids=[device.index])
+"""
+    for rank in one(code):
+        assert rank.reports["equal"]
+        assert "warning" not in rank.stderr.lower()
+
+
+def test_hooks_of_ddp():
+    code = """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+dist.init_process_group("cpu:gloo,acc:acc")
+def powersgd(net):
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+def away(a, b):
+    return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
+plain = train(None)
+for name, hook in {
+    "allreduce": lambda net: net.register_comm_hook(None, default_hooks.allreduce_hook),
+    "fp16": lambda net: net.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    "bf16": lambda net: net.register_comm_hook(None, default_hooks.bf16_compress_hook),
+    "powersgd": powersgd,
+}.items():
+    found = train(None, hook)
+    report(**{name: away(found, plain), name + "_equal": equal_on_all_ranks(found)})
+"""
+    for rank in one(code):
+        found = rank.reports
+        assert found["allreduce"] == 0
+        assert 0 < found["fp16"] < 1e-2
+        assert 0 < found["bf16"] < 1e-1
+        assert 0 < found["powersgd"] < 1
+        assert all(found[name + "_equal"] for name in ("allreduce", "fp16", "bf16", "powersgd"))
+
+
+def test_gradients_add_up_without_exchange():
+    code = """
+dist.init_process_group("acc")
+torch.manual_seed(0)
+net = DistributedDataParallel(nn.Linear(8, 1).to(device))
+x = torch.full((2, 8), float(RANK + 1), device=device)
+with net.no_sync():
+    net(x).sum().backward()
+alone = net.module.weight.grad.cpu().tolist()
+net(x).sum().backward()
+report(alone=alone, all=net.module.weight.grad.cpu().tolist())
+"""
+    done = one(code)
+    for number, rank in enumerate(done):
+        assert rank.reports["alone"] == [[2.0 * (number + 1)] * 8]
+        # the mean over ranks of twice as much
+        assert rank.reports["all"] == [[2 * 2.0 * 1.5] * 8]
+
+
+def test_a_sharded_optimizer():
+    code = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("cpu:gloo,acc:acc")
+def run(make):
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Linear(8, 4).to(device))
+    optimizer = make(net.parameters())
+    for i in range(5):
+        torch.manual_seed(i + RANK)
+        optimizer.zero_grad()
+        net(torch.randn(4, 8).to(device)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().cpu() for p in net.parameters()]
+plain = run(lambda p: torch.optim.AdamW(p, lr=0.01))
+sharded = run(lambda p: ZeroRedundancyOptimizer(p, torch.optim.AdamW, lr=0.01))
+report(away=max(float((a - b).abs().max()) for a, b in zip(plain, sharded, strict=True)),
+       equal=equal_on_all_ranks(sharded))
+"""
+    for rank in one(code):
+        assert rank.reports["away"] < 1e-6
+        assert rank.reports["equal"]
+
+
+def test_dtensors():
+    code = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module)
+dist.init_process_group("acc")
+mesh = init_device_mesh(DEVICE, (WORLD,))
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+x = torch.randn(4, 8)
+expected = net(x)
+expected.sum().backward()
+gradients = [p.grad.clone() for p in net.parameters()]
+net.zero_grad()
+net = parallelize_module(net.to(device), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+found = net(x.to(device))
+found.sum().backward()
+report(
+    forward=float((found.cpu() - expected).abs().max()),
+    backward=max(float((p.grad.full_tensor().cpu() - g).abs().max())
+                 for p, g in zip(net.parameters(), gradients, strict=True)),
+    moved=float((distribute_tensor(x.to(device), mesh, [Shard(0)])
+                 .redistribute(mesh, [Shard(1)]).full_tensor().cpu() - x).abs().max()),
+)
+"""
+    for rank in one(code):
+        assert rank.reports["forward"] < 1e-5
+        assert rank.reports["backward"] < 1e-5
+        assert rank.reports["moved"] == 0
+
+
+def test_a_checkpoint_is_read_by_more_ranks_than_wrote_it(tmp_path):
+    code = """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("cpu:gloo,acc:acc")
+def make(seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device)
+    fully_shard(net, mesh=init_device_mesh(DEVICE, (WORLD,)))
+    return net, torch.optim.AdamW(net.parameters(), lr=0.1)
+def step(net, optimizer, seed):
+    optimizer.zero_grad()
+    torch.manual_seed(seed)
+    net(torch.randn(4, 8).to(device)).square().mean().backward()
+    optimizer.step()
+def total(net):
+    return [float(p.full_tensor().double().sum().cpu()) for p in net.parameters()]
+"""
+    write = f"""
+net, optimizer = make(0)
+step(net, optimizer, 1)
+model, state = get_state_dict(net, optimizer)
+dcp.save({{"model": model, "optimizer": state}}, checkpoint_id={str(tmp_path)!r})
+step(net, optimizer, 2)
+report(total=total(net))
+"""
+    read = f"""
+net, optimizer = make(5)
+model, state = get_state_dict(net, optimizer)
+dcp.load({{"model": model, "optimizer": state}}, checkpoint_id={str(tmp_path)!r})
+set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+step(net, optimizer, 2)
+report(total=total(net))
+"""
+    written = one(code + write, 2)[0].reports["total"]
+    for rank in one(code + read, 4):
+        assert rank.reports["total"] == pytest.approx(written, rel=1e-5)
+
+
+def test_functional_collectives_and_a_work_that_nobody_waits_for():
+    code = """
+import gc
+import torch.distributed._functional_collectives as fc
+dist.init_process_group("acc")
+x = torch.ones(4, device=device) * (RANK + 1)
+y = fc.all_reduce(x, "sum", dist.group.WORLD)
+z = fc.all_gather_tensor(x, 0, dist.group.WORLD)
+w = fc.reduce_scatter_tensor(z, "sum", 0, dist.group.WORLD)
+dist.all_reduce(torch.ones(1000, device=device), async_op=True)  # and nobody has the tensor
+gc.collect()
+late = torch.ones(3, device=device)
+work = dist.all_reduce(late, async_op=True)
+report(y=y.cpu().tolist(), z=z.cpu().tolist(), w=w.cpu().tolist(), late=late.cpu().tolist(),
+       done=work.is_completed(), success=work.is_success())
+"""
+    for number, rank in enumerate(one(code)):
+        found = rank.reports
+        assert found["y"] == [3.0] * 4
+        assert found["z"] == [1.0] * 4 + [2.0] * 4
+        assert found["w"] == [2.0 * (number + 1)] * 4
+        assert found["late"] == [2.0] * 3
+        assert found["done"] and found["success"]
+
+
+@pytest.mark.parametrize("mode", ["nograph", "nofuse", "eager"] if helpers.FULL else ["eager"])
+def test_every_mode_trains_alike(mode):
+    code = """
+dist.init_process_group("cpu:gloo,acc:acc")
+found = train(None)
+report(equal=equal_on_all_ranks(found), total=float(sum(t.double().sum() for t in found)))
+"""
+    totals = [
+        run_ranks(BEGIN + code + END, 2, ACC_MODE=each)[0].reports["total"]
+        for each in ("full", mode)
+    ]
+    assert totals[1] == pytest.approx(totals[0], rel=1e-5)

@@ -1,0 +1,171 @@
+"""A store that is lost, and a training that torchrun starts again from its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests import helpers
+from tests.distributed import models
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_faults import BEGIN, END
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+TRAIN = """
+model = DistributedDataParallel(nn.Linear(8, 8).to(device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps, at=lambda i: None):
+    for i in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8, device=device)).square().mean()
+        loss.backward()
+        at(i)
+        optimizer.step()
+        loss.item()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def test_a_store_that_dies_with_its_rank():
+    """Rank 0 keeps the store, as with torchrun's variables set by hand."""
+    code = """
+def die(i):
+    if RANK == 0 and i == 50:
+        os.kill(os.getpid(), signal.SIGKILL)
+heard(lambda: train(400, die))
+"""
+    alone = {"TORCHELASTIC_USE_AGENT_STORE": None, "MASTER_PORT": str(free_port())}
+    first, *others = run_ranks(BEGIN + TRAIN + code + END, 3, timeout=60, check=False, **alone)
+    assert first.status == -9
+    for rank in others:
+        assert rank.reports["kind"] == "DistBackendError"
+        assert rank.reports["seconds"] < 18
+        text = rank.reports["text"]
+        assert "all_reduce of 72 Float" in text
+        assert "store does not answer, so the process that keeps it, rank 0" in text
+        assert "frame #" not in text
+
+
+def test_training_goes_on_without_its_store():
+    code = """
+def lose(i):
+    if RANK == 0 and i == 10:
+        os.kill(KEEPER, signal.SIGKILL)
+heard(lambda: train(20, lose))
+time.sleep(2)
+heard(lambda: train(20))
+x = torch.ones(4, device=device)
+work = dist.all_reduce(x, async_op=True)
+time.sleep(0.5)
+while not work.is_completed():
+    time.sleep(0.01)
+report(alone=work.is_success() and x.tolist() == [2] * 4)
+report(weight=model.module.weight.sum().item())
+began = time.monotonic()
+try:
+    dist.new_group([0, 1])
+except Exception as error:
+    report(group=str(error), after=time.monotonic() - began)
+"""
+    port = free_port()
+    keep = (
+        "import time, torch.distributed as dist; "
+        f"store = dist.TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False); "
+        "print('there', flush=True); time.sleep(120)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", keep],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=helpers.child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+    ) as keeper:
+        try:
+            assert keeper.stdout.readline() == "there\n"
+            program = f"KEEPER = {keeper.pid}\n" + BEGIN + TRAIN + code + END
+            first, second = run_ranks(program, 2, timeout=60, MASTER_PORT=str(port))
+        finally:
+            keeper.kill()
+    assert first.reports["weight"] == second.reports["weight"]
+    for rank in (first, second):
+        assert rank.reports["text"] == "" and rank.reports["alone"]
+        assert "the store of a process group does not answer" in rank.stderr
+        assert rank.reports["group"] and rank.reports["after"] < 18
+
+
+ELASTIC = """
+import json, os, signal, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from tests.distributed import models
+from tests.helpers import DEVICE, load_device
+load_device()
+folder, dies = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("acc")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.acc.set_device(int(os.environ["LOCAL_RANK"]))
+device = torch.device(DEVICE, torch.acc.current_device())
+model = DistributedDataParallel(models.made(rank).to(device))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+begin, losses, file = 0, [], os.path.join(folder, "checkpoint")
+if os.path.exists(file):
+    saved = torch.load(file, map_location=device)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    begin, losses = saved["step"], saved["losses"]
+for i, (x, y) in list(enumerate(models.data()))[begin:]:
+    x, y = (models.part(t, rank, world).to(device) for t in (x, y))
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    if rank == 1 and i == dies and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    losses.append(mean.item())
+    if rank == 0 and i % 2 == 1:
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                 "step": i + 1, "losses": losses}
+        torch.save(saved, file + ".new")
+        os.replace(file + ".new", file)
+if rank == 0:
+    with open(os.path.join(folder, "done"), "w") as out:
+        json.dump({"losses": losses, "began": begin}, out)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_starts_again_from_the_checkpoint(tmp_path):
+    (tmp_path / "script.py").write_text(ELASTIC)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"),
+            *("--nproc_per_node=2", str(tmp_path / "script.py"), str(tmp_path), "5"),
+        ],
+        cwd=helpers.ROOT,
+        env=helpers.child_env(OMP_NUM_THREADS="1", PYTHONPATH=str(helpers.ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "done").read_text())
+    assert found["began"] == 4  # the step that had not been saved is done again
+    losses, _ = models.alone()
+    torch.testing.assert_close(
+        torch.tensor(found["losses"]), torch.tensor(losses), rtol=1e-5, atol=1e-5
+    )

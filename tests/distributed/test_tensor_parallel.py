@@ -1,0 +1,112 @@
+"""`torchacc.dist.tp`: layers that are split over processes compute what the whole ones do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.distributed import models
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_data_parallel import SETUP, close
+
+SPLIT = (
+    SETUP
+    + """
+from torchacc.dist import tp
+config.dist.tp.size = 2
+plain = models.made(0)  # the same on every process: accelerate leaves what is split alone
+plan = {}
+for index in range(3):
+    plan[f"blocks.{index}.up"] = tp.ColwiseParallel()
+    plan[f"blocks.{index}.down"] = tp.RowwiseParallel()
+tp.parallelize(plain, plan, config)
+pair = RANK // 2
+batches = [tuple(models.part(t, pair, WORLD // 2) for t in both) for both in models.data()]
+model, loader = torchacc.accelerate(plain, batches, config)
+def whole(t):
+    return (t.full_tensor() if hasattr(t, "full_tensor") else t).tolist()
+report(losses=models.trained(model, loader, foreach=False))
+report(state={name: whole(value) for name, value in model.state_dict().items()})
+report(part=list(model.blocks[0].up.weight.to_local().shape))
+"""
+)
+# What several processes that have other data add: norms, and states that come back.
+SEVERAL = (
+    SPLIT.replace("tp.size = 2", "tp.size = 2; config.dist.CHOSEN.size = 2")
+    + """
+x, y = batches[0]
+expected = models.made(0)
+expected.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+nn.functional.mse_loss(expected(models.data()[0][0]), models.data()[0][1]).backward()
+model.zero_grad()
+nn.functional.mse_loss(model(x.to(model.device)), y.to(model.device)).backward()
+norm = nn.utils.clip_grad_norm_(expected.parameters(), 0.01)
+report(norm=model.clip_grad_norm_(0.01).item(), expected=norm.item())
+held = dict(model.named_parameters())
+report(clipped=max(float((held[name].grad.full_tensor().cpu() - p.grad).abs().max())
+                   for name, p in expected.named_parameters()))
+model.load_state_dict(models.made(7).state_dict())
+report(loaded={name: value.tolist() for name, value in model.state_dict().items()},
+       seven={name: value.tolist() for name, value in models.made(7).state_dict().items()})
+"""
+)
+
+
+def test_split_layers_train_like_whole_ones(device):
+    losses, state = models.alone()
+    done = [each.reports for each in run_ranks(SPLIT, 2)]
+    for each in done:
+        torch.testing.assert_close(
+            torch.tensor(each["losses"]), torch.tensor(losses), rtol=1e-5, atol=1e-5
+        )
+        close(each["state"], state)
+        assert each["part"] == [5, 6]  # of 10 x 6
+
+
+def test_policies_of_buckets_are_refused_where_layers_are_split(device):
+    code = SPLIT.replace("model, loader", "config.dist.comm.topk = True\nmodel, loader", 1)
+    for each in run_ranks(code, 4, check=False):
+        assert each.status == 1
+        assert "does not take layers that are split" in each.stderr
+
+
+@pytest.mark.parametrize("chosen", ["dp", "fsdp"])
+def test_split_layers_with_other_data_elsewhere(device, chosen):
+    losses, state = models.alone()
+    done = [each.reports for each in run_ranks(SEVERAL.replace("CHOSEN", chosen), 4)]
+    mean = torch.tensor([each["losses"] for each in done]).mean(0)
+    torch.testing.assert_close(mean, torch.tensor(losses), rtol=1e-5, atol=1e-5)
+    for each in done:
+        close(each["state"], state)
+        assert each["norm"] == pytest.approx(each["expected"], rel=1e-5)
+        assert each["clipped"] < 1e-6
+        assert each["loaded"] == each["seven"]
+    assert [each["part"][0] for each in done] == ([5] * 4 if chosen == "dp" else [3, 3, 2, 2])
+
+
+def test_a_parameter_can_be_marked_to_be_split(device):
+    code = (
+        SETUP
+        + """
+from torchacc.dist import tp
+config.dist.tp.size = 2
+layer = models.made(0)
+whole = layer.blocks[0].up.weight.detach().clone()
+made = tp.mark_sharding(layer, "blocks.0.up.weight", (0, None), config)
+held = layer.blocks[0].up.weight
+assert torch.equal(held.full_tensor().cpu(), whole) and held.requires_grad
+assert torch.equal(held.to_local().cpu(), whole.chunk(2)[RANK])
+try:
+    tp.mark_sharding(layer, "blocks.0.up.weight", (0, 0), config)
+except ValueError as error:
+    report(error=str(error))
+config.dist.tp.size = 1
+try:
+    tp.device_mesh(config)
+except ValueError as error:
+    report(one=str(error))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert "should have an entry for each dimension" in each.reports["error"]
+        assert "config.dist.tp.size is 1" in each.reports["one"]

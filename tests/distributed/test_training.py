@@ -1,0 +1,67 @@
+"""DDP and FSDP on acc train as eager's do on the CPU over Gloo."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import helpers
+from tests.distributed.ranks import GROUP, LEAVE, run_ranks
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+BEGIN = "from tests.distributed import training\n" + GROUP
+KINDS = ("ddp", "ddp_buckets", "ddp_views", "ddp_unused", "ddp_static", "fsdp1", "fsdp1_grad_op",
+         "fsdp2")  # fmt: skip
+SOME = ("ddp", "fsdp1", "fsdp2")
+
+
+def train(kinds: tuple[str, ...], names: tuple[str, ...], ranks: int, steps: int, **env) -> None:
+    """Fails where a step from equal states is further from eager's than the last bits."""
+    code = BEGIN + "".join(
+        f"report({kind}_{name}="
+        f"training.steps_from_equal_states({kind!r}, {name!r}, device, {steps}))\n"
+        for kind in kinds
+        for name in names
+    )
+    for rank in run_ranks(code + LEAVE, ranks, timeout=400, **env):
+        assert len(rank.reports) == len(kinds) * len(names)
+        for case, found in rank.reports.items():
+            assert found["losses"] <= 1e-6, case
+            assert found["parameters"] <= 1e-6, case
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds", "names"),
+    [(2, KINDS, ("mlp", "gpt")), (4, KINDS, ("mlp", "gpt"))]
+    if helpers.FULL
+    else [(2, KINDS, ("mlp",)), (2, SOME, ("gpt",)), (4, SOME, ("mlp",))],
+)
+def test_steps_from_equal_states(ranks, kinds, names):
+    train(kinds, names, ranks, steps=20)
+
+
+@pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])
+def test_steps_of_a_network_that_rounds_more(ranks):
+    # Its kernels alone, over eighteen layers, are 1e-6 from eager's.
+    bits = {"ACC_SKIP_PASSES": helpers.BIT_BY_BIT}
+    train(SOME, ("resnet18",), ranks, steps=20 if helpers.FULL else 4, **bits)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_mean_of_the_ranks_is_the_whole_batch(ranks):
+    code = BEGIN + "".join(
+        f"report({name}=training.joined({name!r}, device, 20))\n" for name in ("mlp", "gpt")
+    )
+    for rank in run_ranks(code + LEAVE, ranks):
+        for name in ("mlp", "gpt"):
+            assert rank.reports[name]["found"] == pytest.approx(
+                rank.reports[name]["expected"], rel=1e-5
+            )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_batch_norm_over_all_ranks(ranks):
+    code = BEGIN + "report(**training.synchronised(device, 8))\n"
+    for rank in run_ranks(code + LEAVE, ranks):
+        assert rank.reports["found"] == pytest.approx(rank.reports["expected"], rel=1e-4)
+        assert rank.reports["away"] < 1e-4

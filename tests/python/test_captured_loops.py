@@ -1,0 +1,84 @@
+"""A training loop with all that comes between its steps is a small fixed number of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "capturing")
+
+
+@pytest.fixture(autouse=True)
+def captured(device) -> Iterator[None]:
+    extension = helpers.extension()
+    helpers.emulate_gpu()
+    extension.capture_plans(True)
+    # Without it kernels would first be tried against what they replace.
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    extension.capture_plans(False)
+    helpers.emulate_gpu(on=False)
+
+
+class Loop:
+    """Logging, a schedule, accumulation over two batches, evaluation, two sizes of batches."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        layers = [nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 5)]
+        self.model = nn.Sequential(*layers).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.rates = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 1000)
+        self.generator = torch.Generator().manual_seed(1)
+        self.logged: list[float] = []
+
+    def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(size, 12, generator=self.generator)
+        y = torch.randint(0, 5, (size,), generator=self.generator)
+        return x.to(self.device), y.to(self.device)
+
+    def epoch(self, steps: int = 12) -> None:
+        """The last batch of each is smaller."""
+        for i in range(steps):
+            self.optimizer.zero_grad()
+            for _ in range(2):
+                x, y = self.batch(8 if i + 1 < steps else 6)
+                loss = F.cross_entropy(self.model(x), y) / 2
+                loss.backward()
+            self.optimizer.step()
+            self.rates.step()
+            if i % 4 == 3:
+                self.logged.append(loss.item())
+        self.model.eval()
+        with torch.no_grad():
+            right = torch.zeros((), device=self.device)
+            for _ in range(3):
+                x, y = self.batch(8)
+                right += (self.model(x).argmax(1) == y).sum()
+            self.logged.append(right.item())
+        self.model.train()
+
+
+def test_a_loop_is_a_small_fixed_number_of_graphs(device):
+    loop = Loop(device)
+    with helpers.counting() as first:
+        for _ in range(6):
+            loop.epoch()
+    assert first["captures"] <= 12  # anew where an input moved
+    assert first["plans_built"] == 4
+    with helpers.counting() as later:
+        for _ in range(4):
+            loop.epoch()
+    assert later["captures"] == 0
+    assert later["plans_built"] == 0
+    # Each run of a plan is one launch: nothing of it is called between pieces.
+    assert later["captured_launches"] == later["captures_submitted"] == later["flushes"]
+    assert len(loop.logged) == 10 * 4

@@ -1,0 +1,174 @@
+"""Captures that fail: what was submitted to them is done all the same, once, in another way.
+
+A host captures everything and does at once what it captures. Here it is told to forget, as a GPU
+does, what was submitted to a capture that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchacc
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "capturing")
+
+
+@pytest.fixture(autouse=True, params=["operators", "kernels of a GPU"])
+def captured(request, device) -> Iterator[None]:
+    extension = helpers.extension()
+    if extension.executor_name() != "host":
+        pytest.skip("a GPU refuses by itself: test_captured_on_cuda.py")
+    extension.capture_plans(True)
+    if request.param == "operators":
+        extension.skip_passes(helpers.BIT_BY_BIT)
+    else:
+        helpers.emulate_gpu()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    extension.refuse_captures("")
+    helpers.emulate_gpu(on=False)
+    extension.skip_passes("")
+    extension.capture_plans(False)
+
+
+# What was said since the process began: nothing is said twice.
+TOLD: list[str] = []
+
+
+@pytest.fixture
+def told(capfd) -> Callable[[], list[str]]:
+    """All warnings so far, of this test and the ones before."""
+
+    def read() -> list[str]:
+        TOLD.extend(line for line in capfd.readouterr().err.splitlines() if "Warning" in line)
+        return TOLD
+
+    return read
+
+
+class Steps:
+    """A step that changes what it is given, before, between and behind two library calls."""
+
+    def __init__(self, device: str) -> None:
+        self.x = helpers.drawn(48, 48, device=device)
+        self.state = torch.zeros(48, 48, device=device)
+        self.done = 0
+        self.expected = torch.zeros(48, 48)
+        self.on_host = self.x.cpu()
+
+    def run(self) -> Tensor:
+        """One, whose result is right."""
+        self.done += 1
+        self.state.add_(1)
+        made = (self.state @ self.x).cumsum(0)
+        self.state.add_(made.flip(0).cumprod(1)[0, 0] * 0 + 1)
+        result = made * 2 + self.state
+        helpers.synchronize()
+        self.check(result)
+        return result
+
+    def check(self, result: Tensor) -> None:
+        before = torch.full((48, 48), 2.0 * self.done - 1)
+        made = (before @ self.on_host).cumsum(0) * 2 + 2 * self.done
+        torch.testing.assert_close(result.cpu(), made, rtol=1e-5, atol=1e-3)
+        assert self.state.unique().tolist() == [2.0 * self.done]
+
+
+def test_a_refused_operator_is_called_between_the_pieces(device, told):
+    helpers.extension().refuse_captures("aten::cumsum,aten::cumprod")
+    steps = Steps(device)
+    before = torchacc.report()
+    for _ in range(8):
+        steps.run()
+    with helpers.counting() as counted:
+        for _ in range(6):
+            steps.run()
+    assert (counted["captures"], counted["captures_submitted"]) == (0, 6)
+    assert counted["captured_launches"] == 18
+    found = torchacc.report(since=before)
+    names = [name.split(" at ")[0] for name in found.of("not_captured/failed")]
+    assert sorted(names) == ["aten::cumprod", "aten::cumsum"]
+    for name in names:
+        (said,) = [text for text in told() if f" {name} " in text]
+        assert "between its pieces" in said and "injected" in said
+    assert "it cannot be captured" in str(found)
+
+
+@pytest.mark.parametrize("refused", ["begin", "end"])
+def test_where_nothing_can_be_captured_steps_go_operator_by_operator(device, told, refused):
+    helpers.extension().refuse_captures(refused)
+    steps = Steps(device)
+    with helpers.counting() as counted:
+        for _ in range(8):
+            steps.run()
+    assert (counted["captures"], counted["captures_submitted"]) == (1, 0)
+    assert counted["not_captured/failed/all"] == 1
+    assert len([text for text in told() if "operator by operator" in text and refused in text]) == 1
+    assert counted["errors"] == 0
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_a_capture_that_finds_no_memory_is_made_later(device, told, missing):
+    """The run goes on without, and what it had submitted to the capture is submitted again."""
+    extension = helpers.extension()
+    extension.refuse_captures("nothing")
+    steps = Steps(device)
+    steps.run()
+    said = len(told())
+    with helpers.counting() as counted:
+        while counted_captures() == counted.before.get("captures", 0):
+            extension.fail_allocations(missing, 1, 48 * 48 * 4)
+            steps.run()
+            extension.fail_allocations(0, 0, 0)
+        for _ in range(6):
+            steps.run()
+    assert counted["errors"] == 0
+    assert counted["captures_submitted"] >= 5
+    assert len(told()) == said
+
+
+def counted_captures() -> int:
+    return helpers.stats().get("captures", 0)
+
+
+@pytest.mark.parametrize("runs", [1, 5], ids=["the run that is captured", "a submission"])
+def test_what_is_lost_with_the_device_says_so(device, runs):
+    """A GPU that is gone: the error has eager's type, says what to do, and nothing is repeated."""
+    extension = helpers.extension()
+    x = helpers.drawn(48, 48, device=device)
+    state = torch.zeros(4, device=device)
+
+    def step() -> Tensor:
+        state.add_(1)
+        made = x.sort(0)[0]
+        return made.cumsum(0)
+
+    for _ in range(runs):
+        made = step()
+        helpers.synchronize()
+    kept = made.clone()
+    helpers.synchronize()
+    expected = kept.cpu()
+    del made
+    with helpers.counting() as counted:
+        made = step()
+        extension.fail_allocations(0, 1, 48 * 48 * 4, lost=True)
+        try:
+            with pytest.raises(torch.AcceleratorError, match="aten::sort") as raised:
+                helpers.synchronize()
+        finally:
+            extension.fail_allocations(0, 0, 0)
+    assert counted["captures_submitted"] == (runs == 5)
+    assert raised.value.error_code == 719
+    assert "of no more use to this process" in str(raised.value)
+    assert counted["errors"] == 1
+    with pytest.raises(RuntimeError, match="no valid contents"):
+        made.cpu()
+    assert state.tolist() == [runs + 1] * 4
+    assert torch.equal(kept.cpu(), expected)

@@ -1,0 +1,56 @@
+"""docs/scaling.md: its tables follow from the result file that they name, and the formulas hold."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks import scaling
+from benchmarks.scaling import Network
+
+FLAT = Network(0.0, 1e9, 0.0, 1e9)
+SLOW = Network(1e-6, 1e15, 1e-3, 1e15)
+
+
+def test_the_tables_follow_from_their_file():
+    text = scaling.DOCUMENT.read_text()
+    _, _, rest = text.partition(scaling.BEGIN)
+    tables, end, _ = rest.partition(scaling.END)
+    name = re.search(r"Constants \(`(benchmarks/results/[^`]+)`\)", tables)
+    assert end and name, "the tables are there: benchmarks/scaling.py FILE --write"
+    assert tables == scaling.text(scaling.report.ROOT / name[1])
+
+
+def test_two_hosts_of_two_ranks_save_a_third_of_the_links_bytes():
+    fast_inside = Network(0.0, 1e15, 0.0, 1e9)
+    plain, ours = fast_inside.ring(4, 1e9), fast_inside.hierarchical(4, 2, 1e9)
+    assert plain / ours == pytest.approx(1.5, rel=1e-4)
+
+
+def test_all_ways_move_twice_the_bytes_where_ranks_are_many():
+    assert FLAT.ring(10_000, 1e9) == pytest.approx(2.0, rel=1e-3)
+    assert FLAT.tree(10_000, 8, 1e9) == pytest.approx(2.0)
+    assert FLAT.sharded(10_000, 1e9) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_latencies_grow_with_ranks_with_hosts_and_with_their_logarithm():
+    assert SLOW.ring(1000, 0) == pytest.approx(1.998)
+    assert SLOW.hierarchical(1000, 10, 0) == pytest.approx(0.198 + 18e-6)
+    assert SLOW.tree(1024, 8, 0) == pytest.approx(0.014 + 14e-6)
+    assert SLOW.sharded(1000, 0) == pytest.approx(2.997)
+
+
+def test_constants_are_found_again():
+    """Lines of a machine with known constants."""
+    sizes = (4096, 1 << 20, 25 << 20)
+    lines = [
+        {"kind": "exchange", "way": way, "ranks": 2, "bytes": size, "seconds": 2 * late + size / w}
+        for way, late, w in (("within a host", 1e-4, 1e9), ("between hosts", 1e-3, 5e7))
+        for size in sizes
+    ]
+    found = scaling.measured(lines)
+    assert found.latency_in == pytest.approx(1e-4) and found.bandwidth_in == pytest.approx(1e9)
+    assert found.latency_out == pytest.approx(1e-3) and found.bandwidth_out == pytest.approx(1e8)
+    with pytest.raises(ValueError, match="no exchanges between hosts"):
+        scaling.measured(lines[:3])

@@ -1,0 +1,1 @@
+"""What TI-ACC has for PyTorch."""

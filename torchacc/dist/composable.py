@@ -1,0 +1,103 @@
+"""Sharding and replication by torch's composable functions, `fully_shard` and `replicate`.
+
+They take what FullyShardedDataParallel and DistributedDataParallel do not: layers that are split
+over processes (`torchacc.dist.tp`), and stages of a pipeline, which run several micro batches
+forward before the first goes backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from torchacc.dist.fsdp import wrapped_classes
+from torchacc.dist.parallel_module import ParallelModule
+
+if TYPE_CHECKING:
+    from torchacc.config import Config
+
+
+def has_split_layers(model: nn.Module) -> bool:
+    """Whether some parameter is a DTensor."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+class Composable(ParallelModule):
+    """Each parameter is a DTensor: sharded over `fsdp`, or, without that, replicated over `dp`.
+
+    With `dp` above 1 as well the shards are held once for each of its processes. Parameters are
+    taken as they are: `accelerate` gives all processes the same. `state_dict()` gathers whole
+    tensors, so all processes have to call it; `load_state_dict` takes such.
+
+    Raises ValueError with `dist.sp.size` above 1, and for policies of `dist.comm`, which are of
+    DistributedDataParallel's buckets.
+    """
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        super().__init__(model, config)
+        if self._mesh.num("sp") > 1:
+            raise ValueError(
+                f"[config] dist.sp.size = {self._mesh.num('sp')}: parts of a sequence go together "
+                "with dp and fsdp, and not with layers or stages that are split as well."
+            )
+        if not config.dist.comm.is_default():
+            raise ValueError(
+                "[config] dist.comm chooses how DistributedDataParallel exchanges gradients, which "
+                "does not take layers that are split. Leave its defaults (and TI-ACC's switches in "
+                "the environment unset), or set dist.tp.size to 1."
+            )
+        several = tuple(name for name in ("dp", "fsdp") if self._mesh.num(name) > 1)
+        mesh = self._mesh.device_mesh[several]
+        if "fsdp" in several:
+            units = wrapped_classes(model, config.dist.fsdp.wrap_layer_cls)
+            for module in list(model.modules()):
+                if type(module) in units and module is not model:
+                    fully_shard(module, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        else:
+            replicate(model, mesh=mesh)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        made = super().state_dict(*args, **kwargs)
+        return made | get_model_state_dict(
+            self._names, options=StateDictOptions(full_state_dict=True)
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        held = self._names.state_dict()
+        parts = {
+            name: _like(value, held[name]) if name in held else value
+            for name, value in state_dict.items()
+        }
+        return super().load_state_dict(parts, *args, **kwargs)
+
+
+def _like(whole: Any, held: Any) -> Any:
+    """A whole tensor as `held` is split; anything else as it is.
+
+    By hand: torch 2.11 cannot divide a dimension that is split twice into parts of unequal size.
+    """
+    if not isinstance(held, DTensor) or isinstance(whole, DTensor) or whole.shape != held.shape:
+        return whole
+    mesh, part = held.device_mesh, whole
+    # What torch calls a strided shard is a part of what a later dimension of the mesh has split.
+    for axis in sorted(
+        range(mesh.ndim), key=lambda axis: isinstance(held.placements[axis], _StridedShard)
+    ):
+        dim = getattr(held.placements[axis], "dim", None)
+        if dim is None:
+            continue
+        chunks = part.chunk(mesh.size(axis), dim)
+        index = mesh.get_local_rank(axis)
+        part = chunks[index] if index < len(chunks) else part.narrow(dim, 0, 0)
+    local = part.to(held.device)
+    return DTensor.from_local(
+        local, mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
+    )

@@ -1,0 +1,64 @@
+"""All ways of training in parallel together, as a configuration asks for them.
+
+What is not asked for is not imported: see `torchacc.dist`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from torchacc.dist.data_parallel import DataParallel
+from torchacc.dist.parallel_module import ParallelModule
+
+if TYPE_CHECKING:
+    from torchacc.config import Config
+
+
+class DistributedParallel(ParallelModule):
+    """Splits a model into stages, shards what remains, and averages the gradients of the rest.
+
+    Each only where its size under `config.dist` is above 1. Tensor parallel layers are split by the
+    program, before (`torchacc.dist.tp`).
+    """
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        super().__init__(model, config)
+        if self._mesh.num("pp") > 1:
+            from torchacc.dist.pipeline import PipelineParallel
+
+            inner: nn.Module = PipelineParallel(model, config, wrap_replicas)
+        else:
+            inner = wrap_replicas(model, config)
+        self._wrap(inner, inner)
+
+    def forward_backward(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        if isinstance(self._inner, ParallelModule):
+            return self._inner.forward_backward(*args, **kwargs)
+        return super().forward_backward(*args, **kwargs)
+
+
+def wrap_replicas(model: nn.Module, config: Config) -> nn.Module:
+    """`model` for the processes that train it on other data: sharded, or with gradients averaged.
+
+    One with nothing to train, or that no other process trains, is returned as it is.
+    """
+    mesh = config.get_mesh()
+    several = mesh.num("fsdp") > 1 or mesh.joint_num("dp", "sp") > 1
+    splits = mesh.num("pp") > 1 and mesh.num("fsdp") > 1
+    if mesh.num("tp") > 1 and several:
+        from torchacc.dist.composable import has_split_layers
+
+        splits |= has_split_layers(model)
+    if splits:
+        from torchacc.dist.composable import Composable
+
+        return Composable(model, config)
+    if mesh.num("fsdp") > 1:
+        from torchacc.dist.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model, config)
+    if mesh.joint_num("dp", "sp") > 1 and any(p.requires_grad for p in model.parameters()):
+        return DataParallel(model, config)
+    return model

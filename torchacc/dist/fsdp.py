@@ -1,0 +1,156 @@
+"""Fully sharded data parallel training, by torch's FullyShardedDataParallel.
+
+Of torch's two, this is the one that TorchAcc's options describe: it can make each unit one flat
+parameter, its `state_dict()` holds whole tensors under the model's names, so that a checkpoint does
+not depend on the number of processes, and it has the functions for optimizer states.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import fsdp
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from torchacc.device import device_type
+from torchacc.dist.group import current_index
+from torchacc.dist.parallel_module import ParallelModule
+from torchacc.logger import logger
+
+if TYPE_CHECKING:
+    from torchacc.config import Config
+
+_FULL = fsdp.StateDictType.FULL_STATE_DICT
+_SHARDED = fsdp.StateDictType.SHARDED_STATE_DICT
+
+
+class FullyShardedDataParallel(ParallelModule):
+    """Each process of the dimension `fsdp` holds a part of every parameter.
+
+    With `dp` above 1 the parts are held once for each of its processes. Parameters and buffers are
+    taken as they are: `accelerate` gives all processes the same. `state_dict()` gathers whole
+    tensors, so all processes have to call it.
+    """
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        super().__init__(model, config)
+        options = config.dist.fsdp
+        mesh = self._mesh
+        shards = mesh.group("fsdp")
+        # What trains on other data with the same parts.
+        several = mesh.joint_num("dp", "sp") > 1
+        strategy = fsdp.ShardingStrategy
+        units = wrapped_classes(model, options.wrap_layer_cls)
+        wrapped = fsdp.FullyShardedDataParallel(
+            model,
+            process_group=(shards, mesh.joint_group("dp", "sp")) if several else shards,
+            sharding_strategy=strategy.HYBRID_SHARD if several else strategy.FULL_SHARD,
+            auto_wrap_policy=ModuleWrapPolicy(units) if units else None,
+            device_id=torch.device(device_type(), current_index()),
+            use_orig_params=not options.flatten_parameters,
+            # It would wait for the device in every unit. Memory is planned over the whole step.
+            limit_all_gathers=False,
+        )
+        self._wrap(wrapped, wrapped)
+
+    def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
+        return self._names.clip_grad_norm_(max_grad_norm)
+
+    @staticmethod
+    def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of `optim` with this process's part of each tensor, under the model's names.
+
+        All processes have to call it.
+        """
+        sharded = sharded_module(model)
+        settings = fsdp.ShardedOptimStateDictConfig()
+        with _settings(sharded, _SHARDED, fsdp.ShardedStateDictConfig(), settings):
+            return fsdp.FullyShardedDataParallel.optim_state_dict(sharded, optim)
+
+    @staticmethod
+    def full_optim_state_dict(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        rank0_only: bool = True,
+        cpu_offload: bool = True,
+    ) -> dict[str, Any]:
+        """The state of `optim` with whole tensors, under the model's names.
+
+        All processes have to call it; with `rank0_only` the others get an empty dictionary.
+        """
+        sharded = sharded_module(model)
+        with _full(sharded, rank0_only, cpu_offload):
+            return fsdp.FullyShardedDataParallel.optim_state_dict(sharded, optim)
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any],
+        rank0_only: bool = True,
+    ) -> dict[str, Any]:
+        """This process's part of a state with whole tensors, ready for `optim.load_state_dict`.
+
+        All processes have to call it; with `rank0_only` the others need not have the state.
+        """
+        sharded = sharded_module(model)
+        with _full(sharded, rank0_only, cpu_offload=True):
+            return fsdp.FullyShardedDataParallel.optim_state_dict_to_load(
+                sharded, optim, optim_state_dict
+            )
+
+
+def sharded_module(model: nn.Module) -> fsdp.FullyShardedDataParallel:
+    """torch's wrapper inside `model`. Raises ValueError if there is none."""
+    found = model
+    while isinstance(found, ParallelModule):
+        found = found._inner
+    if not isinstance(found, fsdp.FullyShardedDataParallel):
+        raise ValueError(
+            f"[fsdp] the model is a {type(model).__name__} that is not sharded. Pass what "
+            "accelerate returned with dist.fsdp.size above 1."
+        )
+    return found
+
+
+def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
+    """What is a unit of its own: the classes of the model that have one of the names."""
+    present = {type(module) for module in model.modules()}
+    chosen = {kind for kind in present if kind.__name__ in names}
+    missing = names - {kind.__name__ for kind in chosen}
+    if missing:
+        logger.warning(
+            "[config] dist.fsdp.wrap_layer_cls: the model has no module of class %s. It has: %s",
+            ", ".join(sorted(missing)),
+            ", ".join(sorted({kind.__name__ for kind in present})),
+        )
+    return chosen
+
+
+@contextmanager
+def _full(
+    sharded: fsdp.FullyShardedDataParallel, rank0_only: bool, cpu_offload: bool
+) -> Iterator[None]:
+    model = fsdp.FullStateDictConfig(offload_to_cpu=cpu_offload, rank0_only=rank0_only)
+    optim = fsdp.FullOptimStateDictConfig(offload_to_cpu=cpu_offload, rank0_only=rank0_only)
+    with _settings(sharded, _FULL, model, optim):
+        yield
+
+
+@contextmanager
+def _settings(
+    sharded: fsdp.FullyShardedDataParallel,
+    kind: fsdp.StateDictType,
+    model: fsdp.StateDictConfig,
+    optim: fsdp.OptimStateDictConfig,
+) -> Iterator[None]:
+    with warnings.catch_warnings():
+        # It recommends functions for code that shall work with all of torch's wrappers.
+        warnings.filterwarnings("ignore", message="FSDP.state_dict_type", category=FutureWarning)
+        with fsdp.FullyShardedDataParallel.state_dict_type(sharded, kind, model, optim):
+            yield

@@ -1,0 +1,55 @@
+"""What the launcher says: torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+
+def _read(name: str, default: int, low: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if value < low:
+        raise ValueError(
+            f"[dist] {name}={text} in the environment should be a number of at least {low}. "
+            "Start with torchrun, which sets it, or unset it."
+        )
+    return value
+
+
+def world_size() -> int:
+    """How many processes were started: WORLD_SIZE in the environment, or 1."""
+    return _read("WORLD_SIZE", 1, 1)
+
+
+def rank() -> int:
+    """The number of this process among all: RANK in the environment, or 0."""
+    return _read("RANK", 0, 0)
+
+
+def local_rank() -> int:
+    """The number of this process on its machine: LOCAL_RANK in the environment, or 0."""
+    return _read("LOCAL_RANK", 0, 0)
+
+
+def local_world_size() -> int:
+    """How many processes were started on this machine: LOCAL_WORLD_SIZE, or 1."""
+    return _read("LOCAL_WORLD_SIZE", 1, 1)
+
+
+def is_launched() -> bool:
+    """Whether a launcher started this process. It may be the only one."""
+    return all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
+
+
+def present_world_size() -> int:
+    """The size of the default process group; before there is one, what the launcher says."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return world_size()

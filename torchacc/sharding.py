@@ -1,0 +1,123 @@
+"""Which part of the data each process reads, and the epochs of samplers that know it already."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Shard:
+    """Every `count`-th element of an iterable, from the element `rank` on.
+
+    All shards have the same length: elements from the beginning fill up the last round. The
+    iterable has to yield the same on every process. So where it, or a sampler that it draws from,
+    has an attribute `generator`, as torch's random samplers do, that becomes one with a seed of the
+    pass: `seed` plus the number of passes before.
+    """
+
+    def __init__(self, inner: Iterable[Any], rank: int, count: int, seed: int = 0) -> None:
+        self._inner = inner
+        self._rank = rank
+        self._count = count
+        self._seed = seed
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for owner in (self._inner, getattr(self._inner, "sampler", None)):
+            if hasattr(owner, "generator"):
+                owner.generator = torch.Generator().manual_seed(self._seed + self._passes)
+        self._passes += 1
+        first: list[Any] = []
+        current: list[Any] = []
+        for element in self._inner:
+            if len(first) < self._count:
+                first.append(element)
+            current.append(element)
+            if len(current) == self._count:
+                yield current[self._rank]
+                current = []
+        if current:
+            missing = self._count - len(current)
+            current += [first[index % len(first)] for index in range(missing)]
+            yield current[self._rank]
+
+    def __len__(self) -> int:
+        return -(-len(self._inner) // self._count)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        # Copy and pickle ask before there is an object.
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Iterable[Any]:
+    """A loader of the part of process `rank` of `count`; `loader` itself is not changed.
+
+    Of a DataLoader over a map-style data set the samples are divided, so its batches have the size
+    that they had; one with a batch sampler of its own has its batches divided. Anything else yields
+    every `count`-th of its batches, and has to yield the same ones on every process. What a
+    DistributedSampler has divided stays as it is.
+
+    `seed` has to be the same on every process.
+    """
+    if count == 1 or distributed_sampler(loader) is not None:
+        return loader
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return Shard(loader, rank, count, seed)
+    made = copy.copy(loader)
+    # The loader refuses to have these assigned, since its workers know the old ones: this one has
+    # none yet.
+    state = made.__dict__
+    state["_iterator"] = None
+    if type(loader.batch_sampler) is BatchSampler:
+        sampler = Shard(copy.copy(loader.sampler), rank, count, seed)
+        state["sampler"] = sampler
+        state["batch_sampler"] = BatchSampler(sampler, loader.batch_size, loader.drop_last)
+    elif loader.batch_sampler is not None:
+        state["batch_sampler"] = Shard(copy.copy(loader.batch_sampler), rank, count, seed)
+    else:
+        state["sampler"] = Shard(copy.copy(loader.sampler), rank, count, seed)
+    return made
+
+
+def distributed_sampler(loader: Iterable[Any]) -> DistributedSampler[Any] | None:
+    """The DistributedSampler that a loader draws from, if it does."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        sampler = getattr(owner, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            return sampler
+    return None
+
+
+class _NotedSetEpoch:
+    """In the place of a sampler's `set_epoch`: does the same, and notes that it was called."""
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        self.sampler = sampler
+        self.called = False
+
+    def __call__(self, epoch: int) -> None:
+        self.called = True
+        type(self.sampler).set_epoch(self.sampler, epoch)
+
+
+def follow_epochs(sampler: DistributedSampler[Any]) -> None:
+    """From now on `next_epoch` counts the passes over `sampler`."""
+    if not isinstance(sampler.__dict__.get("set_epoch"), _NotedSetEpoch):
+        sampler.set_epoch = _NotedSetEpoch(sampler)  # type: ignore[method-assign]
+
+
+def next_epoch(sampler: DistributedSampler[Any], passes: int) -> None:
+    """Begins pass number `passes` (from 0) over `sampler`: it shuffles anew.
+
+    Once the program has called `set_epoch`, that is the program's.
+    """
+    noted = sampler.__dict__.get("set_epoch")
+    if isinstance(noted, _NotedSetEpoch) and not noted.called and passes > 0:
+        type(sampler).set_epoch(sampler, sampler.epoch + 1)

@@ -1,0 +1,137 @@
+"""The backend `acc` (alias `lazy`) of torch.distributed.
+
+    torch.distributed.init_process_group("acc")
+
+Collectives on acc tensors are recorded like operators. What carries them is PyTorch's own: NCCL
+where acc tensors lie on GPUs, Gloo on hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from torchacc_device import _C, _patches
+
+# "lazy" is what TorchAcc called it.
+NAMES = ("acc", "lazy")
+
+
+def install() -> None:
+    """Makes the backend known to torch.distributed, where there is one; a second call does nothing.
+
+    The first name is what `init_process_group()` takes while acc is the accelerator.
+    """
+    if not dist.is_available():
+        return
+    for name in NAMES:
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, _create, extended_api=True, devices=["acc"])
+    if any(os.environ.get(name, "") not in ("", "0") for name in _SWITCHES):
+        follow_switches()
+
+
+# TI-ACC's, of how gradients are exchanged (torchacc.config_comm says what they mean).
+_SWITCHES = (
+    "LIGHT_2D_ALLREDUCE",
+    "LIGHT_TOPK_ALLREDUCE",
+    "TIACC_TRAINING_FUSION_THRESHOLD",
+    "TIACC_TRAINING_NUM_NCCL_STREAMS",
+)
+
+
+def follow_switches() -> None:
+    """DistributedDataParallel of programs that do not call `accelerate` follows them, too."""
+    _patches.apply_exchanging(_construct)
+
+
+def _construct(*args: Any, **options: Any) -> None:
+    # The front end is imported only where it is wanted.
+    from torchacc.dist.data_parallel import construct
+
+    construct(*args, **options)
+
+
+def _create(options: Any, transport_options: Any) -> dist.Backend:
+    """Called by torch.distributed on each rank of a new group.
+
+    `transport_options`: of ProcessGroupNCCL, what the user gave as `pg_options`; else None.
+    """
+    # A group that is made again in the same store has another name there, or its ranks would find
+    # the addresses of the old one. All ranks make a group, so that each of them counts the same.
+    made = options.store.add(f"made/{options.group_rank}", 1)
+    store = dist.PrefixStore(f"made/{made}", options.store)
+    arguments = (store, options.group_rank, options.group_size)
+    if _C.executor_name() == "host":
+        transport = dist.ProcessGroupGloo(*arguments, timeout=options.timeout)
+    else:
+        transport = _nccl(arguments, options, transport_options)
+    transport.options.global_ranks_in_group = options.global_ranks_in_group
+    transport.options.group_name = options.group_id
+    transport._set_sequence_number_for_group()
+    if options.group_size > 1 and _C.executor_name() == "host":
+        _agree_on_kernels(*arguments, options.timeout)
+    return _C.ProcessGroupACC(transport, store)
+
+
+# Why this process uses no generated kernels, once it has agreed to that; "" before.
+_unfused = ""
+
+
+def _agree_on_kernels(store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Where one rank has no generated kernels no rank uses any.
+
+    What all ranks compute, the update of replicated parameters, would differ in its last bits, and
+    more with each step. That they have kernels is what they agree on, and not whose: compilers and
+    processors may differ. On GPUs the compiler comes with torch.
+    """
+    global _unfused
+    problem = _unfused or _C.kernels_problem()
+    if problem:
+        store.set("kernels/problem", f"rank {rank}: {problem}")
+    if store.add("kernels/told", 1) == size:
+        store.set("kernels/all", "1")
+    store.wait(["kernels/all"], timeout)
+    if not store.check(["kernels/problem"]):
+        return
+    told = store.get("kernels/problem").decode()
+    if not _unfused and not problem.startswith("ACC_MODE="):
+        warnings.warn(
+            f"[torch.distributed] no rank uses generated kernels, since one has none: {told}",
+            stacklevel=2,
+        )
+    _unfused = _unfused or told
+    _C.run_unfused()
+
+
+def _let_ranks_capture_alone() -> None:
+    """Each rank captures a step when its own plan repeats, and a rank that logs has other plans.
+
+    By default NCCL registers the memory of collectives while they are captured, and waits with that
+    until all ranks do the same. It reads the variable at the first communicator of a process.
+    """
+    name = "NCCL_GRAPH_REGISTER"
+    given = os.environ.setdefault(name, "0")
+    if given != "0":
+        warnings.warn(
+            f"[torch.distributed] {name}={given}: NCCL waits for all ranks to capture a collective "
+            "together, and acc's do not. Unset it, or set ACC_MODE=nograph.",
+            stacklevel=2,
+        )
+
+
+def _nccl(arguments: tuple[Any, int, int], options: Any, given: Any) -> dist.Backend:
+    if given is None:
+        given = dist.ProcessGroupNCCL.Options()
+    elif not isinstance(given, dist.ProcessGroupNCCL.Options):
+        raise TypeError(
+            f"[torch.distributed] pg_options is a {type(given).__name__}; on GPUs the process "
+            'group "acc" takes torch.distributed.ProcessGroupNCCL.Options.'
+        )
+    given._timeout = options.timeout
+    _let_ranks_capture_alone()
+    return dist.ProcessGroupNCCL(*arguments, given)

@@ -1,0 +1,30 @@
+#include "torchacc_device/csrc/distributed_bindings.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "distributed/process_group.h"
+#include "torchacc_device/csrc/guarded.h"
+
+namespace acc::bindings {
+
+namespace py = pybind11;
+using distributed::ProcessGroupACC;
+
+bool bind_distributed(py::module_& m) {
+  if (!py::hasattr(py::module_::import("torch._C"), "_c10d_init")) return false;
+  py::module_::import("torch.distributed");
+  py::class_<ProcessGroupACC, c10d::Backend, c10::intrusive_ptr<ProcessGroupACC>>(
+      m, "ProcessGroupACC",
+      "The process group of the device acc. Collectives on its tensors are operators of the step "
+      "that is being recorded, and are done by `transport`: a ProcessGroupGloo on hosts, a "
+      "ProcessGroupNCCL on GPUs.")
+      .def(py::init([](c10::intrusive_ptr<c10d::Backend> transport,
+                       c10::intrusive_ptr<c10d::Store> store) {
+             return c10::make_intrusive<ProcessGroupACC>(std::move(transport), std::move(store));
+           }),
+           py::arg("transport"), py::arg("store"))
+      .def_property_readonly("transport", &ProcessGroupACC::transport);
+  return true;
+}
+
+}  // namespace acc::bindings
