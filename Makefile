@@ -31,7 +31,7 @@ test:
 
 test-full:
 	@sh scripts/setup.sh test '$(PYTHON)'
-	@$(VENV_PYTHON) scripts/run_tests.py --keep-going --full
+	@$(VENV_PYTHON) scripts/run_tests.py --full --keep-going
 
 develop:
 	@$(or $(PYTHON),python3) scripts/native.py develop

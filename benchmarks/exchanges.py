@@ -53,8 +53,8 @@ class Exchanges:
         }
         ranks = torch.arange(self.ranks).view(2, inside)
         self.groups = {
-            "within a host": comm._own_group(ranks.tolist()),
-            "between hosts": comm._own_group(ranks.t().tolist()),
+            "within a host": comm.own_group(ranks.tolist(), everyone),
+            "between hosts": comm.own_group(ranks.t().tolist(), everyone),
         }
         self.buckets: dict[int, Bucket] = {}
 

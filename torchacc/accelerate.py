@@ -17,7 +17,6 @@ from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger
-from torchacc.sharding import shard_loader
 
 
 @overload
@@ -101,13 +100,16 @@ def accelerate(
     several.prepare(model)
     device = _device_of(model)
     # Everything that can be refused is refused before anything is changed.
+    together = several.trains_together(model)
+    if together:
+        several.check(model, config)
     wrapped = None if loader is None else _wrap(loader, device, config)
 
     install_hooks()
     if config.memory.gc and not isinstance(model, ParallelModule):
         count = gradient_checkpoint(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)
-    if not several.trains_together(model):
+    if not together:
         model.to(device)
         follow_device(model)
     else:
@@ -163,11 +165,17 @@ def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncL
                 f"[accelerate] the loader already delivers to {loader.device}, and the model goes "
                 f"to {device}. Pass the loader that it was made from."
             )
+        if config.dataloader.shard and several.is_one_of_several() and not loader.is_divided:
+            raise ValueError(
+                "[accelerate] config.dataloader.shard is set, and the loader is an AsyncLoader, "
+                "which reads ahead and cannot be divided any more. Pass the loader that it was "
+                "made from."
+            )
         return loader
     check_iterable(loader, "accelerate")
     options = config.dataloader
     return AsyncLoader(
-        shard_loader(loader, *several.data_place(config)) if options.shard else loader,
+        several.divided(loader, config) if options.shard else loader,
         device,
         buckets=options.buckets,
         max_length=options.max_length,

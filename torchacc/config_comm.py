@@ -37,7 +37,7 @@ def _number(name: str, default: Any, kind: type[int] | type[float]) -> Callable[
         except ValueError:
             raise ValueError(
                 f"[config] {name}={text} in the environment should be a number "
-                f"({kind.__name__}), for example {default}."
+                f"({kind.__name__}), for example {default if default is not None else 8}."
             ) from None
 
     return read
@@ -67,9 +67,10 @@ class CommConfig(Node):
     sum is rounded too. `topk` sends only the share `topk_ratio` of the largest elements of buckets
     of at least `topk_threshold` bytes, and adds the rest to the next step's; `topk_fp16` sends
     their values in float16. `hierarchical` sums buckets of less than `hierarchical_threshold` bytes
-    within each machine first (`intra_size` processes each), then across machines, each process its
-    part. With `streams` above 1 buckets take turns on as many groups of the same processes, so that
-    several are under way on streams of a GPU, or connections, of their own.
+    within each machine first (`intra_size` processes each; None: as many as were started on each,
+    8 where no launcher says it), then across machines, each process its part. With `streams` above
+    1 buckets take turns on as many groups of the same processes, so that several are under way on
+    streams of a GPU, or connections, of their own.
     """
 
     fusion_threshold: int | str | None = made_setting(
@@ -79,7 +80,9 @@ class CommConfig(Node):
     )
     compression: str | None = setting(None, optional(is_str), "of str type, or None")
     hierarchical: bool = made_setting(_flag("LIGHT_2D_ALLREDUCE"), is_bool, "of bool type")
-    intra_size: int = made_setting(_number("LIGHT_INTRA_SIZE", 8, int), is_int, "of int type")
+    intra_size: int | None = made_setting(
+        _number("LIGHT_INTRA_SIZE", None, int), optional(is_int), "of int type, or None"
+    )
     hierarchical_threshold: int = made_setting(
         _number("LIGHT_HIERARCHICAL_THRESHOLD", 1 << 30, int), is_int, "of int type"
     )
@@ -119,5 +122,15 @@ class CommConfig(Node):
 
     def is_default(self) -> bool:
         """Whether gradients are exchanged by plain all-reduces."""
-        ways = self.compression is not None or self.topk or self.hierarchical
-        return not ways and self.streams == 1
+        return not set(self.changed()) - {"fusion_threshold"}
+
+    def changed(self) -> list[str]:
+        """The options that ask for another exchange than DistributedDataParallel's own."""
+        asked = {
+            "fusion_threshold": self.fusion_threshold is not None,
+            "compression": self.compression is not None,
+            "topk": self.topk,
+            "hierarchical": self.hierarchical,
+            "streams": self.streams > 1,
+        }
+        return [name for name, is_asked in asked.items() if is_asked]

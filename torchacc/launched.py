@@ -38,14 +38,24 @@ def local_rank() -> int:
     return _read("LOCAL_RANK", 0, 0)
 
 
-def local_world_size() -> int:
-    """How many processes were started on this machine: LOCAL_WORLD_SIZE, or 1."""
-    return _read("LOCAL_WORLD_SIZE", 1, 1)
+def local_world_size(default: int = 1) -> int:
+    """How many processes were started on this machine: LOCAL_WORLD_SIZE, or `default`."""
+    return _read("LOCAL_WORLD_SIZE", default, 1)
 
 
 def is_launched() -> bool:
     """Whether a launcher started this process. It may be the only one."""
     return all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
+
+
+def is_half_launched() -> bool:
+    """Whether one of RANK and WORLD_SIZE says that there are others, and the other is missing."""
+    return not is_launched() and (world_size() > 1 or bool(os.environ.get("RANK")))
+
+
+def has_local_rank() -> bool:
+    """Whether this process knows its place on its machine."""
+    return bool(os.environ.get("LOCAL_RANK"))
 
 
 def present_world_size() -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchacc.bucketing import DEFAULT_BUCKETS, Bucketing, uniform_buckets
 from torchacc.device import is_lazy_device, lazy_device
-from torchacc.sharding import distributed_sampler, follow_epochs, next_epoch
+from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc_device import _boundary
 
 # A thread that waits for a slow data set when the process ends is left behind after so long.
@@ -321,6 +321,11 @@ class AsyncLoader:
         self._sampler = distributed_sampler(loader)
         if self._sampler is not None:
             follow_epochs(self._sampler)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it reads a part of the data, and other processes read the others."""
+        return is_divided(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         last = self._last() if self._last is not None else None

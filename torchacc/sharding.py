@@ -7,20 +7,24 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
+
+from torchacc.logger import say_once
 
 
 class Shard:
     """Every `count`-th element of an iterable, from the element `rank` on.
 
     All shards have the same length: elements from the beginning fill up the last round. The
-    iterable has to yield the same on every process. So where it, or a sampler that it draws from,
-    has an attribute `generator`, as torch's random samplers do, that becomes one with a seed of the
-    pass: `seed` plus the number of passes before.
+    iterable has to yield the same on every process. So with a `seed`, where it, or a sampler that
+    it draws from, has an attribute `generator`, as torch's random samplers do, that becomes one
+    with a seed of the pass: `seed` plus the number of passes before.
     """
 
-    def __init__(self, inner: Iterable[Any], rank: int, count: int, seed: int = 0) -> None:
+    def __init__(
+        self, inner: Iterable[Any], rank: int, count: int, seed: int | None = None
+    ) -> None:
         self._inner = inner
         self._rank = rank
         self._count = count
@@ -28,9 +32,10 @@ class Shard:
         self._passes = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for owner in (self._inner, getattr(self._inner, "sampler", None)):
-            if hasattr(owner, "generator"):
-                owner.generator = torch.Generator().manual_seed(self._seed + self._passes)
+        if self._seed is not None:
+            for owner in (self._inner, getattr(self._inner, "sampler", None)):
+                if hasattr(owner, "generator"):
+                    owner.generator = torch.Generator().manual_seed(self._seed + self._passes)
         self._passes += 1
         first: list[Any] = []
         current: list[Any] = []
@@ -59,6 +64,8 @@ class Shard:
 def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Iterable[Any]:
     """A loader of the part of process `rank` of `count`; `loader` itself is not changed.
 
+    Those with the same `rank`, which may be the only one, read the same in the same order.
+
     Of a DataLoader over a map-style data set the samples are divided, so its batches have the size
     that they had; one with a batch sampler of its own has its batches divided. Anything else yields
     every `count`-th of its batches, and has to yield the same ones on every process. What a
@@ -66,24 +73,51 @@ def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Ite
 
     `seed` has to be the same on every process.
     """
-    if count == 1 or distributed_sampler(loader) is not None:
+    if distributed_sampler(loader) is not None:
         return loader
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return Shard(loader, rank, count, seed)
+    if not isinstance(loader, DataLoader):
+        return Shard(loader, rank, count)
     made = copy.copy(loader)
     # The loader refuses to have these assigned, since its workers know the old ones: this one has
     # none yet.
     state = made.__dict__
     state["_iterator"] = None
+    if isinstance(loader.dataset, IterableDataset):
+        return Shard(made, rank, count, seed)
     if type(loader.batch_sampler) is BatchSampler:
-        sampler = Shard(copy.copy(loader.sampler), rank, count, seed)
+        sampler = Shard(_own(loader.sampler), rank, count, seed)
         state["sampler"] = sampler
         state["batch_sampler"] = BatchSampler(sampler, loader.batch_size, loader.drop_last)
     elif loader.batch_sampler is not None:
-        state["batch_sampler"] = Shard(copy.copy(loader.batch_sampler), rank, count, seed)
+        state["batch_sampler"] = Shard(_own(loader.batch_sampler), rank, count, seed)
     else:
-        state["sampler"] = Shard(copy.copy(loader.sampler), rank, count, seed)
+        state["sampler"] = Shard(_own(loader.sampler), rank, count, seed)
     return made
+
+
+def _own(sampler: Any) -> Any:
+    """A copy that may be given generators. Warns of one that has no use for them."""
+    made = copy.copy(sampler)
+    drawn_from = getattr(made, "sampler", None)
+    if drawn_from is not None:
+        made.sampler = drawn_from = copy.copy(drawn_from)
+    owners = (made, drawn_from)
+    if not any(hasattr(each, "generator") or type(each) is SequentialSampler for each in owners):
+        kind = type(sampler).__name__
+        say_once(
+            f"sampler {kind}",
+            f"[accelerate] {kind} has no attribute `generator` that could be seeded: it has to "
+            "yield the same on every process (dataloader.shard).",
+        )
+    return made
+
+
+def is_divided(loader: Iterable[Any]) -> bool:
+    """Whether it is, or draws from, a part for one of several processes."""
+    if distributed_sampler(loader) is not None:
+        return True
+    samplers = (getattr(loader, name, None) for name in ("sampler", "batch_sampler"))
+    return any(isinstance(each, Shard) for each in (loader, *samplers))
 
 
 def distributed_sampler(loader: Iterable[Any]) -> DistributedSampler[Any] | None:

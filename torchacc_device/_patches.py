@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -142,11 +143,41 @@ def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
 def _replacing_group(original: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*args: Any, **options: Any) -> Any:
         # Set to None by `undo`, which functions that were bound before know nothing of.
-        if _before_group is not None:
-            _before_group()
-        return original(*args, **options)
+        put_back = _before_group() if _before_group is not None else None
+        try:
+            return original(*args, **options)
+        except BaseException:
+            if put_back is not None and not distributed_c10d.is_initialized():
+                put_back()
+            raise
 
     return init_process_group
+
+
+def _monitored(original: Callable[..., None]) -> Callable[..., None]:
+    """torch asks for a group of the name "gloo"; on a host the transport of ours is one."""
+
+    def monitored_barrier(
+        group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        chosen = group or distributed_c10d._get_default_group()
+        types = {device.type for device in getattr(chosen, "_device_types", ())}
+        if _DEVICE not in types:
+            return original(group, timeout, wait_all_ranks)
+        carrier = _DEVICE if _C.executor_name() == "host" else "cpu"
+        if carrier not in types:
+            raise ValueError(
+                "[monitored_barrier] on a GPU the group needs Gloo beside NCCL, which cannot say "
+                f"who is missing: make it with init_process_group('cpu:gloo,{_DEVICE}:{_DEVICE}'), "
+                "or call barrier()."
+            )
+        options: dict[str, Any] = {"wait_all_ranks": wait_all_ranks}
+        if timeout is not None:
+            distributed_c10d._check_valid_timeout(timeout)
+            options["timeout"] = timeout
+        return chosen._get_backend(torch.device(carrier)).monitored_barrier(**options)
+
+    return monitored_barrier
 
 
 _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
@@ -163,6 +194,8 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     # both, and from the start: programs bind the function when they are imported
     (distributed_c10d, "init_process_group", _replacing_group),
     (torch.distributed, "init_process_group", _replacing_group),
+    (distributed_c10d, "monitored_barrier", _monitored),
+    (torch.distributed, "monitored_barrier", _monitored),
 )
 
 
@@ -193,8 +226,8 @@ LATER: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WR
 _before: dict[str, Any] = {}
 
 
-# Called before a program makes its default process group.
-_before_group: Callable[[], None] | None = None
+# Called before a program makes its default process group; what it returns, if that fails.
+_before_group: Callable[[], Callable[[], None] | None] | None = None
 # Called with DistributedDataParallel's own `__init__` and its arguments, for modules on acc.
 _construct: Callable[..., None] | None = None
 
@@ -209,8 +242,11 @@ def apply() -> None:
     _apply(_WRAPPED)
 
 
-def before_group(call: Callable[[], None]) -> None:
-    """From now on `call` runs before the default process group is made."""
+def before_group(call: Callable[[], Callable[[], None] | None]) -> None:
+    """From now on `call` runs before the default process group is made.
+
+    It may return what puts things back when none could be made.
+    """
     global _before_group
     _before_group = call
 

@@ -8,7 +8,7 @@ import torch
 from tests.distributed import models
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import SETUP, close
-from torchacc.dist import cost
+from torchacc.dist import comm, cost
 
 TRAINED = """
 from torchacc.dist import comm
@@ -150,6 +150,64 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.parametrize(
+    "options", ["compression='fp16'", "topk=True, topk_ratio=0.25, topk_threshold=0"]
+)
+def test_a_step_that_overflows_is_seen_and_forgotten(device, options):
+    """A GradScaler needs the infinity, once: with what is left over it would never go away."""
+    code = (
+        SETUP
+        + CONSTANT
+        + f"""
+config.dist.comm = torchacc.config.CommConfig({options})
+model = torchacc.accelerate(Constant(), config=config)
+finite = []
+for step in range(5):
+    row = torch.ones(16)
+    if step == 1 and RANK == 1:
+        row[3] = float("inf")
+    if step == 2 and RANK == 0:
+        row[5] = 1e6  # in float16 it is infinite
+    model.zero_grad()
+    model(row.to(model.device)).backward()
+    finite.append(bool(model.weight.grad.isfinite().all()))
+report(finite=finite)
+"""
+    )
+    overflows = "fp16" in options
+    for each in run_ranks(code, 2):
+        assert each.reports["finite"] == [True, False, not overflows, True, True]
+
+
+def test_the_launcher_says_what_is_on_a_machine(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert comm.processes_inside(range(8), None) == 4
+    assert comm.processes_inside(range(0, 16, 2), None) == 2  # the other dimension is tp
+    assert comm.processes_inside(range(8), 2) == 2
+    assert comm.processes_inside(range(3), 8) == 3
+    with pytest.raises(ValueError, match=r"unlike numbers \(\[2, 4\]\)"):
+        comm.processes_inside(range(6), None)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert comm.processes_inside(range(16), None) == 8
+
+
+def test_ways_of_the_benchmark_come_to_the_average(device):
+    """benchmarks/exchanges.py, which comm.py runs on simulated hosts."""
+    code = """
+from benchmarks.exchanges import build
+torch.acc.set_device(RANK % torch.acc.device_count())
+made = build("", DEVICE, "plain")
+for way in (*made.policies, *made.groups):
+    report(**{way: made.measure({"way": way, "bytes": 40000, "steps": 2})})
+dist.destroy_process_group()
+"""
+    for each in run_ranks(code, 4):
+        ways = {"plain": 1e-6, "hierarchical": 1e-6, "fp16": 1e-3, "top-k": 1, "top-k fp16": 1}
+        for way, away in {**ways, "within a host": 1e-6, "between hosts": 1e-6}.items():
+            assert each.reports[way]["away"] <= away
+            assert len(each.reports[way]["each"]) == 2
+
+
 def test_programs_of_plain_torch_follow_the_switches_of_tiacc(device):
     _, state = models.alone()
     switches = {
@@ -198,6 +256,37 @@ dist.destroy_process_group()
         assert "are in [5, 4] process groups" in each.reports["error"]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("config.dist.comm.hierarchical = RANK == 1", "dist.comm.hierarchical = True"),
+        ("config.dist.fsdp.size = 1 + RANK", "process 1 has dist.dp.size = 1"),
+        ("config.dist.dp.size = 2; config.dist.topology.sort(reverse=RANK == 1)", "topology = ["),
+    ],
+)
+def test_options_that_differ_are_told_before_any_process_waits(device, change, said):
+    code = SETUP + change + "\ntorchacc.accelerate(models.made(0), config=config)\n"
+    for each in run_ranks(code, 2, check=False, timeout=60):
+        assert each.status == 1
+        assert "[config] the processes have other options" in each.stderr
+        assert said in each.stderr and "process 1 has" in each.stderr
+
+
+def test_what_has_no_effect_is_said(device):
+    code = (
+        SETUP
+        + """
+config.dist.fsdp.size = 2
+config.dist.dp.find_unused_parameters = True
+config.dist.comm.fusion_threshold = 1 << 20
+torchacc.accelerate(models.made(0), config=config)
+"""
+    )
+    first, second = run_ranks(code, 2)
+    names = "dist.comm.fusion_threshold, dist.dp.find_unused_parameters: without effect"
+    assert names in first.stderr and "without effect" not in second.stderr
+
+
 def test_machines_of_unequal_size_are_refused_on_every_process(device):
     code = (
         SETUP
@@ -215,7 +304,7 @@ def test_the_first_process_decides_on_the_size_of_buckets(device):
     code = (
         SETUP
         + """
-from torchacc.dist import cost
+from torchacc.dist import comm, cost
 seconds = {size: (1 + RANK) * (1e-3 + size / 1e8) for size in cost.SIZES}
 cost._seconds = lambda group, device, size: seconds[size]
 config.dist.comm.fusion_threshold = "auto"

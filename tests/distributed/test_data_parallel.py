@@ -47,6 +47,32 @@ def test_parts_of_a_batch_train_like_the_whole(device, ranks, alone):
         assert each["state"] == done[0]["state"], "the replicas differ"
 
 
+def test_a_container_has_its_items(device):
+    code = (
+        SETUP
+        + """
+import copy
+model = torchacc.accelerate(nn.Sequential(nn.Linear(4, 6), nn.ReLU()))
+report(length=len(model), kinds=[type(each).__name__ for each in model],
+       second=type(model[1]).__name__, there=model[1] in list(model))
+average = copy.deepcopy(model)
+report(copied=torch.equal(average[0].weight, model[0].weight), own=average[0] is not model[0])
+plain = torchacc.accelerate(models.made(0))
+report(true=bool(plain))
+try:
+    len(plain)
+except TypeError as error:
+    report(error=str(error))
+"""
+    )
+    for each in run_ranks(code, 2):
+        found = each.reports
+        assert (found["length"], found["kinds"]) == (2, ["Linear", "ReLU"])
+        assert found["second"] == "ReLU" and found["there"] and found["true"]
+        assert found["copied"] and found["own"]
+        assert "'Net' has no len()" in found["error"]
+
+
 def test_an_optimizer_that_was_built_before_goes_on_working(device, alone):
     code = (
         SETUP
@@ -253,7 +279,7 @@ report(read=[[x.tolist() for (x,) in loader] for _ in range(2)])
             "DataLoader(rows, sampler=DistributedSampler(rows, 2, RANK))",
             "DistributedSampler divides",
         ),
-        ("DataLoader(rows)", "The data is divided over the processes (dataloader.shard)"),
+        ("DataLoader(rows)", "The data is divided (dataloader.shard) into 2 parts."),
     ],
 )
 def test_the_log_says_once_who_reads_what(device, make, text):
@@ -289,6 +315,17 @@ def test_models_that_differ_are_refused_on_every_process(device):
         assert "process 0 has blocks.2.up.weight (float32 [10, 6]), and process 1 has head" in said
     for said in refusals("torchacc.accelerate(nn.Linear(2, 2, bias=RANK == 0))"):
         assert "process 0 has 2 tensors, and process 1 has 1 tensors" in said
+
+
+def test_a_loader_that_reads_ahead_cannot_be_divided(device):
+    code = """
+config.dataloader.shard = True
+model, loader = torchacc.accelerate(models.made(0), [torch.ones(1)] * 4, config)
+assert torchacc.accelerate(model, loader, config)[1] is loader and len(loader) == 2
+torchacc.accelerate(model, torchacc.AsyncLoader([torch.ones(1)] * 4), config)
+"""
+    for said in refusals(code):
+        assert "the loader is an AsyncLoader, which reads ahead" in said
 
 
 def test_sizes_that_need_other_processes_are_refused_on_every_process(device):

@@ -64,11 +64,47 @@ model.note = "other"
 assert plain.note == "other"
 """
     )
+    code += """
+whole = list(dict(models.made(0).named_modules()))
+report(modules=list(dict(model.named_modules())) == whole,
+       buffers=dict(model.named_buffers()).keys() == {"scale"},
+       parameters=sorted(dict(model.named_parameters())))
+"""
     for each in run_ranks(code, 2):
         found = each.reports
+        assert found["modules"] and found["buffers"]
+        blocks = [f"blocks.{index}._flat_param" for index in range(3)]
+        assert found["parameters"] == ["_flat_param", *blocks]
         assert found["units"] == 4 and found["same"]  # three blocks and the rest
         assert found["total"] / 2 <= found["held"] <= found["total"] / 2 + 4
         assert found["kinds"] == ["DistributedParallel"] + ["FullyShardedDataParallel"] * 2
+
+
+def test_names_are_the_models_where_parameters_are_kept(device):
+    code = (
+        SHARD
+        + """
+config.dist.fsdp.flatten_parameters = False
+plain = models.made(RANK)
+names = [name for name, _ in plain.named_parameters()]
+plain.head.bias.requires_grad_(False)
+model = torchacc.accelerate(plain, config=config)
+report(same=[name for name, _ in model.named_parameters()] == names,
+       frozen=[name for name, p in model.named_parameters() if not p.requires_grad])
+try:
+    plain = models.made(RANK)
+    plain.blocks[1].up.bias.requires_grad_(False)
+    config.dist.fsdp.flatten_parameters = True
+    torchacc.accelerate(plain, config=config)
+except ValueError as error:
+    report(error=str(error), whole=all(p.device.type == "cpu" for p in plain.parameters()))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert each.reports["same"] and each.reports["frozen"] == ["head.bias"]
+        assert "makes one parameter of blocks.1." in each.reports["error"]
+        assert "blocks.1.up.bias, which is not" in each.reports["error"]
+        assert each.reports["whole"], "the model was changed before it was refused"
 
 
 def test_states_can_be_saved_whole_and_go_into_another_number_of_processes(device, tmp_path):

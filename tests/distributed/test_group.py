@@ -158,6 +158,7 @@ torchacc.accelerate(torch.nn.Linear(3, 2))
         ({"MASTER_PORT": None}, "in the environment, and MASTER_PORT is not"),
         ({"WORLD_SIZE": "2", "RANK": None}, "in the environment, and RANK is not"),
         ({"RANK": "1"}, "RANK=1 and WORLD_SIZE=1"),
+        ({"WORLD_SIZE": None}, "in the environment, and WORLD_SIZE is not"),
     ],
 )
 def test_variables_that_are_incomplete_are_named_before_anyone_waits(device, changes, text):
@@ -199,6 +200,10 @@ else:
         rendezvous("c", b"", [0, 2])
     except ValueError as error:
         report(error=str(error))
+if RANK != 2:
+    rendezvous("pair", b"", [0, 1])
+if RANK != 1:  # process 2 was not there: nothing depends on how often
+    rendezvous("other pair", b"", [0, 2])
 rendezvous("end")
 """
     first, second, third = (each.reports for each in run_ranks(code, 3))
@@ -206,6 +211,43 @@ rendezvous("end")
         assert each["all"] == ["from 0", "from 1", "from 2"] and each["empty"] == ["", "", ""]
     assert first["some"] == third["some"] == ["", "xx"]
     assert "process 1 is not one of the replicas [0, 2]" in second["error"]
+
+
+def test_a_group_that_cannot_be_made_leaves_the_one_that_nobody_asked_for(device):
+    code = """
+import torch, torchacc
+import torch.distributed as dist
+torchacc.accelerate(torch.nn.Linear(1, 1))
+try:
+    dist.init_process_group("acc", rank=0)
+except ValueError as error:
+    print(error)
+print(dist.get_rank(), dist.get_world_size())
+store = dist.HashStore()
+dist.init_process_group("acc", store=store, rank=0, world_size=1)
+print(dist.distributed_c10d._get_default_store().has_extended_api())
+"""
+    done = run_python(code, **ALONE)
+    assert "0 1\n" in done.stdout
+
+
+def test_a_process_that_does_not_come_is_named(device):
+    code = """
+from datetime import timedelta
+from torchacc.dist import rendezvous
+dist.init_process_group("acc", timeout=timedelta(seconds=3))
+store = dist.distributed_c10d._get_default_store()
+if RANK == 0:
+    try:
+        rendezvous("here")
+    except RuntimeError as error:
+        report(error=str(error))
+    store.set("told", "1")
+store.wait(["told"], timedelta(seconds=60))
+dist.destroy_process_group()
+"""
+    first, _ = run_ranks(code, 2)
+    assert "'here': after 3 s processes [1] of [0, 1] have not come" in first.reports["error"]
 
 
 def test_processes_that_meet_at_different_places_are_told(device):
@@ -249,5 +291,8 @@ def test_more_processes_than_gpus_are_refused_and_unused_gpus_are_named(device, 
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")):
         monkeypatch.setenv(name, value)
     assert group.torchrun_line() is None
+    with pytest.raises(RuntimeError, match="WORLD_SIZE=3 and no LOCAL_RANK in the environment"):
+        group.choose_device()
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(RuntimeError, match=r"3 processes .*LOCAL_WORLD_SIZE.* it has 2 usable"):
         group.choose_device()

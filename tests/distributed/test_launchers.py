@@ -16,7 +16,6 @@ import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LIGHT_2D_ALLREDUCE")
 found = {name: os.environ.get(name) for name in names}
 found["arguments"] = sys.argv[1:]
-found["torchacc"] = "torchacc" in sys.modules
 with open(os.path.join(os.environ["FOUND"], found["RANK"]), "w") as file:
     json.dump(found, file)
 sys.exit(int(os.environ.get("STATUS", "0")))
@@ -64,7 +63,6 @@ def test_a_launcher_starts_the_program_once_for_each_rank(tmp_path, launcher, ar
             "WORLD_SIZE": "2",
             "LIGHT_2D_ALLREDUCE": "1",
             "arguments": [text.format(rank) for text in arguments],
-            "torchacc": False,
         }
         for rank in range(2)
     ]

@@ -130,7 +130,7 @@ def test_stages_can_have_split_layers(device):
     split_first = """batches = models.data()
 from torchacc.dist import tp
 config.dist.tp.size = 2
-plain = models.made(0)
+plain = models.made(RANK)
 for index in range(3):
     plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
     tp.parallelize(plain.blocks[index], plan, config)
@@ -173,10 +173,46 @@ report(norm=model.clip_grad_norm_(1e9).item(), held=sum(p.to_local().numel()
     assert sum(each["held"] for each in done) == whole
 
 
-def test_parameters_that_two_stages_share_stay_equal(device):
+def test_a_batch_of_another_size_and_one_that_cannot_be_cut(device):
+    """Sizes may change from step to step; what cannot be cut is refused on every process."""
     code = (
         SETUP
         + """
+config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1"]
+config.dist.pp.num_micro_batches = 2
+model = torchacc.accelerate(models.made(0), config=config)
+x = models.data()[0][0]
+plain = models.made(0)
+for rows in (8, 4, 8, 2):
+    model.zero_grad()
+    loss = model.forward_backward(x[:rows], output_fn=lambda out: out.square().mean())
+    expected = plain(x[:rows]).square().mean()
+    torch.testing.assert_close(loss.cpu(), expected.detach(), rtol=1e-5, atol=1e-6)
+errors = []
+for wrong in (x[:3], x[:0], x[0, 0], 5):
+    try:
+        model.forward_backward(wrong, output_fn=lambda out: out.square().mean())
+    except (TypeError, ValueError) as error:
+        errors.append(str(error))
+try:
+    model.forward_backward()
+except TypeError as error:
+    errors.append(str(error))
+loss = model.forward_backward(x, output_fn=lambda out: out.square().mean())
+torch.testing.assert_close(loss.cpu(), plain(x).square().mean().detach(), rtol=1e-5, atol=1e-6)
+report(errors=errors)
+"""
+    )
+    for each in run_ranks(code, 2):
+        short, empty, scalar, number, missing = each.reports["errors"]
+        assert "num_micro_batches = 2 parts of one size: x has 3 rows" in short
+        assert "x has 0 rows" in empty
+        assert "x is a 0-dimensional tensor, which cannot be cut" in scalar
+        assert "x is a int" in number
+        assert "missing" in missing or "not passed" in missing
+
+
+TIED = """
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -190,6 +226,40 @@ expected = Tied()
 expected.load_state_dict(plain.state_dict())
 config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
 config.dist.pp.num_micro_batches = 2
+"""
+
+
+def test_parameters_that_sharded_stages_share_stay_equal(device):
+    code = (
+        SETUP
+        + TIED
+        + """
+config.dist.fsdp.size = 2
+model = torchacc.accelerate(plain, config=config)
+both = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+loss = model.forward_backward(both[model.mesh.get_fsdp_rank()])
+value = (expected(both[0]) + expected(both[1])) / 2
+value.backward()
+(grad,) = [p.grad.full_tensor().cpu() for p in model.parameters()]
+torch.testing.assert_close(grad, expected.first.weight.grad)
+norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.01)
+torch.testing.assert_close(model.clip_grad_norm_(0.01).cpu(), norm)
+torch.optim.SGD(model.parameters(), lr=1.0).step()
+torch.optim.SGD(expected.parameters(), lr=1.0).step()
+(weight,) = model.state_dict().values()
+torch.testing.assert_close(weight.cpu(), expected.first.weight.detach())
+report(done=True)
+"""
+    )
+    for each in run_ranks(code, 4):
+        assert each.reports["done"]
+
+
+def test_parameters_that_two_stages_share_stay_equal(device):
+    code = (
+        SETUP
+        + TIED
+        + """
 model = torchacc.accelerate(plain, config=config)
 x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 for _ in range(2):
@@ -214,6 +284,36 @@ except RuntimeError as error:
     )
     for each in run_ranks(code, 2):
         assert "Call model.forward_backward" in each.reports["error"]
+
+
+def test_several_parameters_that_different_stages_share(device):
+    """Their groups are made in the same order everywhere, also by stages that are in some only."""
+    code = (
+        SETUP
+        + """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.b.weight, self.c.bias = self.a.weight, self.a.bias
+    def forward(self, x):
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x))))).square().mean()
+torch.manual_seed(0)
+plain, expected = Tied(), Tied()
+expected.load_state_dict(plain.state_dict())
+config.dist.pp.size, config.dist.pp.split_points = 3, ["b", "c"]
+model = torchacc.accelerate(plain, config=config)
+x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+model.forward_backward(x)
+expected(x).backward()
+grads = dict(expected.named_parameters(remove_duplicate=False))
+for name, parameter in model.named_parameters():
+    torch.testing.assert_close(parameter.grad.cpu(), grads[name].grad)
+report(done=True)
+"""
+    )
+    for each in run_ranks(code, 3):
+        assert each.reports["done"]
 
 
 def test_a_model_that_is_not_split_has_no_pipeline(device):

@@ -60,6 +60,31 @@ dist.barrier(device_ids=[device.index])
         assert "warning" not in rank.stderr.lower()
 
 
+@pytest.mark.parametrize("backend", ['"acc"', '"cpu:gloo,acc:acc"'])
+def test_a_monitored_barrier_names_who_is_missing(backend):
+    code = f"""
+from datetime import timedelta
+dist.init_process_group({backend})
+store = dist.distributed_c10d._get_default_store()
+dist.monitored_barrier()
+torch.distributed.monitored_barrier(dist.group.WORLD, timedelta(seconds=30), wait_all_ranks=True)
+if RANK == 0:
+    try:
+        dist.monitored_barrier(timeout=timedelta(seconds=1))
+    except RuntimeError as error:
+        report(error=str(error))
+    store.set("told", "1")
+store.wait(["told"])
+try:
+    dist.monitored_barrier(timeout=5)
+except TypeError as error:
+    report(wrong=str(error))
+"""
+    first, second = one(code)
+    assert "Rank 1 failed to pass monitoredBarrier" in first.reports["error"]
+    assert "timedelta" in first.reports["wrong"]
+
+
 def test_hooks_of_ddp():
     code = """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

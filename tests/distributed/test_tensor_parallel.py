@@ -14,7 +14,7 @@ SPLIT = (
     + """
 from torchacc.dist import tp
 config.dist.tp.size = 2
-plain = models.made(0)  # the same on every process: accelerate leaves what is split alone
+plain = models.made(RANK)  # all start from the first process's
 plan = {}
 for index in range(3):
     plan[f"blocks.{index}.up"] = tp.ColwiseParallel()
@@ -68,6 +68,14 @@ def test_policies_of_buckets_are_refused_where_layers_are_split(device):
     for each in run_ranks(code, 4, check=False):
         assert each.status == 1
         assert "does not take layers that are split" in each.stderr
+
+
+def test_an_order_that_torch_cannot_shard_over_is_refused(device):
+    order = "tp.size = 2; config.dist.topology = ['tp', 'dp', 'fsdp', 'pp']"
+    code = SPLIT.replace("tp.size = 2", f"fsdp.size = 2; config.dist.{order}", 1)
+    for each in run_ranks(code, 4, check=False):
+        assert each.status == 1
+        assert "torch shards only over dimensions in the order fsdp, tp" in each.stderr
 
 
 @pytest.mark.parametrize("chosen", ["dp", "fsdp"])

@@ -129,7 +129,8 @@ def train(optimizer: torch.optim.Optimizer, parameters: list[Tensor], steps: int
             optimizer.step()
             vary(optimizer)
             helpers.flush()
-        names = ("steps", "kernel_launches", "plans_built", "jit/compiled")
+        # Kernels come with plans; that of a plan that ran once may be compiled later, beside these.
+        names = ("steps", "kernel_launches", "plans_built")
         counts.append({name: counted[name] for name in names})
     return counts
 
@@ -145,7 +146,7 @@ def test_the_update_of_all_parameters_is_one_kernel(acc_only, name, form):
     parameters = parameters_of(SHAPES, torch.float32)
     optimizer = create(name, form, parameters)
     counts = train(optimizer, parameters, SETTLED + 4)[SETTLED:]
-    wanted = {"steps": 1, "kernel_launches": len(SHAPES), "plans_built": 0, "jit/compiled": 0}
+    wanted = {"steps": 1, "kernel_launches": len(SHAPES), "plans_built": 0}
     if form == "fused":
         # One call of ATen's, and a kernel that counts the steps where the state has such a count.
         counts_steps = "step" in optimizer.state[parameters[0]]

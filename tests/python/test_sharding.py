@@ -12,6 +12,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     TensorDataset,
 )
@@ -135,9 +136,48 @@ def test_the_loader_itself_is_not_changed_and_its_workers_are_not_shared():
     assert type(part) is DataLoader and part.dataset is loader.dataset
 
 
+def test_processes_that_share_a_part_read_the_same():
+    """The stages of a pipeline: one part, and the same order on all."""
+    made = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        loader = DataLoader(dataset(8), batch_size=2, shuffle=True)
+        made.append(shard_loader(loader, 0, 1, seed=5))
+    first, second = (read(each) for each in made)
+    assert first == second and sorted(sum(first, [])) == list(range(8))
+    assert read(made[0]) == read(made[1]) != first  # the next pass
+
+
+def test_loaders_and_samplers_of_the_program_are_not_given_generators():
+    stream = DataLoader(Stream(), batch_size=None)
+    taken = [int(each) for each in shard_loader(stream, 1, 2, seed=0)]
+    assert taken == [1, 3, 5, 7]
+    assert stream.generator is None
+    sampler = RandomSampler(dataset(8))
+
+    class Own(BatchSampler):
+        pass
+
+    loader = DataLoader(dataset(8), batch_sampler=Own(sampler, 2, False))
+    part = shard_loader(loader, 0, 2, seed=0)
+    assert len(read(part)) == 2
+    assert sampler.generator is None and loader.batch_sampler.sampler is sampler
+
+
+def test_a_sampler_that_cannot_be_seeded_is_told(caplog):
+    class Drawn(Sampler):
+        def __iter__(self):
+            return iter(torch.randperm(8).tolist())
+
+    shard_loader(DataLoader(dataset(8), sampler=Drawn()), 0, 2, seed=0)
+    assert "Drawn has no attribute `generator`" in caplog.text
+    shard_loader(DataLoader(dataset(8)), 0, 2, seed=0)
+    assert "SequentialSampler" not in caplog.text
+
+
 def test_one_process_and_a_divided_loader_are_left_alone():
     loader = DataLoader(dataset(8))
-    assert shard_loader(loader, 0, 1, 0) is loader
+    assert torchacc.accelerate(torch.nn.Linear(1, 1), loader)[1]._loader is loader
     sampler = DistributedSampler(dataset(8), num_replicas=2, rank=0)
     for loader in (
         DataLoader(dataset(8), sampler=sampler),

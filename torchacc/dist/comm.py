@@ -7,7 +7,8 @@ them is there. Shapes depend on the bucket alone, so every step records the same
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed import GradBucket, ProcessGroup, distributed_c10d
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from torchacc import launched
 from torchacc.device import device_type
 from torchacc.logger import logger
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # A hierarchical all-reduce is done in pieces of at least so many bytes, and in at most so many.
 _PIECE, _PIECES = 1 << 20, 32
+_INSIDE = 8  # processes on a machine, where nobody says how many: TI-ACC's default
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -59,10 +62,10 @@ def register_policy(model: DistributedDataParallel, policy: Policy) -> None:
 def _several(group: ProcessGroup, streams: int) -> list[ProcessGroup]:
     """`group` and others of the same processes: collectives of one group come one by one."""
     ranks = dist.get_process_group_ranks(group)
-    return [group, *(_own_group([ranks], group) for _ in range(streams - 1))]
+    return [group, *(own_group([ranks], group) for _ in range(streams - 1))]
 
 
-def _own_group(groups: list[list[int]], like: ProcessGroup) -> ProcessGroup:
+def own_group(groups: list[list[int]], like: ProcessGroup) -> ProcessGroup:
     """The group of this process among `groups`, with the backend and the timeout of `like`.
 
     All processes of `like` have to call it, and make groups in the same order. Raises RuntimeError
@@ -86,6 +89,32 @@ def _own_group(groups: list[list[int]], like: ProcessGroup) -> ProcessGroup:
     # Names are counted by all processes alike, whatever groups each of them is in.
     made = [dist.new_group(ranks, timeout, backend) for ranks in groups]
     return next(g for g, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+
+
+def processes_inside(ranks: Sequence[int], intra_size: int | None) -> int:
+    """How many neighbours of `ranks` are on one machine: `intra_size`, at most all.
+
+    With None it is how many of them the launcher has started on each machine, or 8. Raises
+    ValueError for a number that does not divide them, or where machines have unlike numbers.
+    """
+    if intra_size is None:
+        local = launched.local_world_size(default=_INSIDE)
+        counts = set(Counter(rank // local for rank in ranks).values())
+        if len(counts) > 1:
+            raise ValueError(
+                f"[config] dist.comm.hierarchical: of the processes {list(ranks)}, which average "
+                f"gradients, the machines have unlike numbers ({sorted(counts)}). Leave it False, "
+                "or start as many on each machine."
+            )
+        return counts.pop()
+    inside = min(intra_size, len(ranks))
+    if len(ranks) % inside:
+        raise ValueError(
+            f"[config] dist.comm.intra_size = {intra_size} does not divide the {len(ranks)} "
+            "processes of data parallel training: set it (or LIGHT_INTRA_SIZE) to the number of "
+            "processes on each machine, or leave it None."
+        )
+    return inside
 
 
 class Policy(ABC):
@@ -125,7 +154,10 @@ class Plain(Policy):
 
 
 class _Feedback:
-    """What a lossy exchange left out, by bucket; it is added to the gradients of the next step."""
+    """What a lossy exchange left out, by bucket; it is added to the gradients of the next step.
+
+    Both are as large as the scale of their step's loss made them.
+    """
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[tuple[int, ...], Tensor]] = {}
@@ -138,7 +170,9 @@ class _Feedback:
         return flat + left if parameters == _identity(bucket) else flat.clone()
 
     def leave(self, bucket: GradBucket, left: Tensor) -> None:
-        self._left[bucket.index()] = (_identity(bucket), left)
+        # Infinities and NaN are sent, so that a GradScaler sees them, and are gone with their step.
+        finite = torch.where(left.isfinite(), left, 0.0)
+        self._left[bucket.index()] = (_identity(bucket), finite)
 
 
 def _identity(bucket: GradBucket) -> tuple[int, ...]:
@@ -222,28 +256,30 @@ class Hierarchical(Policy):
     """Adds up within each machine, then across machines, each process its part of the bucket.
 
     Between machines so travels one copy of the gradients for each machine, not for each process.
-    `intra_size` neighbouring ranks are on one machine. Buckets of `threshold` bytes and more are
-    sent as they are.
+    `intra_size` neighbouring ranks are on one machine (`processes_inside`). Buckets of `threshold`
+    bytes and more are sent as they are.
 
     All processes of the group have to make one. Raises ValueError when `intra_size` does not divide
     the number of processes.
     """
 
-    def __init__(self, groups: list[ProcessGroup], intra_size: int, threshold: int) -> None:
+    def __init__(self, groups: list[ProcessGroup], intra_size: int | None, threshold: int) -> None:
         super().__init__(groups)
         self._threshold = threshold
-        self._inside = min(intra_size, self.processes)
-        if self.processes % self._inside:
-            raise ValueError(
-                f"[config] dist.comm.intra_size = {intra_size} does not divide the "
-                f"{self.processes} processes of data parallel training: set it (or "
-                "LIGHT_INTRA_SIZE) to the number of processes on each machine."
-            )
+        members = dist.get_process_group_ranks(groups[0])
+        self._inside = processes_inside(members, intra_size)
         self._machines = self.processes // self._inside
-        ranks = torch.tensor(dist.get_process_group_ranks(groups[0])).view(self._machines, -1)
+        if self._machines == 1 and launched.local_world_size() < launched.world_size():
+            logger.warning(
+                "[config] dist.comm.hierarchical has no effect: with dist.comm.intra_size = %s all "
+                "%d processes that average gradients count as one machine's.",
+                intra_size,
+                self.processes,
+            )
+        ranks = torch.tensor(members).view(self._machines, -1)
         turns = range(len(groups))
-        self._intra = [_own_group(ranks.tolist(), groups[0]) for _ in turns]
-        self._inter = [_own_group(ranks.t().tolist(), groups[0]) for _ in turns]
+        self._intra = [own_group(ranks.tolist(), groups[0]) for _ in turns]
+        self._inter = [own_group(ranks.t().tolist(), groups[0]) for _ in turns]
         self._under_way: list[Iterator[bool]] = []
 
     def __str__(self) -> str:

@@ -22,11 +22,33 @@ from torchacc.dist.parallel_module import ParallelModule
 
 if TYPE_CHECKING:
     from torchacc.config import Config
+    from torchacc.dist.mesh import Mesh
 
 
-def has_split_layers(model: nn.Module) -> bool:
-    """Whether some parameter is a DTensor."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+def check_composable(config: Config, mesh: Mesh) -> None:
+    """Raises ValueError for what `Composable` cannot do.
+
+    These are `dist.sp.size` above 1, policies of `dist.comm`, which are of
+    DistributedDataParallel's buckets, and an order of the dimensions that torch does not take.
+    """
+    if mesh.num("sp") > 1:
+        raise ValueError(
+            f"[config] dist.sp.size = {mesh.num('sp')}: parts of a sequence go together with dp "
+            "and fsdp, and not with layers or stages that are split as well."
+        )
+    if not config.dist.comm.is_default():
+        raise ValueError(
+            "[config] dist.comm chooses how DistributedDataParallel exchanges gradients, which "
+            "does not take layers that are split. Leave its defaults (and TI-ACC's switches in "
+            "the environment unset), or set dist.tp.size to 1."
+        )
+    wide = [name for name in config.dist.topology if name != "pp" and mesh.num(name) > 1]
+    order = [name for name in ("dp", "fsdp", "tp") if name in wide]
+    if wide != order:
+        raise ValueError(
+            f"[config] dist.topology = {config.dist.topology!r}: where layers or stages are split, "
+            f"torch shards only over dimensions in the order {', '.join(order)}."
+        )
 
 
 class Composable(ParallelModule):
@@ -36,23 +58,12 @@ class Composable(ParallelModule):
     taken as they are: `accelerate` gives all processes the same. `state_dict()` gathers whole
     tensors, so all processes have to call it; `load_state_dict` takes such.
 
-    Raises ValueError with `dist.sp.size` above 1, and for policies of `dist.comm`, which are of
-    DistributedDataParallel's buckets.
+    Raises ValueError for what `check_composable` refuses.
     """
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
-        if self._mesh.num("sp") > 1:
-            raise ValueError(
-                f"[config] dist.sp.size = {self._mesh.num('sp')}: parts of a sequence go together "
-                "with dp and fsdp, and not with layers or stages that are split as well."
-            )
-        if not config.dist.comm.is_default():
-            raise ValueError(
-                "[config] dist.comm chooses how DistributedDataParallel exchanges gradients, which "
-                "does not take layers that are split. Leave its defaults (and TI-ACC's switches in "
-                "the environment unset), or set dist.tp.size to 1."
-            )
+        check_composable(config, self._mesh)
         several = tuple(name for name in ("dp", "fsdp") if self._mesh.num(name) > 1)
         mesh = self._mesh.device_mesh[several]
         if "fsdp" in several:

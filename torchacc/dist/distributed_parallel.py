@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from torchacc.dist.agree import is_split
 from torchacc.dist.data_parallel import DataParallel
 from torchacc.dist.parallel_module import ParallelModule
 
 if TYPE_CHECKING:
     from torchacc.config import Config
+    from torchacc.dist.mesh import Mesh
 
 
 class DistributedParallel(ParallelModule):
@@ -39,19 +41,21 @@ class DistributedParallel(ParallelModule):
         return super().forward_backward(*args, **kwargs)
 
 
+def needs_composable(model: nn.Module, mesh: Mesh) -> bool:
+    """Whether others train the model too, and it is split: into sharded stages, or its layers."""
+    if mesh.num("pp") > 1 and mesh.num("fsdp") > 1:
+        return True
+    several = mesh.num("fsdp") > 1 or mesh.joint_num("dp", "sp") > 1
+    return mesh.num("tp") > 1 and several and any(map(is_split, model.parameters()))
+
+
 def wrap_replicas(model: nn.Module, config: Config) -> nn.Module:
     """`model` for the processes that train it on other data: sharded, or with gradients averaged.
 
     One with nothing to train, or that no other process trains, is returned as it is.
     """
     mesh = config.get_mesh()
-    several = mesh.num("fsdp") > 1 or mesh.joint_num("dp", "sp") > 1
-    splits = mesh.num("pp") > 1 and mesh.num("fsdp") > 1
-    if mesh.num("tp") > 1 and several:
-        from torchacc.dist.composable import has_split_layers
-
-        splits |= has_split_layers(model)
-    if splits:
+    if needs_composable(model, mesh):
         from torchacc.dist.composable import Composable
 
         return Composable(model, config)

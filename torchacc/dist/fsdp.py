@@ -25,6 +25,7 @@ from torchacc.logger import logger
 if TYPE_CHECKING:
     from torchacc.config import Config
 
+_WRAPPER = "_fsdp_wrapped_module"  # the attribute that holds what torch's wrapper wraps
 _FULL = fsdp.StateDictType.FULL_STATE_DICT
 _SHARDED = fsdp.StateDictType.SHARDED_STATE_DICT
 
@@ -60,6 +61,24 @@ class FullyShardedDataParallel(ParallelModule):
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
         return self._names.clip_grad_norm_(max_grad_norm)
+
+    # torch's names have its wrappers in them, except inside of `summon_full_params`.
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield _model_name(name), parameter
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        for name, buffer in super().named_buffers(*args, **kwargs):
+            yield _model_name(name), buffer
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in super().named_modules(*args, **kwargs):
+            if not isinstance(module, fsdp.FullyShardedDataParallel):
+                yield _model_name(name), module
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        return self._user.named_children()
 
     @staticmethod
     def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer) -> dict[str, Any]:
@@ -105,6 +124,11 @@ class FullyShardedDataParallel(ParallelModule):
             )
 
 
+def _model_name(name: str) -> str:
+    """The model's name of what is in torch's wrappers."""
+    return ".".join(part for part in name.split(".") if part != _WRAPPER)
+
+
 def sharded_module(model: nn.Module) -> fsdp.FullyShardedDataParallel:
     """torch's wrapper inside `model`. Raises ValueError if there is none."""
     found = model
@@ -130,6 +154,32 @@ def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
             ", ".join(sorted({kind.__name__ for kind in present})),
         )
     return chosen
+
+
+def check_trained_alike(model: nn.Module, names: set[str]) -> None:
+    """Raises ValueError where a unit has trained and frozen parameters: flat, they are one."""
+    units = {kind for kind in {type(m) for m in model.modules()} if kind.__name__ in names}
+
+    def check(unit: nn.Module, where: str) -> None:
+        trained: dict[bool, str] = {}
+        rest = [("", unit)]
+        while rest:
+            prefix, module = rest.pop()
+            for name, parameter in module.named_parameters(recurse=False):
+                trained.setdefault(parameter.requires_grad, prefix + name)
+            for name, child in module.named_children():
+                if type(child) in units:
+                    check(child, f"{where}{prefix}{name}.")
+                else:
+                    rest.append((f"{prefix}{name}.", child))
+        if len(trained) > 1:
+            raise ValueError(
+                f"[config] dist.fsdp.flatten_parameters makes one parameter of {where}"
+                f"{trained[True]}, which is trained, and {where}{trained[False]}, which is not. "
+                "Set it to False, or name a class in dist.fsdp.wrap_layer_cls with only one kind."
+            )
+
+    check(model, "")
 
 
 @contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import DistStoreError, ProcessGroup
 
 from torchacc import launched
 from torchacc.device import device_type
@@ -28,8 +29,9 @@ EAGER_BACKEND_NAME = "nccl"
 # The group of this process alone that nobody asked for: a group that the program makes replaces it.
 _implicit: ProcessGroup | None = None
 _leaves_at_exit = False
-# Groups of some of the ranks, by the ranks; of the present default group.
-_subsets: dict[tuple[int, ...], ProcessGroup] = {}
+# How often some of the ranks have met (`rendezvous`). It goes on with another default group, whose
+# store may be the same one, as torchrun's is.
+_met: dict[tuple[int, ...], int] = {}
 
 
 def choose_device() -> None:
@@ -57,7 +59,7 @@ def ensure_group() -> None:
     """
     if dist.is_initialized():
         _check_backend()
-    elif launched.is_launched() or launched.world_size() > 1:
+    elif launched.is_launched() or launched.is_half_launched():
         _check_variables()
         dist.init_process_group(device_type())
     else:
@@ -92,11 +94,13 @@ def init_nccl_context(config: Config) -> None:
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
     """Waits for all processes, or those whose ranks are in `replicas`, and exchanges payloads.
 
-    Returns the payloads of all, in the order of their ranks.
+    Returns the payloads of all, in the order of their ranks. Processes that are not in `replicas`
+    need not call it: the others meet in the store, which asks for no group of theirs.
 
     Raises:
         ValueError: this process is not one of `replicas`.
-        RuntimeError: the processes meet under different tags.
+        RuntimeError: the processes meet under different tags, or one of them has not come within
+            the timeout of the default group.
     """
     ensure_group()
     ranks = sorted(set(replicas)) or list(range(dist.get_world_size()))
@@ -104,9 +108,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
         raise ValueError(
             f"[rendezvous] {tag!r}: process {dist.get_rank()} is not one of the replicas {ranks}."
         )
-    found: list[tuple[str, bytes]] = [(tag, payload)] * len(ranks)
-    if len(ranks) > 1:
-        dist.all_gather_object(found, (tag, bytes(payload)), group=_group_of(tuple(ranks)))
+    found = _meet(tag, bytes(payload), tuple(ranks)) if len(ranks) > 1 else [(tag, payload)]
     for rank, (other, _) in zip(ranks, found, strict=True):
         if other != tag:
             raise RuntimeError(
@@ -137,7 +139,14 @@ def _check_device_count() -> None:
     count = torch.get_device_module(device_type()).device_count()
     processes = launched.local_world_size()
     if launched.is_launched():
-        if _C.executor_name() == "cuda" and processes > count:
+        on_gpus = _C.executor_name() == "cuda"
+        if on_gpus and launched.world_size() > 1 and not launched.has_local_rank():
+            raise RuntimeError(
+                f"[accelerate] WORLD_SIZE={launched.world_size()} and no LOCAL_RANK in the "
+                "environment: all processes of a machine would use its first GPU. Start with "
+                "torchrun, which sets it, or set it to the process's number on its machine."
+            )
+        if on_gpus and processes > count:
             raise RuntimeError(
                 f"[accelerate] {processes} processes were started on this machine "
                 f"(LOCAL_WORLD_SIZE), and it has {count} usable GPUs; each process needs one of "
@@ -195,30 +204,45 @@ def _make_implicit() -> None:
     _implicit = dist.group.WORLD
 
 
-def _forget_implicit() -> None:
-    """Takes away the group that nobody asked for, if it is still the default one."""
+def _forget_implicit() -> Callable[[], None] | None:
+    """Takes away the group that nobody asked for, if it is the default one; returns its maker."""
     global _implicit
-    if _implicit is None:
-        return
-    if dist.is_initialized() and dist.group.WORLD is _implicit:
-        _destroy()
-    _implicit = None
+    known, _implicit = _implicit, None
+    if known is None or not dist.is_initialized() or dist.group.WORLD is not known:
+        return None
+    _destroy()
+    return _make_implicit
 
 
-def _group_of(ranks: tuple[int, ...]) -> ProcessGroup:
+def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, bytes]]:
+    """What each of `ranks` has brought to this meeting of theirs."""
     default = dist.group.WORLD
-    if len(ranks) == dist.get_world_size():
-        return default
-    kept = _subsets.get(ranks)
-    # Those of a default group that was destroyed are of no use.
-    if kept is None or kept not in dist.distributed_c10d._world.pg_map:
-        kept = dist.new_group(list(ranks), use_local_synchronization=True)
-        _subsets[ranks] = kept
-    return kept
+    store = dist.distributed_c10d._get_default_store()
+    time = _met[ranks] = _met.get(ranks, 0) + 1
+
+    def place(rank: int, time: int) -> str:
+        return f"rendezvous/{'-'.join(map(str, ranks))}/{time}/{rank}"
+
+    store.set(place(dist.get_rank(), time), pickle.dumps((tag, payload)))
+    places = [place(rank, time) for rank in ranks]
+    timeout = default._get_backend(torch.device(device_type())).transport.options._timeout
+    try:
+        store.wait(places, timeout)
+    except DistStoreError as error:
+        missing = [
+            rank for rank, name in zip(ranks, places, strict=True) if not store.check([name])
+        ]
+        raise RuntimeError(
+            f"[rendezvous] {tag!r}: after {timeout.total_seconds():g} s processes {missing} of "
+            f"{list(ranks)} have not come. All have to come to the same calls in the same order."
+        ) from error
+    found = [pickle.loads(store.get(name)) for name in places]
+    # All are here, so nobody reads any more what was brought to the meeting before.
+    store.delete_key(place(dist.get_rank(), time - 1))
+    return found
 
 
 def _destroy() -> None:
-    _subsets.clear()
     mesh.forget()
     dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchacc.config_dist import DIMENSIONS, check_topology
 from torchacc.device import device_type
+from torchacc.dist.agree import check_same_options
 from torchacc.launched import is_launched
 
 
@@ -114,6 +115,12 @@ class Mesh:
         if len(wide) < 2:
             return self.group(wide[0] if wide else names[0])
         return self.device_mesh[wide]._flatten().get_group()
+
+    def joint_ranks(self, *names: str) -> list[int]:
+        """The ranks of `joint_group`, in its order; no other process has to ask."""
+        place = self._place()
+        at = tuple(slice(None) if name in names else place[name] for name in self._sizes)
+        return self._ranks[at].flatten().tolist()
 
     def joint_coordinate(self, *names: str) -> int:
         """Where this process is in the group of several dimensions together."""
@@ -229,6 +236,8 @@ def mesh_of_sizes(sizes: dict[str, int], topology: tuple[str, ...]) -> Mesh:
         _made_for = default
     key = (tuple(sorted(sizes.items())), topology)
     if key not in _made:
+        asked = {f"dist.{name}.size": size for name, size in sizes.items()}
+        check_same_options({**asked, "dist.topology": list(topology)})
         numbers = {f"{name}_num": size for name, size in sizes.items()}
         _made[key] = Mesh(**numbers, topology=list(topology))
     return _made[key]

@@ -106,6 +106,23 @@ class ParallelModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._user, name)
 
+    # Python looks for these in the class: a Sequential or a ModuleList has its items.
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._user[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._user)
+
+    def __len__(self) -> int:
+        return len(self._user)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._user
+
+    def __bool__(self) -> bool:
+        return bool(self._user)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._user)})
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
 from torchacc.dist.group import current_index
@@ -18,6 +19,7 @@ from torchacc.dist.parallel_module import ParallelModule
 
 if TYPE_CHECKING:
     from torchacc.config import Config, PPConfig
+    from torchacc.dist.mesh import Mesh
 
 Wrap = Callable[[nn.Module, "Config"], nn.Module]
 
@@ -37,36 +39,86 @@ class PipelineParallel(ParallelModule):
     def __init__(self, model: nn.Module, config: Config, wrap: Wrap | None = None) -> None:
         super().__init__(model, config)
         options = config.dist.pp
-        stage_id, stages = self._mesh.get_stage_id(), options.size
+        stage_id = self._mesh.get_stage_id()
         stage, self.__dict__["_inputs"] = split(model, options, stage_id)
-        self.__dict__["_tied"] = _tied(model, options, self._mesh)
-        # Together these processes hold every parameter once.
-        self.__dict__["_whole"] = self._mesh.joint_group("pp", "fsdp")
+        self.__dict__["_every_input"] = inputs(model, options)
+        tied = _tied(model, options, self._mesh)
         device = torch.device(device_type(), current_index())
         stage.to(device)
         inner = stage if wrap is None else wrap(stage, config)
         self.__dict__["_signature"] = inspect.signature(model.forward)
         self.__dict__["_output_fn"] = None
         self._wrap(inner, inner)
-        # The stage knows torch's own wrappers, and when they may exchange gradients.
-        torch_module = inner._inner if isinstance(inner, ParallelModule) else inner
-        self.__dict__["_stage"] = PipelineStage(
-            torch_module, stage_id, stages, device, group=self._mesh.get_pp_proc_group()
-        )
-        micro = options.num_micro_batches
-        schedule = Schedule1F1B if micro >= stages else ScheduleGPipe
-        self.__dict__["_schedule"] = schedule(self._stage, micro, loss_fn=self._loss)
+        # By names: what shards the stage has put other parameters in their places.
+        held = dict(self.named_parameters(remove_duplicate=False))
+        self.__dict__["_tied"] = [(held[name], group) for name, group in tied]
+        self.__dict__["_device"] = device
+        self.__dict__["_shapes"] = None
+
+    def _schedule_for(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+        """What runs micro batches of arguments with these shapes.
+
+        A stage learns in its first step what it receives; one with other shapes begins anew, on all
+        processes of the pipeline alike, since all are given all arguments.
+        """
+        if shapes != self._shapes:
+            options, inner = self._config.dist.pp, self._inner
+            # The stage knows torch's own wrappers, and when they may exchange gradients.
+            torch_module = inner._inner if isinstance(inner, ParallelModule) else inner
+            stage = PipelineStage(
+                torch_module,
+                self._mesh.get_stage_id(),
+                options.size,
+                self._device,
+                group=self._mesh.get_pp_proc_group(),
+            )
+            micro = options.num_micro_batches
+            schedule = Schedule1F1B if micro >= options.size else ScheduleGPipe
+            made = schedule(stage, micro, loss_fn=self._loss)
+            self.__dict__.update(_schedule=made, _shapes=shapes)
+        return self._schedule
+
+    def _checked(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arguments that stages take. Raises the same on all processes."""
+        micro, names = self._config.dist.pp.num_micro_batches, self._every_input
+        missing = [name for name in names if name not in arguments]
+        if missing:
+            raise TypeError(
+                f"[forward_backward] stages use {', '.join(missing)}, which is not passed. "
+                "config.dist.pp.input_names lists the arguments that are passed."
+            )
+        for name in names:
+            value = arguments[name]
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                shown = (
+                    "0-dimensional tensor" if isinstance(value, Tensor) else type(value).__name__
+                )
+                raise TypeError(
+                    f"[forward_backward] {name} is a {shown}, which cannot be cut into micro "
+                    "batches. Pass a tensor with a row for each sample, or leave it out of "
+                    "config.dist.pp.input_names, which makes its default part of the stages."
+                )
+        rows = {name: arguments[name].shape[0] for name in names}
+        if any(count % micro or not count for count in rows.values()):
+            shown = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise ValueError(
+                f"[forward_backward] a batch is cut along dimension 0 into "
+                f"dist.pp.num_micro_batches = {micro} parts of one size: {shown} rows. Leave out a "
+                "last batch that is smaller (DataLoader(drop_last=True))."
+            )
+        return {name: tuple(arguments[name].shape) for name in names}
 
     @property
     def device(self) -> torch.device:
         """Where this stage is; the parameters of the others stay where they were."""
-        return self._stage.device
+        return self._device
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
         elsewhere = {p for p, group in self._tied if dist.get_rank(group) != 0}
         grads = [p.grad for p in self.parameters() if p.grad is not None and p not in elsewhere]
         square = total_norm(grads).square().to(self.device)
-        dist.all_reduce(square, group=self._whole)
+        # Of parts of a parameter the norm is the whole one's; each stage has its own parameters.
+        dist.all_reduce(square, group=self._mesh.get_pp_proc_group())
         norm = square.sqrt()
         scale_gradients_(self.parameters(), max_grad_norm, norm)
         return norm
@@ -83,24 +135,22 @@ class PipelineParallel(ParallelModule):
         """Forward and backward of one batch, which is cut into micro batches along dimension 0.
 
         `output_fn` makes the loss from the model's output, which else is the loss. Every process
-        passes the model's arguments; a stage takes those that it uses. Returns the loss, averaged
+        passes the model's arguments, whose shapes have to be the same on all; a stage takes those
+        that it uses. Returns the loss, averaged
         over the micro batches: on every process, or, without `config.dist.pp.broadcast_loss`, on
         those of the last stage (None on the others).
+
+        Raises TypeError or ValueError on every process for arguments that are missing or cannot be
+        cut into `config.dist.pp.num_micro_batches` parts of one size.
         """
         bound = self._signature.bind(*args, **kwargs).arguments
-        missing = [name for name in self._inputs if name not in bound]
-        if missing:
-            raise TypeError(
-                f"[forward_backward] this stage uses {', '.join(missing)}, which is not passed. "
-                "config.dist.pp.input_names lists the arguments that are passed."
-            )
-        device = self._stage.device
+        schedule, device = self._schedule_for(self._checked(bound)), self._device
         used = {name: bound[name].to(device) for name in self._inputs}
         self.__dict__["_output_fn"] = output_fn
         losses: list[Tensor] = []
         first = self._mesh.is_first_stage()
         options = self._config.dist.pp
-        self._schedule.step(
+        schedule.step(
             *(used.values() if first else ()),
             # The schedule hands a piece of it to the loss, which needs none.
             target=torch.empty(options.num_micro_batches),
@@ -109,8 +159,10 @@ class PipelineParallel(ParallelModule):
             **({} if first else used),
         )
         for parameter, group in self._tied:
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=group)
+            gradient = parameter.grad
+            if gradient is not None:
+                part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                dist.all_reduce(part, group=group)
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros((), device=device)
         if options.broadcast_loss:
             last = self._mesh.stage_to_global(options.size - 1)
@@ -134,7 +186,7 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     The first stage takes them by position, the others, after what the stage before hands on, by
     name. What a later stage needs of an earlier one travels through those between.
     """
-    graph, stage_of = _traced(model, options)
+    graph, stage_of = traced(model, options)
     made = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     names = []
@@ -159,13 +211,22 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     return fx.GraphModule(model, made, type(model).__name__), names
 
 
-def _traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node, int]]:
-    """The operations of `model`, and the stage of each."""
+def inputs(model: nn.Module, options: PPConfig) -> list[str]:
+    """The arguments that are passed: `dist.pp.input_names`, or those that have no default."""
+    if options.input_names is not None:
+        return list(options.input_names)
+    parameters = inspect.signature(model.forward).parameters
+    return [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
+
+
+def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node, int]]:
+    """The operations of `model`, and the stage of each.
+
+    Raises ValueError for split points that are none, or in another order than in forward.
+    """
     points = [_name_of(model, point) for point in options.split_points]
     parameters = inspect.signature(model.forward).parameters
-    names = options.input_names
-    if names is None:
-        names = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
+    names = inputs(model, options)
     fixed = {n: p.default for n, p in parameters.items() if n not in names}
     graph = fx.Tracer().trace(model, concrete_args=fixed)
     for node in list(graph.nodes):
@@ -224,33 +285,41 @@ def _name_of(model: nn.Module, point: str | nn.Module) -> str:
     )
 
 
-def _tied(
-    model: nn.Module, options: PPConfig, mesh: Any
-) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-    """Parameters of this stage that others have too, each with the group of those that do."""
-    graph, stage_of = _traced(model, options)
-    owners: dict[nn.Parameter, set[int]] = {}
+def _tied(model: nn.Module, options: PPConfig, mesh: Mesh) -> list[tuple[str, dist.ProcessGroup]]:
+    """Parameters of this stage that others have too, each with the group of those that do.
+
+    The names are the stage's. All processes have to call it: each makes all groups.
+    """
+    graph, stage_of = traced(model, options)
+    # By the parameter: what each stage that has it calls it.
+    owners: dict[nn.Parameter, dict[int, str]] = {}
     for node in graph.nodes:
+        target = str(node.target)
         if node.op == "call_module":
-            used = list(model.get_submodule(str(node.target)).parameters())
+            found = model.get_submodule(target).named_parameters(target)
             stages = {stage_of[node]}
         elif node.op == "get_attr":
-            owner, _, last = str(node.target).rpartition(".")
-            found = getattr(model.get_submodule(owner), last)
-            used = [found] if isinstance(found, nn.Parameter) else []
+            owner, _, last = target.rpartition(".")
+            value = getattr(model.get_submodule(owner), last)
+            found = iter([(target, value)] if isinstance(value, nn.Parameter) else [])
             stages = {stage_of[user] for user in node.users}
         else:
             continue
-        for parameter in used:
-            owners.setdefault(parameter, set()).update(stages)
-    return [
-        (
-            parameter,
-            dist.new_group(
-                [mesh.stage_to_global(stage) for stage in sorted(stages)],
-                use_local_synchronization=True,
-            ),
-        )
-        for parameter, stages in owners.items()
-        if len(stages) > 1 and mesh.get_stage_id() in stages
-    ]
+        for name, parameter in found:
+            for stage in stages:
+                owners.setdefault(parameter, {}).setdefault(stage, name)
+    mine = mesh.get_stage_id()
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    tied = []
+    for names in owners.values():
+        stages_of = tuple(sorted(names))
+        if len(stages_of) == 1:
+            continue
+        if stages_of not in groups:
+            for ranks in mesh.rank_groups("pp"):
+                group = dist.new_group([ranks[stage] for stage in stages_of])
+                if dist.get_rank() in ranks:
+                    groups[stages_of] = group
+        if mine in names:
+            tied.append((names[mine], groups[stages_of]))
+    return tied

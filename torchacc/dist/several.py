@@ -19,8 +19,8 @@ from torchacc import launched
 from torchacc.dist import group
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
-from torchacc.logger import say_once
-from torchacc.sharding import distributed_sampler
+from torchacc.logger import logger, say_once
+from torchacc.sharding import distributed_sampler, shard_loader
 from torchacc_device import _C
 
 if TYPE_CHECKING:
@@ -63,31 +63,85 @@ def _is_wrapped_by_torch(model: nn.Module) -> bool:
     return isinstance(model, DistributedDataParallel)
 
 
+def check(model: nn.Module, config: Config) -> None:
+    """Refuses what `wrap` could not do, on every process, before anything is changed.
+
+    Raises ValueError. All processes have to call it.
+    """
+    from torchacc.dist.agree import check_same_model, check_same_options
+    from torchacc.dist.comm import processes_inside
+    from torchacc.dist.distributed_parallel import needs_composable
+
+    check_same_options(
+        {f"dist.comm.{name}": value for name, value in vars(config.dist.comm).items()}
+    )
+    check_same_model(model)
+    mesh = config.get_mesh()
+    if needs_composable(model, mesh):
+        from torchacc.dist.composable import check_composable
+
+        check_composable(config, mesh)
+    elif mesh.num("fsdp") > 1 and config.dist.fsdp.flatten_parameters:
+        from torchacc.dist.fsdp import check_trained_alike
+
+        check_trained_alike(model, config.dist.fsdp.wrap_layer_cls)
+    if mesh.num("pp") > 1:
+        from torchacc.dist.pipeline import traced
+
+        traced(model, config.dist.pp)
+    if config.dist.comm.hierarchical:
+        processes_inside(mesh.joint_ranks("dp", "sp"), config.dist.comm.intra_size)
+
+
 def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedParallel:
     """The model for training by all processes, each with the values of the first."""
-    from torchacc.dist.agree import broadcast_from_first, check_same_model
+    from torchacc.dist.agree import broadcast_from_first
     from torchacc.dist.distributed_parallel import DistributedParallel
 
     # Before the first step: its kernels have to be the same ones everywhere.
     _C.run_alike()
-    check_same_model(model)
+    _say_what_has_no_effect(model, config)
     if config.dist.fsdp.size == 1 and config.dist.pp.size == 1:
         model.to(device)
     # Else a process has not memory for the whole model: each unit moves when it is split.
-    broadcast_from_first(model, device)
+    broadcast_from_first(model, device, config.get_mesh())
     follow_device(model)
     return DistributedParallel(model, config)
 
 
-def data_place(config: Config) -> tuple[int, int, int]:
-    """Which part of the data this process reads, of how many, and a seed that all have."""
+def _say_what_has_no_effect(model: nn.Module, config: Config) -> None:
+    """Options that this way of training has no use for; the environment may have set some."""
+    from torchacc.dist.distributed_parallel import needs_composable
+
+    options, mesh = config.dist, config.get_mesh()
+    by_buckets = mesh.joint_num("dp", "sp") > 1 and mesh.num("fsdp") == 1
+    if dist.get_rank() != 0 or (by_buckets and not needs_composable(model, mesh)):
+        return
+    chosen = [f"dist.comm.{name}" for name in options.comm.changed()]
+    if options.dp.find_unused_parameters:
+        chosen.append("dist.dp.find_unused_parameters")
+    if chosen:
+        logger.warning(
+            "[config] %s: without effect here. It is for DistributedDataParallel, and no parameter "
+            "is trained by it with these sizes.",
+            ", ".join(chosen),
+        )
+
+
+def divided(loader: Iterable[Any], config: Config) -> Iterable[Any]:
+    """A loader of the part of the data that this process reads. All processes have to call it.
+
+    Those that differ along dp and fsdp have other parts; the stages of a pipeline, and what shares
+    layers or sequences, read the same batches, in the same order.
+    """
     if dist.get_world_size() == 1:
-        return 0, 1, 0
+        return loader
     mesh = config.get_mesh()
     seed = [torch.initial_seed()]
     dist.broadcast_object_list(seed, src=0)
     # Below the largest of torch's seeds, so that passes can be counted up from it.
-    return mesh.joint_coordinate("dp", "fsdp"), mesh.joint_num("dp", "fsdp"), seed[0] >> 1
+    rank, count = mesh.joint_coordinate("dp", "fsdp"), mesh.joint_num("dp", "fsdp")
+    return shard_loader(loader, rank, count, seed[0] >> 1)
 
 
 def say_how(model: nn.Module, loader: Iterable[Any] | None, config: Config) -> None:
@@ -108,7 +162,8 @@ def say_how(model: nn.Module, loader: Iterable[Any] | None, config: Config) -> N
             logging.INFO,
         )
     if loader is not None:
-        say_once("loader", _how_data_is_read(loader, config, count), logging.INFO)
+        line = _how_data_is_read(loader, config, count)
+        say_once(f"loader: {line}", line, logging.INFO)
 
 
 def _how_data_is_read(loader: Iterable[Any], config: Config, count: int) -> str:
@@ -117,9 +172,18 @@ def _how_data_is_read(loader: Iterable[Any], config: Config, count: int) -> str:
             "The loader's DistributedSampler divides the data. Its set_epoch is called for each "
             "iteration unless the program calls it."
         )
+    parts = (config.dist.dp.size or 1) * config.dist.fsdp.size
+    together = count // parts
     if config.dataloader.shard:
-        return f"The data is divided over the processes (dataloader.shard): {count} processes."
+        same = f", each for {together} processes, which read the same" if together > 1 else ""
+        return f"The data is divided (dataloader.shard) into {parts} parts{same}."
     return (
         f"Each of the {count} processes iterates the loader as it was made, over all of the data. "
         "config.dataloader.shard = True divides it."
+        + (
+            f" {together} processes each train on the same batches (dist.pp, .tp, .sp): where it "
+            "shuffles, give all the same seed, or set shard, which does."
+            if together > 1
+            else ""
+        )
     )
