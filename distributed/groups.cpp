@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "distributed/ledger.h"
 
 namespace acc::distributed {
 namespace {
@@ -25,6 +26,7 @@ Groups& groups() {
 }  // namespace
 
 int64_t add_group(Group group) {
+  group.ledger->start();
   Groups& known = groups();
   const std::lock_guard lock(known.mutex);
   known.all.emplace(known.next, std::move(group));

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <future>
+#include <map>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,42 +14,59 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/errors.h"
+#include "csrc/runtime/gil.h"
 #include "lazy/record/source.h"
 #include "lazy/record/watch.h"
 
 namespace acc::distributed {
 namespace {
 
-// Ticks from one look at the others to the next.
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// From one tick of the thread beside the program to the next, and ticks from one look at the others
+// to the next.
+constexpr auto kTick = milliseconds(100);
 constexpr int kLook = 10;
 constexpr int kOften = 128;  // ranks
-// How long the others have to say what they did where they differ, and how often that is asked.
+// How long a question may take before the store counts as silent.
+constexpr auto kPatience = std::chrono::seconds(3);
+// How often the others are asked what they did where they differ, and how long until it is told.
 constexpr int kAsked = 40;
-constexpr auto kPause = std::chrono::milliseconds(100);
+constexpr auto kVerdict = std::chrono::seconds(6);
+// How often a thread that waits looks whether it is over, or the user has asked to stop.
+constexpr auto kPoll = milliseconds(20);
 
 constexpr const char* kFailed = "failed";    // the reason, for all
-constexpr const char* kDiffers = "differs";  // the sequence number at which ranks differ
+constexpr const char* kDiffers = "differs";  // a Difference
 
-// Elements that each rank has in the call, which all of them must agree on; none where they need
-// not.
-int64_t elements_of(Collective collective, const std::vector<at::Tensor>& outputs,
-                    const std::vector<at::Tensor>& inputs) {
-  const auto sum = [](const std::vector<at::Tensor>& tensors) {
-    int64_t all = 0;
-    for (const at::Tensor& tensor : tensors) all += tensor.numel();
-    return all;
-  };
+// What each rank has in the call, which all of them must agree on; null where they need not.
+const std::vector<at::Tensor>* tensors_in_common(Collective collective,
+                                                 const std::vector<at::Tensor>& outputs,
+                                                 const std::vector<at::Tensor>& inputs) {
   switch (collective) {
     case Collective::kGather:
     case Collective::kAllGather:
     case Collective::kAllGatherInto:
-      return sum(inputs);
+      return &inputs;
     case Collective::kAllToAll:
     case Collective::kAllToAllSingle:
-      return 0;
+      return nullptr;
     default:
-      return sum(outputs);
+      return &outputs;
   }
+}
+
+// "4 + 6", or of many "1000 in 50 tensors".
+std::string sizes_of(const std::vector<at::Tensor>& tensors) {
+  constexpr size_t kFew = 8;
+  std::string each;
+  int64_t all = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensors.size() <= kFew) each += base::concat(each.empty() ? "" : " + ", tensor.numel());
+    all += tensor.numel();
+  }
+  return each.empty() ? base::concat(all, " in ", tensors.size(), " tensors") : each;
 }
 
 // Those that all ranks pass alike. Of a reduction that is what the program asked for, which stands
@@ -66,11 +85,30 @@ at::IntArrayRef options_in_common(Collective collective, at::IntArrayRef options
   }
 }
 
-uint64_t number(std::string_view text) {
-  uint64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  return value;
+// Numbers in hexadecimal, with blanks between; ends at a line's end.
+std::vector<uint64_t> numbers(std::string_view text) {
+  std::vector<uint64_t> found;
+  for (const char* at = text.data(); at != text.data() + text.size();) {
+    if (*at == ' ') {
+      ++at;
+      continue;
+    }
+    uint64_t value = 0;
+    const auto [end, error] = std::from_chars(at, text.data() + text.size(), value, 16);
+    if (error != std::errc()) break;
+    found.push_back(value);
+    at = end;
+  }
+  return found;
 }
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string behind_first_line(const std::string& text) {
+  const size_t line = text.find('\n');
+  return line == std::string::npos ? "" : text.substr(line + 1);
+}
+// Of a call. Where it was made may differ though it is the same.
+std::string without_place(const std::string& text) { return text.substr(0, text.find(" at ")); }
 
 // Beside what the transport keeps there.
 c10::intrusive_ptr<c10d::Store> part_of(c10d::Store& store) {
@@ -87,156 +125,194 @@ std::string hex(uint64_t value) {
 Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
     : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr), rank_(rank), size_(size) {}
 
-std::string Ledger::described(Collective collective, const std::vector<at::Tensor>& outputs,
-                              const std::vector<at::Tensor>& inputs, at::IntArrayRef options,
-                              base::Hasher* hasher) const {
-  const at::Tensor& some = outputs.empty() ? inputs[0] : outputs[0];
-  const int64_t elements = elements_of(collective, outputs, inputs);
-  const std::string type = c10::toString(some.scalar_type());
-  std::string text = base::concat(name(collective), " of ", elements, " ", type);
-  const at::IntArrayRef common = options_in_common(collective, options);
-  for (size_t i = 0; i < common.size(); ++i) {
-    hasher->add(common[i]);
-    text += base::concat(i == 0 ? " (" : ", ", common[i], i + 1 == common.size() ? ")" : "");
+// ---- the thread beside the program -------------------------------------------------------------
+
+void Ledger::start() {
+  if (store_ == nullptr) return;
+  std::thread([of = weak_from_this()] {
+    while (const auto ledger = of.lock()) ledger->attend();
+  }).detach();
+}
+
+// Has `talk` called by that thread, and returns what it returns; it may be called after this one
+// has given up. Throws what it throws, and where the store is silent.
+template <class Talk>
+auto Ledger::ask(Talk talk) -> decltype(talk()) {
+  using Answer = decltype(talk());
+  const auto task = std::make_shared<std::packaged_task<Answer()>>(std::move(talk));
+  std::future<Answer> answer = task->get_future();
+  const auto silent = [] { return base::Error("it has not answered for some seconds"); };
+  {
+    const std::lock_guard lock(mutex_);
+    if (silent_) throw silent();
+    questions_.emplace_back([task] { (*task)(); });
   }
-  hasher->add(std::string_view(name(collective)));
-  hasher->add(std::string_view(type));
-  hasher->add(elements);
-  return text;
-}
-
-uint64_t Ledger::note(Collective collective, const std::vector<at::Tensor>& outputs,
-                      const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
-  if (store_ == nullptr) return 0;
-  base::Hasher hasher;
-  const std::string text = described(collective, outputs, inputs, options, &hasher);
-  return enter(hasher, text + record::source_text(record::source_here()));
-}
-
-uint64_t Ledger::note(const char* what) {
-  if (store_ == nullptr) return 0;
-  base::Hasher hasher;
-  hasher.add(std::string_view(what));
-  return enter(hasher, what + record::source_text(record::source_here()));
-}
-
-uint64_t Ledger::begin(Collective collective, const std::vector<at::Tensor>& outputs,
-                       const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
-  if (store_ != nullptr && !pending()) {
-    base::Hasher hasher;
-    std::string text = described(collective, outputs, inputs, options, &hasher);
-    enter(hasher, std::move(text));
-  }
-  return begin();
-}
-
-uint64_t Ledger::enter(base::Hasher hasher, std::string text) {
+  asked_.notify_one();
+  if (answer.wait_for(kPatience) == std::future_status::ready) return answer.get();
   const std::lock_guard lock(mutex_);
-  // Of a program whose calls are always new, only the first are compared before they begin.
-  if (met_.size() < kMet) new_ |= met_.insert(hasher.finish().lo).second;
-  hasher.add(static_cast<int64_t>(hash_));
-  hash_ = hasher.finish().lo;
-  entries_.push_back({++sequence_, hash_, std::move(text)});
-  if (entries_.size() > kKept) entries_.pop_front();
-  return sequence_;
+  silent_ = true;
+  throw silent();
 }
 
-std::string Ledger::key(const char* what, int rank) const { return base::concat(what, "/", rank); }
+// Answers a question, if there is one before the next tick.
+void Ledger::attend() {
+  std::function<void()> question;
+  {
+    std::unique_lock lock(mutex_);
+    silent_ = false;
+    asked_.wait_until(lock, next_tick_, [this] { return !questions_.empty(); });
+    if (!questions_.empty()) {
+      question = std::move(questions_.front());
+      questions_.pop_front();
+    }
+  }
+  if (question) question();
+  if (Clock::now() < next_tick_) return;
+  next_tick_ = Clock::now() + kTick;
+  try {
+    tick();
+  } catch (const std::exception&) {
+    runtime::warn_once(base::concat(
+        "[torch.distributed] the store of a process group does not answer, so ranks that do "
+        "different things are not told: ",
+        runtime::text_of(std::current_exception())));
+  }
+}
+
+void Ledger::tick() {
+  const uint64_t recorded = [&] {
+    const std::lock_guard lock(mutex_);
+    return recorded_;
+  }();
+  // The store answers all ranks: the more they are, the more seldom each speaks to it.
+  const int seldom = 1 + size_ / kOften;
+  if (++ticks_ % seldom != 0) return;
+  // Who records nothing new may be what others wait for, or wait for them.
+  if (recorded == std::exchange(last_, recorded)) show();
+  agree_on_skips();
+  if (ticks_ % (kLook * seldom) != 0 && !difference().has_value()) return;
+  show();
+  hear();
+  if (!failure().empty()) return;
+  if (std::exchange(compared_, shown_) != shown_) compare_with_neighbours();
+  answer();
+}
+
+std::string Ledger::key(const char* what, uint64_t number) const {
+  return base::concat(what, "/", number);
+}
+
+std::optional<std::string> Ledger::get(const std::string& key) {
+  if (!store_->check({key})) return std::nullopt;
+  return store_->get_to_str(key);
+}
 
 void Ledger::show() {
   std::string text;
   {
     const std::lock_guard lock(mutex_);
-    if (sequence_ == shown_) return;
-    shown_ = sequence_;
-    text = hex(sequence_);
-    const size_t count = std::min(kShown, entries_.size());
-    for (size_t i = 0; i < count; ++i) text += " " + hex(entries_[entries_.size() - 1 - i].hash);
-    if (count > 0) text += "\n" + entries_.back().text;
+    if (recorded_ == shown_) return;
+    shown_ = recorded_;
+    text = hex(recorded_);
+    size_t at = entries_.size() - (sequence_ - recorded_);
+    const std::string& newest = entries_[at - 1].text;
+    for (size_t i = 0; i < kShown && at > 0; ++i) text += " " + hex(entries_[--at].hash);
+    text += "\n" + newest;
   }
-  store_->set(key("shown", rank_), text);
+  store_->set(key("shown", static_cast<uint64_t>(rank_)), text);
 }
 
 std::optional<Ledger::Shown> Ledger::look(int rank) {
-  const std::string where = key("shown", rank);
-  if (!store_->check({where})) return std::nullopt;
-  const std::string text = store_->get_to_str(where);
-  Shown shown;
-  std::string_view rest = text;
-  if (const size_t line = rest.find('\n'); line != std::string_view::npos) {
-    shown.text = rest.substr(line + 1);
-    rest = rest.substr(0, line);
-  }
-  for (bool first = true; !rest.empty(); first = false) {
-    const size_t end = std::min(rest.find(' '), rest.size());
-    const uint64_t value = number(rest.substr(0, end));
-    if (first) {
-      shown.newest = value;
-    } else {
-      shown.hashes.push_back(value);
-    }
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  return shown;
+  const auto text = get(key("shown", static_cast<uint64_t>(rank)));
+  if (!text.has_value()) return std::nullopt;
+  std::vector<uint64_t> hashes = numbers(first_line(*text));
+  const uint64_t newest = hashes.front();
+  hashes.erase(hashes.begin());
+  return Shown{newest, std::move(hashes), behind_first_line(*text)};
 }
 
 // The first collective, of those that both still know, that is another one there.
 std::optional<uint64_t> Ledger::first_difference(const Shown& other) {
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_) {
-    if (entry.sequence > other.newest) break;
+    if (entry.sequence > std::min(other.newest, recorded_)) break;
     const uint64_t back = other.newest - entry.sequence;
     if (back < other.hashes.size() && other.hashes[back] != entry.hash) return entry.sequence;
   }
   return std::nullopt;
 }
 
-std::string Ledger::text_of(uint64_t sequence) {
-  const std::lock_guard lock(mutex_);
-  for (const Entry& entry : entries_) {
-    if (entry.sequence == sequence) return entry.text;
-  }
-  return sequence > sequence_ ? "nothing so far" : "something too long ago";
+void Ledger::differs(uint64_t sequence, int other) {
+  const auto ranks = {static_cast<uint64_t>(rank_), static_cast<uint64_t>(other)};
+  std::string text = hex(sequence);
+  for (const uint64_t rank : ranks) text += " " + hex(rank);
+  store_->compareSet(kDiffers, "", text);
 }
 
-// Ranks differ somewhere: tells what this one did there, and waits a while for the others.
+// What differs anywhere differs between two neighbours, and the later of the two to show it sees
+// it.
+void Ledger::compare_with_neighbours() {
+  for (const int by : {1, size_ - 1}) {
+    const int other = (rank_ + by) % size_;
+    const auto shown = look(other);
+    if (!shown.has_value()) continue;
+    if (const auto sequence = first_difference(*shown)) differs(*sequence, other);
+  }
+}
+
+// Where ranks differ: the two, and rank 0, tell what they did there, and the one that has seen it
+// tells all, once it has heard the others or has asked them often enough.
 void Ledger::answer() {
-  if (answered_ || !store_->check({kDiffers})) return;
-  answered_ = true;
-  const uint64_t sequence = number(store_->get_to_str(kDiffers));
-  store_->set(key("text", rank_), text_of(sequence));
-  std::vector<std::string> texts(static_cast<size_t>(size_));
-  for (int tries = 0; tries < kAsked; ++tries) {
-    bool all = true;
-    for (int rank = 0; rank < size_; ++rank) {
-      std::string& text = texts[static_cast<size_t>(rank)];
-      if (!text.empty()) continue;
-      const std::string where = key("text", rank);
-      if (store_->check({where})) text = store_->get_to_str(where);
-      all &= !text.empty();
-    }
-    if (all) break;
-    std::this_thread::sleep_for(kPause);
+  if (!difference().has_value()) {
+    const auto text = get(kDiffers);
+    if (!text.has_value()) return;
+    const std::vector<uint64_t> found = numbers(*text);
+    const std::lock_guard lock(mutex_);
+    difference_ = {found[0], static_cast<int>(found[1]), static_cast<int>(found[2])};
   }
-  // A rank that has ended may have shown it before.
-  for (int rank = 0; rank < size_; ++rank) {
-    std::string& text = texts[static_cast<size_t>(rank)];
-    if (!text.empty()) continue;
-    if (const auto shown = look(rank); shown && shown->newest == sequence) text = shown->text;
+  const auto [sequence, seen_by, other] = *difference();
+  const bool asked = rank_ == 0 || rank_ == seen_by || rank_ == other;
+  if (asked && !std::exchange(answered_, true)) {
+    store_->set(key("text", static_cast<uint64_t>(rank_)), text_of(sequence));
   }
-  const auto known = [](const std::string& text) {
-    return text.empty() ? std::string("(no answer)") : text;
-  };
-  // The one that most of the others agree with is less likely to be wrong; of two, rank 0.
-  const auto other = std::ranges::find_if(texts, [&](const std::string& text) {
-    // lines may differ where the collective is the same
-    return text.substr(0, text.find(" at ")) != texts[0].substr(0, texts[0].find(" at "));
-  });
-  const size_t rank =
-      static_cast<size_t>((other == texts.end() ? texts.begin() + 1 : other) - texts.begin());
+  if (rank_ != seen_by || !failure().empty()) return;
+  std::map<int, std::string> texts;
+  for (const int rank : {0, seen_by, other}) {
+    if (const auto text = get(key("text", static_cast<uint64_t>(rank)))) texts[rank] = *text;
+  }
+  for (const int rank : {0, seen_by, other}) {
+    if (!texts[rank].empty()) continue;
+    if (++times_asked_ < kAsked) return;
+    // A rank that has ended may have shown it before.
+    const auto shown = look(rank);
+    texts[rank] = shown && shown->newest == sequence ? shown->text : "(no answer)";
+  }
+  // Of two that differ one is not as rank 0 is.
+  const bool this_one = seen_by != 0 && without_place(texts[seen_by]) != without_place(texts[0]);
+  const int rank = this_one || other == 0 ? seen_by : other;
   fail(base::concat("ranks do different things: collective number ", sequence, " of the group is ",
-                    known(texts[0]), " on rank 0, and ", known(texts[rank]), " on rank ", rank,
+                    texts[0], " on rank 0, and ", texts[rank], " on rank ", rank,
                     ". All ranks have to call the same collectives in the same order."));
+}
+
+// What others have told to all.
+void Ledger::hear() {
+  if (const auto why = get(kFailed)) {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = *why;
+    return;
+  }
+  uint64_t begun = 0;
+  uint64_t round = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    begun = begun_;
+    round = skips_.size() + 1;
+  }
+  const auto skip = get(key("skip", round));
+  if (!skip.has_value()) return;
+  const uint64_t first = numbers(first_line(*skip))[0];
+  if (begun >= first) fail(unlike(*skip, first));
 }
 
 void Ledger::fail(const std::string& text) {
@@ -245,12 +321,171 @@ void Ledger::fail(const std::string& text) {
     if (!failure_.empty()) return;
     failure_ = text;
   }
-  if (!store_->check({kFailed})) store_->set(kFailed, text);
+  store_->compareSet(kFailed, "", text);
 }
 
-std::string Ledger::failure() {
+// What other ranks, which know nothing of it, are told of a skip.
+std::string Ledger::unlike(const std::string& skip, uint64_t first) {
+  return base::concat(behind_first_line(skip), " (so it did not begin collective number ", first,
+                      " of the group, ", text_of(first), ", as other ranks did)");
+}
+
+// The ranks tell of their skips in the order in which they make them, and all of them have to tell
+// the same.
+void Ledger::agree_on_skips() {
+  for (;;) {
+    Skip skip;
+    uint64_t round = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (agreed_ == skips_.size()) return;
+      skip = skips_[agreed_];
+      round = agreed_ + 1;
+    }
+    if (!skip_is_told_) {
+      const std::string range = hex(skip.first) + " " + hex(skip.last);
+      const std::string told = store_->compareSet(
+          key("skip", round), "", base::concat(range, "\nrank ", rank_, " failed: ", skip.why));
+      if (first_line(told) != range) return fail(unlike(told, numbers(first_line(told))[0]));
+      store_->add(key("skipped", round), 1);
+      skip_is_told_ = true;
+    }
+    if (store_->add(key("skipped", round), 0) < size_) return;
+    skip_is_told_ = false;
+    const std::lock_guard lock(mutex_);
+    ++agreed_;
+  }
+}
+
+// What the other ranks that have not come so far are known to have recorded.
+std::string Ledger::others_at(uint64_t sequence) {
+  std::string text;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    const auto shown = look(rank);
+    const char* comma = text.empty() ? "" : ", ";
+    if (!shown.has_value()) {
+      text += base::concat(comma, "rank ", rank, " has not told of any");
+    } else if (const auto different = first_difference(*shown)) {
+      differs(*different, rank);
+    } else if (shown->newest < sequence) {
+      text += base::concat(comma, "rank ", rank, " has told of ", shown->newest);
+      if (const auto why = get(key("error", static_cast<uint64_t>(rank)))) {
+        text += base::concat(" (rank ", rank, " failed: ", *why, ")");
+      }
+    }
+  }
+  return text;
+}
+
+// ---- the program -------------------------------------------------------------------------------
+
+std::string Ledger::described(Collective collective, const std::vector<at::Tensor>& outputs,
+                              const std::vector<at::Tensor>& inputs, at::IntArrayRef options,
+                              base::Hasher* hasher) const {
+  const std::string type = c10::toString((outputs.empty() ? inputs : outputs)[0].scalar_type());
+  hasher->add(std::string_view(name(collective)));
+  hasher->add(std::string_view(type));
+  std::string text = name(collective);
+  if (const auto* tensors = tensors_in_common(collective, outputs, inputs)) {
+    text += base::concat(" of ", sizes_of(*tensors), " ", type);
+    for (const at::Tensor& tensor : *tensors) {
+      hasher->add(tensor.numel());
+      hasher->add(static_cast<int64_t>(tensor.scalar_type()));
+    }
+  }
+  const at::IntArrayRef common = options_in_common(collective, options);
+  hasher->add(static_cast<int64_t>(common.size()));
+  for (size_t i = 0; i < common.size(); ++i) {
+    hasher->add(common[i]);
+    text += base::concat(i == 0 ? " (" : ", ", common[i], i + 1 == common.size() ? ")" : "");
+  }
+  return text;
+}
+
+uint64_t Ledger::note(Collective collective, const std::vector<at::Tensor>& outputs,
+                      const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
+  if (store_ == nullptr) return 0;
+  base::Hasher hasher;
+  const std::string text = described(collective, outputs, inputs, options, &hasher);
+  const std::string place = record::source_text(record::source_here());
   const std::lock_guard lock(mutex_);
-  return failure_;
+  return enter(hasher, text + place);
+}
+
+uint64_t Ledger::note(const char* what) {
+  if (store_ == nullptr) return 0;
+  base::Hasher hasher;
+  hasher.add(std::string_view(what));
+  const std::string place = record::source_text(record::source_here());
+  const std::lock_guard lock(mutex_);
+  return enter(hasher, what + place);
+}
+
+uint64_t Ledger::begin(Collective collective, const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
+  if (store_ != nullptr && !pending()) {
+    base::Hasher hasher;
+    std::string text = described(collective, outputs, inputs, options, &hasher);
+    const std::lock_guard lock(mutex_);
+    enter(hasher, std::move(text));
+  }
+  return begin();
+}
+
+uint64_t Ledger::begin() {
+  if (store_ == nullptr) return 0;
+  wait_for_agreement();
+  uint64_t sequence = 0;
+  bool compare = false;
+  {
+    const std::lock_guard lock(mutex_);
+    sequence = ++begun_;
+    recorded_ = std::max(recorded_, begun_);
+    compare = std::exchange(new_, false);
+  }
+  if (compare) {
+    try {
+      ask([this] {
+        show();
+        compare_with_neighbours();
+        answer();
+      });
+      wait_for_verdict();
+    } catch (const std::exception&) {
+      // the store is lost, which the thread beside tells
+    }
+  }
+  if (const std::string why = failure(); !why.empty()) {
+    C10_THROW_ERROR(DistBackendError, "[torch.distributed] " + why);
+  }
+  return sequence;
+}
+
+// With the mutex.
+uint64_t Ledger::enter(base::Hasher hasher, std::string text) {
+  const uint64_t kind = hasher.finish().lo;
+  // Of a program whose calls are always new, only the first are compared before they begin.
+  if (met_.size() < kMet) new_ |= met_.insert(kind).second;
+  hasher.add(static_cast<int64_t>(hash_));
+  hash_ = hasher.finish().lo;
+  entries_.push_back({++sequence_, kind, hash_, std::move(text)});
+  if (entries_.size() > kKept) entries_.pop_front();
+  return sequence_;
+}
+
+void Ledger::recorded(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  recorded_ = std::max(recorded_, sequence);
+}
+
+void Ledger::take_back(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  if (sequence != sequence_ || sequence <= recorded_) return;
+  met_.erase(entries_.back().kind);  // it has not been compared
+  entries_.pop_back();
+  hash_ = entries_.empty() ? 0 : entries_.back().hash;
+  --sequence_;
 }
 
 bool Ledger::pending() {
@@ -269,97 +504,49 @@ bool Ledger::everybody_has_come() {
   {
     const std::lock_guard lock(mutex_);
     next = begun_ + 1;
-    if (next > sequence_) return false;
-  }
-  const std::lock_guard looking(looking_);
-  try {
-    show();
-    come_.resize(static_cast<size_t>(size_));
-    for (int rank = 0; rank < size_; ++rank) {
-      uint64_t& newest = come_[static_cast<size_t>(rank)];
-      if (rank == rank_ || newest >= next) continue;
-      if (const auto shown = look(rank)) newest = shown->newest;
-      if (newest < next) return false;  // the others need not be asked before it comes
-    }
-  } catch (const std::exception&) {
-    // the thread beside the program tells of it
-  }
-  return true;
-}
-
-void Ledger::tick() {
-  if (store_ == nullptr) return;
-  const uint64_t recorded = [&] {
-    const std::lock_guard lock(mutex_);
-    return sequence_;
-  }();
-  const std::lock_guard looking(looking_);
-  // The store answers all ranks: the more they are, the more seldom each speaks to it.
-  if (++ticks_ % (1 + size_ / kOften) != 0) return;
-  // Who records nothing new may be what others wait for, or wait for them.
-  if (recorded == std::exchange(last_, recorded)) show();
-  if (ticks_ % (kLook * (1 + size_ / kOften)) != 0) return;
-  show();
-  if (store_->check({kFailed})) {
-    const std::string text = store_->get_to_str(kFailed);
-    const std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = text;
-    return;
-  }
-  if (std::exchange(compared_, shown_) != shown_) compare_with_neighbours();
-  answer();
-}
-
-// What differs anywhere differs between two neighbours, and the later of the two to show it sees
-// it.
-void Ledger::compare_with_neighbours() {
-  for (const int by : {1, size_ - 1}) {
-    const auto shown = look((rank_ + by) % size_);
-    if (!shown.has_value()) continue;
-    if (const auto sequence = first_difference(*shown)) {
-      store_->compareSet(kDiffers, "", hex(*sequence));
-    }
-  }
-}
-
-uint64_t Ledger::begin() {
-  if (store_ == nullptr) return 0;
-  uint64_t sequence = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    sequence = ++begun_;
-    if (!std::exchange(new_, false)) return sequence;
+    if (next > recorded_) return false;
   }
   try {
-    const std::lock_guard looking(looking_);
-    show();
-    compare_with_neighbours();
-    answer();
+    return ask([this, next] {
+      show();
+      come_.resize(static_cast<size_t>(size_));
+      for (int rank = 0; rank < size_; ++rank) {
+        uint64_t& newest = come_[static_cast<size_t>(rank)];
+        if (rank == rank_ || newest >= next) continue;
+        if (const auto shown = look(rank)) newest = shown->newest;
+        if (newest < next) return false;  // the others need not be asked before it comes
+      }
+      return true;
+    });
   } catch (const std::exception&) {
-    return sequence;  // the store is lost, which the thread beside tells
+    return true;  // the thread beside the program tells of it
   }
-  if (const std::string why = failure(); !why.empty()) {
-    C10_THROW_ERROR(DistBackendError, "[torch.distributed] " + why);
-  }
-  return sequence;
 }
 
-// What the other ranks that have not come so far are known to have recorded.
-std::string Ledger::others_at(uint64_t sequence) {
-  std::string text;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (rank == rank_) continue;
-    const auto shown = look(rank);
-    const char* comma = text.empty() ? "" : ", ";
-    if (!shown.has_value()) {
-      text += base::concat(comma, "rank ", rank, " has not told of any");
-    } else if (const auto different = first_difference(*shown)) {
-      store_->compareSet(kDiffers, "", hex(*different));
-    } else if (shown->newest < sequence) {
-      text += base::concat(comma, "rank ", rank, " has told of ", shown->newest);
-    }
+std::string Ledger::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::optional<Ledger::Difference> Ledger::difference() {
+  const std::lock_guard lock(mutex_);
+  return difference_;
+}
+
+std::string Ledger::text_of(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries_) {
+    if (entry.sequence == sequence) return entry.text;
   }
-  return text;
+  return sequence > sequence_ ? "nothing so far" : "something too long ago";
+}
+
+// Where ranks differ, what they do is known soon.
+void Ledger::wait_for_verdict() {
+  const Clock::time_point limit = Clock::now() + kVerdict;
+  while (difference().has_value() && failure().empty() && Clock::now() < limit) {
+    std::this_thread::sleep_for(kPoll);
+  }
 }
 
 std::string Ledger::explain(uint64_t sequence, const std::string& error) {
@@ -369,15 +556,19 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
     said = base::concat("collective number ", sequence, " of the group, ", text_of(sequence));
   }
   try {
-    const std::lock_guard looking(looking_);
-    shown_ = 0;
-    show();
-    const std::string others = others_at(sequence);
-    answer();
+    const std::string others = ask([this, sequence] {
+      shown_ = 0;
+      show();
+      hear();
+      std::string text = others_at(sequence);
+      answer();
+      return text;
+    });
+    wait_for_verdict();
     if (const std::string why = failure(); !why.empty()) return base::concat(" (", why, ")");
     if (said.empty()) return "";
     if (!others.empty()) said += ", and " + others;
-    fail(base::concat("rank ", rank_, " failed: ", error, " (in ", said, ")"));
+    tell(base::concat(error, " (in ", said, ")"));
     return base::concat(" (in ", said, ")");
   } catch (const std::exception&) {
     if (!said.empty()) said = base::concat("in ", said, ", and ");
@@ -389,8 +580,41 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
 
 void Ledger::tell(const std::string& why) {
   if (store_ == nullptr) return;
-  const std::lock_guard looking(looking_);
-  fail(base::concat("rank ", rank_, " failed: ", why));
+  ask([this, text = base::concat("rank ", rank_, " failed: ", why)] { fail(text); });
+}
+
+void Ledger::skip(uint64_t count, const std::string& why) {
+  if (store_ == nullptr) return;
+  if (count > 0) {
+    const std::lock_guard lock(mutex_);
+    skips_.push_back({begun_ + 1, begun_ + count, why});
+    begun_ += count;
+    // Those of a captured step were not noted.
+    while (sequence_ < begun_) enter(base::Hasher(), "one of a captured step");
+    recorded_ = std::max(recorded_, begun_);
+  }
+  ask([this, why] {
+    store_->set(key("error", static_cast<uint64_t>(rank_)), why);
+    agree_on_skips();
+  });
+}
+
+void Ledger::wait_for_agreement() {
+  const Clock::time_point limit = Clock::now() + store_->getTimeout();
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (agreed_ == skips_.size() || !failure_.empty()) return;
+    }
+    if (runtime::interrupted()) {
+      C10_THROW_ERROR(DistBackendError,
+                      "[torch.distributed] interrupted while waiting for other processes.");
+    }
+    TORCH_CHECK_WITH(DistBackendError, Clock::now() < limit,
+                     "[torch.distributed] a step of this rank has failed, and with it collectives "
+                     "that other ranks have not come to, or not told of, within the timeout.");
+    std::this_thread::sleep_for(kPoll);
+  }
 }
 
 }  // namespace acc::distributed

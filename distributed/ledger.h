@@ -3,8 +3,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -24,17 +28,25 @@ class Store;
 // through the group's store, and compares. Nobody waits for that.
 namespace acc::distributed {
 
-class Ledger {
+class Ledger : public std::enable_shared_from_this<Ledger> {
  public:
   // `store`: of the group alone; none where there is one rank.
   Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
 
-  // A collective was recorded, with its options (see record). Returns its number; 0 where nobody
-  // counts them.
+  // Starts the thread beside the program, which ends with the ledger. It alone talks to the store,
+  // which may never answer: the others ask it, and go on where it is silent.
+  void start();
+
+  // A collective is about to be recorded, with its options (see record), and then `recorded` or
+  // `take_back` is called. Returns its number; 0 where nobody counts them.
   uint64_t note(Collective collective, const std::vector<at::Tensor>& outputs,
                 const std::vector<at::Tensor>& inputs, at::IntArrayRef options);
-  // Something else that all ranks do together.
+  // Something else that all ranks do together, and that begins now.
   uint64_t note(const char* what);
+  // Nobody is shown it before.
+  void recorded(uint64_t sequence);
+  // It was not recorded, as if it had not been called, unless it has begun all the same.
+  void take_back(uint64_t sequence);
 
   // A collective is about to begin; one that was not noted is, now: a captured step is recorded
   // once and runs many times.
@@ -44,11 +56,9 @@ class Ledger {
   // The next of what was noted is about to happen; returns its number. Calls that this rank
   // makes for the first time are shown to the others now, and compared with those of its neighbours
   // as far as these have shown theirs: Gloo ends a process that gets more bytes than it wants.
-  // Throws where they differ.
+  // Throws where they differ, and where the group is of no more use. Where this rank has skipped
+  // some, waits until all others have skipped them, too.
   uint64_t begin();
-
-  // Of the thread beside the program, ten times per second: shows, and looks.
-  void tick();
 
   // Whether this rank has recorded a collective that it has not begun.
   bool pending();
@@ -56,7 +66,7 @@ class Ledger {
   bool has_begun(uint64_t sequence);
 
   // Whether all ranks have recorded the next one that is to begin: whoever begins it now waits for
-  // their devices, and not for their programs. May ask the store; where it is lost, it is so.
+  // their devices, and not for their programs. Asks the store; where it is lost, it is so.
   bool everybody_has_come();
 
   // Why the group is of no more use; empty while it is.
@@ -66,12 +76,17 @@ class Ledger {
   // which hear of it. May take a few seconds, until they have answered. 0: it is none of all ranks.
   std::string explain(uint64_t sequence, const std::string& error);
 
-  // This rank has failed otherwise, and will not do what others wait for.
+  // A collective of this rank has failed otherwise, and others wait for it.
   void tell(const std::string& why);
+
+  // A step of this rank has failed, and with it the next `count` collectives, which it will never
+  // begin. Where all ranks skip the same ones, they go on behind them; else the group has failed.
+  void skip(uint64_t count, const std::string& why);
 
  private:
   struct Entry {
     uint64_t sequence;
+    uint64_t kind;  // hash of the call
     uint64_t hash;  // of this and all before
     std::string text;
   };
@@ -81,19 +96,43 @@ class Ledger {
     std::vector<uint64_t> hashes;  // of the newest entries, the last first
     std::string text;              // of the newest
   };
+  // Collectives that this rank has skipped.
+  struct Skip {
+    uint64_t first;
+    uint64_t last;
+    std::string why;
+  };
+  // Where two ranks do different things. The one that has seen it says what.
+  struct Difference {
+    uint64_t sequence;
+    int seen_by;
+    int other;
+  };
 
-  std::string key(const char* what, int rank) const;
+  template <class Talk>
+  auto ask(Talk talk) -> decltype(talk());
+  void attend();
+  void tick();
+  std::string key(const char* what, uint64_t number) const;
+  std::optional<std::string> get(const std::string& key);  // nothing where there is none
   void show();
   std::optional<Shown> look(int rank);
   std::optional<uint64_t> first_difference(const Shown& other);
+  void differs(uint64_t sequence, int other);
   void compare_with_neighbours();
   std::string described(Collective collective, const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs, at::IntArrayRef options,
                         base::Hasher* hasher) const;
   uint64_t enter(base::Hasher hasher, std::string text);
   void answer();
+  void wait_for_verdict();
+  void hear();
   void fail(const std::string& text);
+  std::string unlike(const std::string& skip, uint64_t first);
+  void agree_on_skips();
+  void wait_for_agreement();
   std::string text_of(uint64_t sequence);
+  std::optional<Difference> difference();
   std::string others_at(uint64_t sequence);
 
   static constexpr size_t kKept = 1024;
@@ -103,21 +142,30 @@ class Ledger {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int size_;
-  // Of the watching thread:
+  // Of the thread beside the program:
   uint64_t shown_ = 0;
   uint64_t compared_ = 0;
   uint64_t last_ = 0;  // recorded, at the last tick
   int ticks_ = 0;
   bool answered_ = false;
-  std::mutex looking_;          // one thread at a time talks to the store
+  int times_asked_ = 0;
+  std::chrono::steady_clock::time_point next_tick_;
+  bool skip_is_told_ = false;   // the first that is not agreed on
   std::vector<uint64_t> come_;  // per rank, the newest that it has shown
 
   std::mutex mutex_;  // guards the rest
+  std::condition_variable asked_;
+  std::deque<std::function<void()>> questions_;
+  bool silent_ = false;  // a question was not answered in time
   std::deque<Entry> entries_;
-  uint64_t sequence_ = 0;  // recorded
-  uint64_t begun_ = 0;
+  uint64_t sequence_ = 0;  // noted
+  uint64_t recorded_ = 0;
+  uint64_t begun_ = 0;  // or skipped
   uint64_t hash_ = 0;
   std::string failure_;
+  std::optional<Difference> difference_;
+  std::vector<Skip> skips_;
+  size_t agreed_ = 0;                 // of these, how many all ranks have skipped
   std::unordered_set<uint64_t> met_;  // calls by kind, type, size and options
   bool new_ = false;                  // one was met since the last comparison before a begin
 };

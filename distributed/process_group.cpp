@@ -201,7 +201,13 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
     const runtime::LockWithoutGil lock(calling_);
     ++sequence_;
     const uint64_t number = ledger_->note(collective, outputs, inputs, options);
-    record(collective, to, std::move(from), group_, std::move(options));
+    try {
+      record(collective, to, std::move(from), group_, std::move(options));
+    } catch (...) {
+      ledger_->take_back(number);
+      throw;
+    }
+    ledger_->recorded(number);
     return number;
   }();
   for (size_t i = 0; i < outputs.size(); ++i) {

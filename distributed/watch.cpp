@@ -4,12 +4,13 @@
 #include <array>
 #include <chrono>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
 
-#include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/runtime/backend.h"
-#include "csrc/runtime/errors.h"
 #include "csrc/runtime/transfers.h"
 #include "distributed/groups.h"
 #include "distributed/ledger.h"
@@ -49,19 +50,15 @@ void submit_idle(Pending& before) {
   }
 }
 
-// A submission waits for other processes, and meanwhile there must be somebody to compare.
-void compare() {
-  for (;;) {
-    std::this_thread::sleep_for(kWhile);
-    for (const auto& ledger : all_ledgers()) {
-      try {
-        ledger->tick();
-      } catch (const std::exception&) {
-        runtime::warn_once(base::concat(
-            "[torch.distributed] the store of a process group does not answer, so ranks that do "
-            "different things are not told: ",
-            runtime::text_of(std::current_exception())));
-      }
+// Of a step that has failed. Each group hears of it, also where another's store is lost.
+void tell_groups(const std::string& why, const std::vector<runtime::Undone>& undone) {
+  for (const runtime::Undone& of : undone) {
+    try {
+      Ledger& ledger = *group_of(of.group).ledger;
+      ledger.skip(of.exchanges, why);
+      if (of.broken) ledger.tell(why);
+    } catch (const std::exception&) {
+      // the thread beside it tells of the store
     }
   }
 }
@@ -79,11 +76,8 @@ void submit() {
 void watch_groups() {
   static std::once_flag once;
   std::call_once(once, [] {
-    runtime::install_failure_listener([](const std::string& why) {
-      for (const auto& ledger : all_ledgers()) ledger->tell(why);
-    });
+    runtime::install_failure_listener(&tell_groups);
     std::thread(submit).detach();
-    std::thread(compare).detach();
   });
 }
 

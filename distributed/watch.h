@@ -2,11 +2,10 @@
 
 namespace acc::distributed {
 
-// Starts the threads beside the program that look after its groups; a second call does nothing.
+// Starts the thread beside the program that looks after its groups; a second call does nothing.
 //
 // A process that has recorded something that others wait for, and then nothing for a while, submits
-// it: it may be asleep, or waiting itself for those others. And what the ranks of a group do is
-// compared (ledger.h).
+// it: it may be asleep, or waiting itself for those others. And groups hear of steps that fail.
 void watch_groups();
 
 }  // namespace acc::distributed

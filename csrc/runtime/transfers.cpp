@@ -30,7 +30,7 @@ UnderWay& transfers_of(c10::DeviceIndex device) {
 
 thread_local UnderWay* under_way = nullptr;
 thread_local bool left = false;
-std::atomic<void (*)(const std::string& why)> listener = nullptr;
+std::atomic<FailureListener> listener = nullptr;
 
 // Those from `first` on, which are under way no more.
 TransferList take_transfers(size_t first) {
@@ -109,13 +109,13 @@ bool end_all_transfers() noexcept {
   return over;
 }
 
-void install_failure_listener(void (*installed)(const std::string& why)) { listener = installed; }
+void install_failure_listener(FailureListener installed) { listener = installed; }
 
-void tell_failure(const std::string& why) noexcept {
+void tell_failure(const std::string& why, const std::vector<Undone>& undone) noexcept {
   const auto call = listener.load();
-  if (call == nullptr) return;
+  if (call == nullptr || undone.empty()) return;
   try {
-    call(why);
+    call(why, undone);
   } catch (...) {
     // nobody can be told
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 // What is under way between this process and others. A plan begins a transfer in one step and waits
 // for it in another, so both know it by a number, its ticket, which is unique in the plan.
@@ -57,8 +58,16 @@ void leave_transfers() noexcept;
 // still under way, and its memory must never be used for something else.
 bool end_all_transfers() noexcept;
 
+// What a plan that failed means to a group of processes that it has exchanges with.
+struct Undone {
+  int64_t group;
+  uint64_t exchanges = 0;  // that it has not begun, and will not
+  bool broken = false;     // one failed as it began: nobody knows what of it the others get
+};
+
 // A plan that others take part in has failed, and why.
-void install_failure_listener(void (*listener)(const std::string& why));
-void tell_failure(const std::string& why) noexcept;
+using FailureListener = void (*)(const std::string& why, const std::vector<Undone>& undone);
+void install_failure_listener(FailureListener listener);
+void tell_failure(const std::string& why, const std::vector<Undone>& undone) noexcept;
 
 }  // namespace acc::runtime

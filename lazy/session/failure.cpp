@@ -2,11 +2,26 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/errors.h"
+#include "lazy/graph/words.h"
 
 namespace acc::session {
+namespace {
+
+// The entry of the group that a node has an exchange with.
+runtime::Undone& undone_for(const graph::Graph& graph, const graph::Node& node,
+                            std::vector<runtime::Undone>& undone) {
+  // (outputs, inputs, group, options, ticket)
+  const int64_t group = graph::items(graph.arguments(node))[2][1];
+  const auto found = std::ranges::find(undone, group, &runtime::Undone::group);
+  return found != undone.end() ? *found : undone.emplace_back(group);
+}
+
+}  // namespace
 
 void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::string& message) {
   const c10::SourceLocation where{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
@@ -71,7 +86,8 @@ void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const r
   }
 }
 
-void poison_all(const record::Trace& trace, const std::exception_ptr& error) {
+void poison_all(const record::Trace& trace, const std::exception_ptr& error,
+                const std::vector<runtime::Undone>& undone) {
   auto poison = std::make_shared<record::Poison>();
   poison->message = base::concat("the work was not done: ", runtime::text_of(error));
   for (size_t i = 0; i < trace.entries.size(); ++i) {
@@ -81,6 +97,28 @@ void poison_all(const record::Trace& trace, const std::exception_ptr& error) {
     if (entry.kind != graph::BufferKind::kFresh && !written) continue;
     if (const auto storage = entry.storage.lock()) storage->poison = poison;
   }
+  runtime::tell_failure(poison->message, undone);
+}
+
+std::vector<runtime::Undone> undone_of(const graph::Graph& graph) {
+  std::vector<runtime::Undone> undone;
+  for (const graph::Node& node : graph.nodes) {
+    if (node.op->communicates) ++undone_for(graph, node, undone).exchanges;
+  }
+  return undone;
+}
+
+std::vector<runtime::Undone> undone_of(const plan::Plan& plan, const plan::Schedule& schedule,
+                                       size_t failed) {
+  std::vector<runtime::Undone> undone;
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    const graph::Node& node = plan.program.nodes[schedule.steps[i].nodes[0]];
+    if (!node.op->communicates) continue;
+    runtime::Undone& of_group = undone_for(plan.program, node, undone);
+    if (i > failed) ++of_group.exchanges;
+    of_group.broken |= i == failed;
+  }
+  return undone;
 }
 
 }  // namespace acc::session

@@ -7,7 +7,10 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "csrc/runtime/transfers.h"
+#include "lazy/graph/graph.h"
 #include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
@@ -29,7 +32,15 @@ std::string memory_situation(const plan::Plan& plan, const plan::Schedule& sched
 void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,
                  size_t step, const std::shared_ptr<const record::Poison>& poison);
 
-// Nothing of the trace was done: what it was to make or to write has no contents.
-void poison_all(const record::Trace& trace, const std::exception_ptr& error);
+// Nothing of the trace was done: what it was to make or to write has no contents, and processes
+// that take part in it hear of `undone`.
+void poison_all(const record::Trace& trace, const std::exception_ptr& error,
+                const std::vector<runtime::Undone>& undone);
+
+// What is left undone with other processes where nothing of a graph runs, and where the steps from
+// `failed` on do not.
+std::vector<runtime::Undone> undone_of(const graph::Graph& graph);
+std::vector<runtime::Undone> undone_of(const plan::Plan& plan, const plan::Schedule& schedule,
+                                       size_t failed);
 
 }  // namespace acc::session

@@ -31,7 +31,6 @@
 #include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
 #include "lazy/passes/switches.h"
-#include "lazy/passes/transfers.h"
 #include "lazy/plan/cache.h"
 #include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
@@ -179,6 +178,10 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   return wider;
 }
 
+const graph::Graph& graph_of(const Trace& trace) {
+  return trace.followed != nullptr ? *trace.followed : trace.graph;
+}
+
 // Gives the storages what was made.
 void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
   for (size_t i = 0; i < trace.entries.size(); ++i) {
@@ -252,7 +255,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
     auto poison = std::make_shared<record::Poison>();
     poison->message = message;
     poison_rest(plan, schedule, work.trace, outcome.failed_step, poison);
-    if (passes::communicates(plan.program)) runtime::tell_failure(message);
+    runtime::tell_failure(message, undone_of(plan, schedule, outcome.failed_step));
   }
   rethrow_as(outcome.error, no_memory, message);
 }
@@ -365,6 +368,8 @@ void Session::submit(Recorder& recorder, FlushReason reason, const Look& look) {
   count(kReasonCounters[static_cast<size_t>(reason)]);
 
   Device& device = devices_[static_cast<size_t>(recorder.device())];
+  // Asked now, since the graph goes into the plan, which may not come about.
+  const std::vector<runtime::Undone> undone = undone_of(graph_of(work.trace));
   try {
     const std::vector<bool> alive = alive_buffers(work.trace);
     find_or_build(device, work, alive);
@@ -373,7 +378,7 @@ void Session::submit(Recorder& recorder, FlushReason reason, const Look& look) {
       if (Cached other = look(work.trace, work.plan, alive)) work.plan = std::move(other);
     }
   } catch (...) {
-    poison_all(work.trace, std::current_exception());
+    poison_all(work.trace, std::current_exception(), undone);
     throw;
   }
 
@@ -397,7 +402,7 @@ void Session::run(Recorder& recorder, Work work) {
     outcome = exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
                         {std::move(work.trace.places), &record::short_source_text}, make_way);
   } catch (...) {  // not by a step, whose errors are in the outcome
-    poison_all(work.trace, std::current_exception());
+    poison_all(work.trace, std::current_exception(), undone_of(work.plan->program));
     throw;
   }
   finish(recorder, std::move(work), std::move(outcome));

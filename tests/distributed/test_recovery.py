@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,6 +37,28 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
+
+
+@contextlib.contextmanager
+def kept_store() -> Iterator[tuple[int, int]]:
+    """The process that keeps a store, and the store's port."""
+    port = free_port()
+    keep = (
+        "import time, torch.distributed as dist; "
+        f"store = dist.TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False); "
+        "print('there', flush=True); time.sleep(120)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", keep],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=helpers.child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+    ) as keeper:
+        try:
+            assert keeper.stdout.readline() == "there\n"
+            yield keeper.pid, port
+        finally:
+            keeper.kill()
 
 
 def test_a_store_that_dies_with_its_rank():
@@ -78,29 +102,37 @@ try:
 except Exception as error:
     report(group=str(error), after=time.monotonic() - began)
 """
-    port = free_port()
-    keep = (
-        "import time, torch.distributed as dist; "
-        f"store = dist.TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False); "
-        "print('there', flush=True); time.sleep(120)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", keep],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=helpers.child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
-    ) as keeper:
-        try:
-            assert keeper.stdout.readline() == "there\n"
-            program = f"KEEPER = {keeper.pid}\n" + BEGIN + TRAIN + code + END
-            first, second = run_ranks(program, 2, timeout=60, MASTER_PORT=str(port))
-        finally:
-            keeper.kill()
+    with kept_store() as (keeper, port):
+        program = f"KEEPER = {keeper}\n" + BEGIN + TRAIN + code + END
+        first, second = run_ranks(program, 2, timeout=60, MASTER_PORT=str(port))
     assert first.reports["weight"] == second.reports["weight"]
     for rank in (first, second):
         assert rank.reports["text"] == "" and rank.reports["alone"]
         assert "the store of a process group does not answer" in rank.stderr
         assert rank.reports["group"] and rank.reports["after"] < 18
+
+
+def test_a_store_that_hangs_keeps_nobody_longer_than_the_timeout():
+    """It is there, and does not answer: training goes on, and a rank that is late is an error."""
+    code = """
+def hang(i):
+    if RANK == 0 and i == 3:
+        os.kill(KEEPER, signal.SIGSTOP)
+heard(lambda: train(10, hang))
+x = torch.ones(4, device=device)
+if RANK == 1:
+    time.sleep(TIMEOUT + 4)
+    os._exit(0)
+heard(lambda: (dist.all_reduce(x), x.sum().item()))
+"""
+    with kept_store() as (keeper, port):
+        program = f"KEEPER = {keeper}\n" + BEGIN.replace("TIMEOUT = 8", "TIMEOUT = 4") + TRAIN
+        first, second = run_ranks(program + code + END, 2, timeout=60, MASTER_PORT=str(port))
+    assert second.reports["text"] == "" and second.reports["seconds"] < 10
+    assert first.reports["kind"] == "DistBackendError"
+    assert first.reports["seconds"] < 14
+    assert "in collective number" in first.reports["text"]
+    assert "the group's store does not answer" in first.reports["text"]
 
 
 ELASTIC = """
