@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -10,8 +11,11 @@
 #include <torch/library.h>
 
 #include <array>
+#include <chrono>
+#include <functional>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
 #include "csrc/base/check.h"
@@ -29,12 +33,13 @@ using c10d::ReduceOp;
 using Tensors = std::vector<Tensor>;
 using Options = at::IntArrayRef;
 
-// The same memory as a flat tensor of another type.
+// The same memory as a flat tensor of another type, which keeps it.
 Tensor flat(const Tensor& tensor, c10::ScalarType type) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const auto element = static_cast<int64_t>(c10::elementSize(type));
-  return at::from_blob(tensor.data_ptr(), {bytes / element},
-                       at::TensorOptions().dtype(type).device(tensor.device()));
+  return at::from_blob(
+      tensor.data_ptr(), {bytes / element}, [tensor](void*) {},
+      at::TensorOptions().dtype(type).device(tensor.device()));
 }
 
 // For what only moves: transports do not know all types.
@@ -147,6 +152,31 @@ void reduce_scatter_into(Backend& group, Tensors& outputs, Tensors& inputs, Opti
 }
 
 // Gloo has no lists here: their parts behind each other.
+// A work of the transport, whose results go on to where they belong.
+class Distributed final : public c10d::Work {
+ public:
+  Distributed(const c10::intrusive_ptr<c10d::Work>& inner, std::function<void()> distribute)
+      : Work(-1, c10d::OpType::ALLTOALL),
+        future_(inner->getFuture()->then(
+            [distribute = std::move(distribute)](c10::ivalue::Future& done) {
+              done.value();  // throws what has failed
+              distribute();
+              return c10::IValue();
+            },
+            c10::NoneType::get())) {}
+
+  bool isCompleted() override { return future_->completed(); }
+  bool isSuccess() const override { return future_->completed() && !future_->hasError(); }
+  bool wait(std::chrono::milliseconds) override {
+    future_->waitAndThrow();
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
 void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
   Tensors received = bytes_of(outputs);
   Tensors sent = bytes_of(inputs);
@@ -161,9 +191,11 @@ void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Work
   Tensor output = at::empty({std::accumulate(to.begin(), to.end(), int64_t{0})}, input.options());
   std::vector<int64_t> taken = to;  // Gloo moves out of these
   std::vector<int64_t> given = sizes(sent);
-  group.alltoall_base(output, input, taken, given)->wait();
-  const Tensors parts = output.split_with_sizes(to);
-  for (size_t i = 0; i < parts.size(); ++i) received[i].copy_(parts[i]);
+  const auto work = group.alltoall_base(output, input, taken, given);
+  works.push_back(c10::make_intrusive<Distributed>(work, [received, output, input, to]() mutable {
+    const Tensors parts = output.split_with_sizes(to);
+    for (size_t i = 0; i < parts.size(); ++i) received[i].copy_(parts[i]);
+  }));
 }
 
 // Sizes of the parts in rows; none: equal parts.

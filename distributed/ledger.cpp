@@ -578,6 +578,20 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
   }
 }
 
+void Ledger::abort() {
+  const std::string text = base::concat("rank ", rank_, " failed: it has aborted the group");
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = text;
+  }
+  if (store_ == nullptr) return;
+  try {
+    ask([this, text] { store_->compareSet(kFailed, "", text); });
+  } catch (const std::exception&) {
+    // without their store the others see only that this rank is gone
+  }
+}
+
 void Ledger::tell(const std::string& why) {
   if (store_ == nullptr) return;
   ask([this, text = base::concat("rank ", rank_, " failed: ", why)] { fail(text); });

@@ -12,7 +12,9 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
+#include "csrc/runtime/on_device.h"
 #include "distributed/groups.h"
 #include "distributed/transfer.h"
 #include "distributed/watch.h"
@@ -130,21 +132,6 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupACC::getBackendOptions() 
   options->group_desc = inner->group_desc;
   options->global_ranks_in_group = inner->global_ranks_in_group;
   return options;
-}
-
-c10::intrusive_ptr<c10d::Backend> ProcessGroupACC::split(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<Options>& opts) {
-  const auto inner = transport_->getBackendOptions();
-  if (opts != nullptr) {
-    inner->timeout = opts->timeout;
-    inner->group_name = opts->group_name;
-    inner->group_desc = opts->group_desc;
-    inner->global_ranks_in_group = opts->global_ranks_in_group;
-  }
-  auto made = transport_->split(store, ranks, inner);
-  if (made == nullptr) return nullptr;  // this process is not in it
-  return c10::make_intrusive<ProcessGroupACC>(std::move(made), store);
 }
 
 void ProcessGroupACC::setTimeout(std::chrono::milliseconds timeout) {
@@ -441,12 +428,16 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
     return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, sequence_);
   }
   Tensors memory{memory_of(tensors[0].contiguous())};
-  // Whoever takes it may do so after this process has gone on to overwrite it.
-  if (runtime::on_host()) memory[0] = memory[0].clone();
+  if (runtime::on_host()) {
+    sends_->make_room(memory[0].nbytes());
+    // Whoever takes it may do so after this process has gone on to overwrite it.
+    memory[0] = memory[0].clone();
+  }
+  const runtime::OnDevice on_device(tensors[0].device().index());
   WorkPtr work = transport_->send(memory, to, tag);
   if (coalescing_) coalesced_.push_back(tensors[0]);
   if (runtime::on_host()) {
-    keep_sending(std::move(work), std::move(memory[0]));
+    sends_->keep(std::move(work), std::move(memory[0]));
     return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, sequence_);
   }
   if (coalescing_) return work;
@@ -480,6 +471,7 @@ WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
   // A tensor of its own: nothing that is recorded meanwhile moves or frees its memory.
   const Tensor received = at::empty(tensors[0].sizes(), tensors[0].options());
   Tensors memory{memory_of(received)};
+  const runtime::OnDevice on_device(received.device().index());
   WorkPtr work =
       from < 0 ? transport_->recvAnysource(memory, tag) : transport_->recv(memory, from, tag);
   Works works;
@@ -503,6 +495,8 @@ void ProcessGroupACC::startCoalescing() {
                 "[torch.distributed] an error has ended a group of operations before all of it was "
                 "called. Call it again.");
   }
+  // What is recorded has collectives of its own, which do not belong to the group of these.
+  if (!runtime::on_host()) session::flush(-1, record::FlushReason::kExchange);
   coalescing_ = true;
   if (!runtime::on_host() && transport_->supportsCoalescing()) transport_->startCoalescing();
 }
@@ -534,6 +528,7 @@ WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
     ++sequence_;
     ledger_->note("barrier");
     sequence = ledger_->begin();
+    const runtime::OnDevice on_device(runtime::backend().current_device());
     work = transport_->barrier(inner);
   }
   return c10::make_intrusive<BegunWork>(OpType::BARRIER, Works{std::move(work)}, Tensors(), ledger_,
@@ -548,6 +543,7 @@ void ProcessGroupACC::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
 void ProcessGroupACC::setSequenceNumberForGroup() { transport_->setSequenceNumberForGroup(); }
 
 c10d::ErrorType ProcessGroupACC::getError() {
+  if (!ledger_->failure().empty()) return c10d::ErrorType::REMOTE_ERROR;
   return runtime::on_host() ? c10d::ErrorType::SUCCESS : transport_->getError();
 }
 
@@ -557,11 +553,20 @@ void ProcessGroupACC::eagerConnectSingleDevice(at::Device device) {
   }
 }
 
-void ProcessGroupACC::abort() { transport_->abort(); }
+void ProcessGroupACC::abort() {
+  ledger_->abort();  // who waits for Gloo looks there
+  transport_->abort();
+}
 
+// The others get what they still wait for, and the group ends whatever came of that.
 void ProcessGroupACC::shutdown() {
-  session::flush(-1, record::FlushReason::kExplicit);
-  wait_for_sends(transport_->getBackendOptions()->timeout);
+  try {
+    session::flush(-1, record::FlushReason::kExplicit);
+    sends_->wait(transport_->getBackendOptions()->timeout);
+  } catch (...) {
+    TORCH_WARN("[torch.distributed] a process group was destroyed with an error: ",
+               runtime::text_of(std::current_exception()));
+  }
   transport_->shutdown();
 }
 

@@ -13,12 +13,13 @@
 #include "distributed/collectives.h"
 #include "distributed/ledger.h"
 #include "distributed/loopback.h"
+#include "distributed/sends.h"
 
 // The process group "acc". Collectives on tensors of acc are operators of the step that is being
 // recorded: they begin when their inputs are written and are waited for by what reads their
 // results. As with NCCL, `Work::wait` orders what comes later and does not stop the process; what
-// went wrong is raised where the process reads. Sends, receives and barriers are not recorded: what
-// was before them is submitted, and they begin at once.
+// went wrong is raised where the process reads. Sends, receives and barriers are not recorded and
+// begin at once: what a send reads, and what is before a barrier, is submitted first.
 namespace acc::distributed {
 
 class ProcessGroupACC final : public c10d::Backend {
@@ -38,10 +39,6 @@ class ProcessGroupACC final : public c10d::Backend {
   const std::string getBackendName() const override { return "acc"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   bool supportsCoalescing() const override { return true; }
-  bool supportsSplitting() const override { return transport_->supportsSplitting(); }
-  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
-                                          const std::vector<int>& ranks,
-                                          const c10::intrusive_ptr<Options>& opts) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -122,6 +119,7 @@ class ProcessGroupACC final : public c10d::Backend {
   std::mutex calling_;
   std::atomic<uint64_t> sequence_ = 0;
   const std::shared_ptr<Loopback> loopback_ = std::make_shared<Loopback>();
+  const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
   bool coalescing_ = false;
   Tensors coalesced_;           // what was received or sent
   std::vector<WorkPtr> begun_;  // of them

@@ -135,27 +135,18 @@ class HostTransfer final : public runtime::Transfer {
 
 class StreamTransfer final : public runtime::Transfer {
  public:
-  explicit StreamTransfer(Works works) : works_(std::move(works)) {}
+  StreamTransfer(Works works, std::shared_ptr<Ledger> ledger)
+      : works_(std::move(works)), ledger_(std::move(ledger)) {}
   void wait() override {
+    if (const std::string why = ledger_->failure(); !why.empty()) give_up(why);
     for (const auto& work : works_) work->wait();
   }
   bool over() override { return true; }  // for what comes behind it in the stream
 
  private:
   const Works works_;
+  const std::shared_ptr<Ledger> ledger_;
 };
-
-// What this process has sent, and nobody has taken yet.
-struct Sent {
-  std::mutex mutex;
-  std::condition_variable taken;
-  size_t under_way = 0;
-};
-
-Sent& sent() {
-  static auto* const all = new Sent;
-  return *all;
-}
 
 }  // namespace
 
@@ -163,32 +154,8 @@ std::unique_ptr<runtime::Transfer> transfer_of(Works works, bool on_host,
                                                std::shared_ptr<Ledger> ledger, uint64_t sequence) {
   count(Counter::Transfers);
   if (works.empty()) return nullptr;
-  if (!on_host) return std::make_unique<StreamTransfer>(std::move(works));
+  if (!on_host) return std::make_unique<StreamTransfer>(std::move(works), std::move(ledger));
   return std::make_unique<HostTransfer>(std::move(works), std::move(ledger), sequence);
-}
-
-void keep_sending(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory) {
-  {
-    const std::lock_guard lock(sent().mutex);
-    ++sent().under_way;
-  }
-  std::thread([work = std::move(work), memory = std::move(memory)]() mutable {
-    try {
-      work->wait();
-    } catch (...) {
-      // the other process has gone, or does not take it in time: its own operations say so
-    }
-    work.reset();
-    memory.reset();
-    const std::lock_guard lock(sent().mutex);
-    --sent().under_way;
-    sent().taken.notify_all();
-  }).detach();
-}
-
-void wait_for_sends(std::chrono::milliseconds limit) {
-  std::unique_lock lock(sent().mutex);
-  sent().taken.wait_for(lock, limit, [] { return sent().under_way == 0; });
 }
 
 }  // namespace acc::distributed

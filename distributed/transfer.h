@@ -1,9 +1,7 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,11 +24,5 @@ using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 // it is none.
 std::unique_ptr<runtime::Transfer> transfer_of(Works works, bool on_host,
                                                std::shared_ptr<Ledger> ledger, uint64_t sequence);
-
-// Sends of CPU memory that nobody waits for: the memory is theirs, and they are over when the other
-// process takes it.
-void keep_sending(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory);
-// Waits until all of them are over, but no longer than `limit`.
-void wait_for_sends(std::chrono::milliseconds limit);
 
 }  // namespace acc::distributed

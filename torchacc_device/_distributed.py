@@ -73,8 +73,11 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
     transport.options.global_ranks_in_group = options.global_ranks_in_group
     transport.options.group_name = options.group_id
     transport._set_sequence_number_for_group()
-    if options.group_size > 1 and _C.executor_name() == "host":
-        _agree_on_kernels(*arguments, options.timeout)
+    if options.group_size > 1:
+        # Ranks that do the same have to do it with the same kernels, from the first step on.
+        _C.run_alike()
+        if _C.executor_name() == "host":
+            _agree_on_kernels(*arguments, options.timeout)
     return _C.ProcessGroupACC(transport, store)
 
 

@@ -180,6 +180,43 @@ def _monitored(original: Callable[..., None]) -> Callable[..., None]:
     return monitored_barrier
 
 
+def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch asks for NCCL's way to split a group; ours are made like any group of some ranks."""
+
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: list[list[int]] | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+    ) -> Any:
+        parent = parent_pg or distributed_c10d._get_default_group()
+        if all(device.type != _DEVICE for device in getattr(parent, "_device_types", ())):
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc)
+        if not split_ranks or not all(split_ranks):
+            raise ValueError("[split_group] split_ranks has to name at least one rank in each list")
+        everyone = distributed_c10d.get_process_group_ranks(parent)
+        here = distributed_c10d.get_group_rank(parent, distributed_c10d.get_rank())
+        mine = next((sorted(ranks) for ranks in split_ranks if here in ranks), None)
+        if mine is None:
+            return None
+        if len(set(mine)) < len(mine) or not 0 <= mine[0] <= mine[-1] < len(everyone):
+            raise ValueError(
+                f"[split_group] {mine} should be ranks of the group, 0 to {len(everyone) - 1}, "
+                "each of them once"
+            )
+        return distributed_c10d.new_group(
+            [everyone[rank] for rank in mine],
+            timeout,
+            distributed_c10d.get_backend_config(parent),
+            pg_options,
+            use_local_synchronization=True,
+            group_desc=group_desc,
+        )
+
+    return split_group
+
+
 _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.Tensor, "data_ptr", _data_ptr),
     (torch.Tensor, "__dlpack__", _dlpack),
@@ -196,6 +233,8 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.distributed, "init_process_group", _replacing_group),
     (distributed_c10d, "monitored_barrier", _monitored),
     (torch.distributed, "monitored_barrier", _monitored),
+    (distributed_c10d, "split_group", _splitting),
+    (torch.distributed, "split_group", _splitting),
 )
 
 

@@ -85,6 +85,90 @@ except TypeError as error:
     assert "timedelta" in first.reports["wrong"]
 
 
+@pytest.mark.parametrize("options", ["", ", device_id=device"])
+def test_groups_are_split(options):
+    code = f"""
+dist.init_process_group("acc"{options})
+from datetime import timedelta
+pairs = dist.split_group(split_ranks=[[0, 2], [1]], timeout=timedelta(seconds=50))
+x = torch.full((3,), float(RANK), device=device)
+dist.all_reduce(x, group=pairs)
+report(sum=x.tolist(), size=pairs.size())
+again = dist.split_group(pairs, [[0]]) if RANK != 1 else None
+report(again=again is not None)
+some = dist.new_group([0, 1])
+if RANK < 2:
+    x = torch.ones(1, device=device)
+    dist.all_reduce(x, group=some)
+    report(some=x.item())
+for wrong in ([], [[]], [[0, 0, 1, 2]], [[0, 1, 2, 3]]):
+    try:
+        dist.split_group(split_ranks=wrong)
+    except ValueError as error:
+        report(wrong=str(error))
+"""
+    for number, rank in enumerate(one(code, 3)):
+        found = rank.reports
+        assert (found["sum"], found["size"]) == (([1.0] * 3, 1) if number == 1 else ([2.0] * 3, 2))
+        assert found["again"] is (number == 0)
+        assert found.get("some") == (2.0 if number < 2 else None)
+        assert "should be ranks of the group, 0 to 2" in found["wrong"]
+
+
+def test_a_group_can_be_aborted():
+    """By another thread of a process that waits for a rank which does not come."""
+    code = """
+import threading, time
+dist.init_process_group("acc")
+store = dist.distributed_c10d._get_default_store()
+if RANK == 0:
+    backend = dist.group.WORLD._get_backend(device)
+    threading.Timer(1, backend.abort).start()
+    began = time.monotonic()
+    x = torch.ones(4, device=device)
+    dist.all_reduce(x)
+    try:
+        x.sum().item()
+    except dist.DistBackendError as error:
+        report(error=str(error), seconds=time.monotonic() - began)
+    store.set("told", "1")
+store.wait(["told"])
+"""
+    first, _ = run_ranks(BEGIN + code, 2, check=False)
+    assert "rank 0 failed: it has aborted the group" in first.reports["error"]
+    assert first.reports["seconds"] < 10
+
+
+def test_sends_that_nobody_receives_are_bounded():
+    code = """
+import resource
+dist.init_process_group("acc")
+store = dist.distributed_c10d._get_default_store()
+block = torch.ones(1 << 20, device=device)  # 4 MiB
+if RANK == 0:
+    import threading
+    sent = []
+    def send():
+        for _ in range(200):
+            dist.send(block, 1)
+            sent.append(1)
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join(3)
+    report(under_way=len(sent), alive=thread.is_alive())
+    store.set("go", "1")
+    thread.join()
+    report(all=len(sent))
+else:
+    store.wait(["go"])
+    for _ in range(200):
+        dist.recv(block, 0)
+"""
+    first, _ = one(code)
+    assert first.reports["alive"] and 0 < first.reports["under_way"] <= 65
+    assert first.reports["all"] == 200
+
+
 def test_hooks_of_ddp():
     code = """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
