@@ -578,7 +578,7 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
   }
 }
 
-void Ledger::abort() {
+void Ledger::give_up() {
   const std::string text = base::concat("rank ", rank_, " failed: it has aborted the group");
   {
     const std::lock_guard lock(mutex_);

@@ -79,8 +79,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // A collective of this rank has failed otherwise, and others wait for it.
   void tell(const std::string& why);
 
-  // The group is of no more use on this rank, and the others hear of it.
-  void abort();
+  // The group is of no more use to this rank, and the others hear of it.
+  void give_up();
 
   // A step of this rank has failed, and with it the next `count` collectives, which it will never
   // begin. Where all ranks skip the same ones, they go on behind them; else the group has failed.

@@ -554,7 +554,7 @@ void ProcessGroupACC::eagerConnectSingleDevice(at::Device device) {
 }
 
 void ProcessGroupACC::abort() {
-  ledger_->abort();  // who waits for Gloo looks there
+  ledger_->give_up();  // who waits for Gloo looks there
   transport_->abort();
 }
 
