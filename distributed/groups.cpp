@@ -49,6 +49,8 @@ Group group_of(int64_t number) {
   return found->second;
 }
 
+bool all_have_come(int64_t number) { return group_of(number).ledger->everybody_has_come(); }
+
 std::vector<std::shared_ptr<Ledger>> all_ledgers() {
   std::vector<std::shared_ptr<Ledger>> ledgers;
   Groups& known = groups();

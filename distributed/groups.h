@@ -26,5 +26,8 @@ void remove_group(int64_t number);
 // Throws for a group that was removed.
 Group group_of(int64_t number);
 std::vector<std::shared_ptr<Ledger>> all_ledgers();
+// Whether all ranks of a group have come to the exchange that this one has next in it, so that none
+// waits for another's program (see Ledger::everybody_has_come).
+bool all_have_come(int64_t number);
 
 }  // namespace acc::distributed

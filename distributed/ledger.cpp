@@ -424,7 +424,7 @@ uint64_t Ledger::note(const char* what) {
 
 uint64_t Ledger::begin(Collective collective, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
-  if (store_ != nullptr && !pending()) {
+  if (store_ != nullptr && !pending_for(milliseconds(0))) {
     base::Hasher hasher;
     std::string text = described(collective, outputs, inputs, options, &hasher);
     const std::lock_guard lock(mutex_);
@@ -488,9 +488,11 @@ void Ledger::take_back(uint64_t sequence) {
   --sequence_;
 }
 
-bool Ledger::pending() {
+bool Ledger::pending_for(milliseconds time) {
   const std::lock_guard lock(mutex_);
-  return begun_ < sequence_;
+  if (begun_ == sequence_) return false;
+  const uint64_t kept = std::min<uint64_t>(sequence_ - begun_, entries_.size());
+  return Clock::now() - entries_[entries_.size() - kept].noted >= time;
 }
 
 bool Ledger::has_begun(uint64_t sequence) {

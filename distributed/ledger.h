@@ -60,8 +60,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // some, waits until all others have skipped them, too.
   uint64_t begin();
 
-  // Whether this rank has recorded a collective that it has not begun.
-  bool pending();
+  // Whether this rank has noted a collective that it has not begun, and so long ago.
+  bool pending_for(std::chrono::milliseconds time);
   // Whether that of this number has. Never where nobody counts them.
   bool has_begun(uint64_t sequence);
 
@@ -92,6 +92,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     uint64_t kind;  // hash of the call
     uint64_t hash;  // of this and all before
     std::string text;
+    std::chrono::steady_clock::time_point noted = std::chrono::steady_clock::now();
   };
   // What a rank has shown.
   struct Shown {

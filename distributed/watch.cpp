@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 #include <vector>
 
 #include "csrc/base/env.h"
@@ -23,13 +24,18 @@ namespace {
 // two makes plans that do not come again.
 constexpr auto kWhile = std::chrono::milliseconds(100);
 
+// Longer than a step takes to record: who records one operator after the other, and submits none of
+// them, keeps others waiting as well.
+constexpr auto kLong = std::chrono::seconds(2);
+
 // Per device, how much was pending the last time.
 using Pending = std::array<size_t, base::env::kMaxHostDevices>;
 
-// A rank that goes on by itself would wait for programs that are elsewhere, perhaps for this one.
-bool somebody_waits() {
-  return std::ranges::any_of(all_ledgers(), [](const auto& ledger) {
-    return ledger->pending() && ledger->everybody_has_come();
+// For what this rank recorded so long ago. A rank that goes on by itself would wait for programs
+// that are elsewhere, perhaps for this one.
+bool somebody_waits(std::chrono::milliseconds since) {
+  return std::ranges::any_of(all_ledgers(), [&](const auto& ledger) {
+    return ledger->pending_for(since) && ledger->everybody_has_come();
   });
 }
 
@@ -38,12 +44,11 @@ void submit_idle(Pending& before) {
     const auto device = static_cast<c10::DeviceIndex>(i);
     size_t& last = before[static_cast<size_t>(i)];
     const size_t now = session::others_wait_for(device);
-    const bool idle = now > 0 && now == last;
-    last = now;
-    if (!idle) continue;
+    const bool idle = now == std::exchange(last, now);
+    if (now == 0) continue;
     try {
-      if (!somebody_waits()) continue;
-      session::flush(device, record::FlushReason::kIdle);
+      if (!somebody_waits(idle ? std::chrono::milliseconds(0) : kLong)) continue;
+      session::flush(device, record::FlushReason::kIdle, &all_have_come);
     } catch (...) {
       // What failed has no valid contents, and says so to who uses it.
     }

@@ -10,6 +10,7 @@
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/hooks_table.h"
 #include "csrc/runtime/on_device.h"
+#include "distributed/groups.h"
 #include "distributed/ledger.h"
 #include "lazy/session/session.h"
 
@@ -27,8 +28,13 @@ bool RecordedWork::isCompleted() {
     // On a GPU what is submitted waits for other devices, and this process goes on.
     const bool waits = ledger_ != nullptr && runtime::on_host();
     if (!waits || !ledger_->has_begun(sequence_)) {
-      if (waits && !ledger_->everybody_has_come()) return false;
-      runtime::flush(device, runtime::Cause::kEvent);
+      if (!waits) {
+        runtime::flush(device, runtime::Cause::kEvent);
+      } else {
+        if (!ledger_->everybody_has_come()) return false;
+        session::flush(device, record::FlushReason::kEvent, &all_have_come);
+        if (!ledger_->has_begun(sequence_)) return false;
+      }
     } else if (session::runs(device)) {
       return false;
     }

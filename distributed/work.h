@@ -16,7 +16,7 @@ class RecordedWork final : public c10d::Work {
   RecordedWork(c10d::OpType type, std::vector<at::Tensor> result, uint64_t sequence,
                std::shared_ptr<Ledger> ledger = nullptr);
 
-  // Submits what is recorded once all ranks have come, and asks whether it is done.
+  // Submits what all ranks have come to, and asks whether it is done.
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;

@@ -171,7 +171,7 @@ class Stopped {
     return submit(values, /*begins=*/true);
   }
 
-  Outcome go_on(std::span<const int64_t> values) {
+  Outcome go_on(std::span<const int64_t> values, const MayBegin& may_begin) {
     if (submitted_ != nullptr) return submit(values, /*begins=*/false);
     Surroundings surroundings(device_);
     const size_t begin = step_;
@@ -180,8 +180,9 @@ class Stopped {
     for (bool once_more = true; once_more;) {
       once_more = false;
       try {
-        advance(values, surroundings.ambient);
+        const bool ended = advance(values, surroundings.ambient, may_begin);
         outcome.error = nullptr;
+        if (!ended) outcome.stopped = std::make_shared<Stopped>(std::move(*this));
       } catch (...) {
         outcome.error = std::current_exception();
         if (capture_ != nullptr) capture_->give_up();
@@ -295,7 +296,9 @@ class Stopped {
     return outcome;
   }
 
-  void advance(std::span<const int64_t> values, runtime::AmbientScope& ambient) {
+  // False: the next step is an exchange that may not begin yet.
+  bool advance(std::span<const int64_t> values, runtime::AmbientScope& ambient,
+               const MayBegin& may_begin) {
     Profile profile(plan_, schedule_, places_);
     if (!run_.has_value()) begin(values);
     StepClock clock(plan_, schedule_, device_);
@@ -306,6 +309,11 @@ class Stopped {
         continue;
       }
       called_ = false;
+      if (may_begin && capture_ == nullptr && first_node(step_).op->communicates &&
+          !may_begin(graph::exchange_group(plan_.program, first_node(step_)))) {
+        runtime::join_transfers();  // others may run now, which number theirs alike
+        return false;
+      }
       if (!is_needed(step_)) {
         run_->leave_out(step_, touched_);
       } else {
@@ -321,6 +329,7 @@ class Stopped {
     clock.end(whole);
     if (whole) plan_.has_run = true;
     if (capture_ != nullptr) capture_->finish(*run_);
+    return true;
   }
 
   void begin(std::span<const int64_t> values) {
@@ -452,7 +461,8 @@ class Stopped {
 };
 
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
-            std::span<const int64_t> values, Places places, const MakeWay& make_way) {
+            std::span<const int64_t> values, Places places, const MakeWay& make_way,
+            const MayBegin& may_begin) {
   plan::Schedule& schedule = choose_schedule(plan, device);
   if (const auto captures = captures_of(plan, schedule, device, places)) {
     if (Captured* captured = captures->find(given, values)) {
@@ -470,12 +480,14 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
       }
     }
   }
-  return Stopped(plan, schedule, device, std::move(given), std::move(places)).go_on(values);
+  return Stopped(plan, schedule, device, std::move(given), std::move(places))
+      .go_on(values, may_begin);
 }
 
-Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed) {
+Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed,
+               const MayBegin& may_begin) {
   stopped.leave_out_unneeded(std::move(needed));
-  return stopped.go_on(values);
+  return stopped.go_on(values, may_begin);
 }
 
 std::vector<c10::Storage> complete_outputs(const Stopped& stopped) {

@@ -32,12 +32,14 @@ struct Places {
   std::string (*text)(uint32_t place) = nullptr;  // for people
 };
 
-// A run that stopped for want of memory before its next step had changed anything.
+// A run that stopped before its next step had changed anything: for want of memory, or since others
+// have not come to an exchange with them.
 class Stopped;
 
 // How a run ended. `failed_step` is the number of steps when all went well; steps before it are
 // complete, those after it did not run, and what the failed one did is unknown unless `stopped` is
-// set: then there are no outputs yet, and `resume` goes on at that very step.
+// set: then there are no outputs yet, and `resume` goes on at that very step. Without an error it
+// stopped for others.
 struct Outcome {
   const plan::Schedule* schedule = nullptr;  // of the plan: the steps that were run
   std::vector<c10::Storage> outputs;         // per buffer; null where the plan keeps none
@@ -61,17 +63,23 @@ enum class Way : uint8_t {
 };
 using MakeWay = std::function<Way(uint64_t number, std::vector<Given>& given)>;
 
+// Asked before an exchange with a group of other processes: false stops the run. Empty: none does.
+using MayBegin = std::function<bool(int64_t group)>;
+
 // `given`: per buffer, empty for those the plan makes; taken apart while the run goes on, so that
 // the last reference to an input dies after its last use. One run at a time per device, one that
 // has stopped included. `plan` outlives a run that stops.
 //
-// A step that finds no memory is tried once more after the backend's caches were emptied.
+// A step that finds no memory is tried once more after the backend's caches were emptied. Captured
+// work stops for nobody.
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
-            std::span<const int64_t> values, Places places, const MakeWay& make_way);
+            std::span<const int64_t> values, Places places, const MakeWay& make_way,
+            const MayBegin& may_begin);
 
 // Goes on with a run; complete steps are not repeated. `values` as before. `needed`: per node of
 // the plan's program, whether anybody still wants what it makes.
-Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed);
+Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed,
+               const MayBegin& may_begin);
 
 // Per buffer, the memory that is complete: no step that did not run writes it.
 std::vector<c10::Storage> complete_outputs(const Stopped& stopped);

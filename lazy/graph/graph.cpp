@@ -82,6 +82,11 @@ void add_uses(const int64_t* word, bool writes, bool fresh, std::vector<Use>* ou
 
 }  // namespace
 
+int64_t exchange_group(const Graph& graph, const Node& node) {
+  // (outputs, inputs, group, options, ticket)
+  return items(graph.arguments(node))[2][1];
+}
+
 std::vector<Use> uses(const Graph& graph, const Node& node) {
   std::vector<Use> out;
   size_t argument = 0;

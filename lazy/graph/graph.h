@@ -101,6 +101,9 @@ struct Use {
   int64_t end_byte = 0;
 };
 
+// The group of processes that a node which communicates does so with, by its number.
+int64_t exchange_group(const Graph& graph, const Node& node);
+
 // The uses of one node, arguments first, then results. A buffer that occurs twice is listed twice.
 std::vector<Use> uses(const Graph& graph, const Node& node);
 

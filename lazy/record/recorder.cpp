@@ -767,14 +767,16 @@ Trace Recorder::take() {
   return trace;
 }
 
-void Recorder::suspend(const Trace& trace) {
+void Recorder::suspend(const Trace& trace, bool communicates) {
   ACC_CHECK(n_nodes_ == 0 && entries_.empty());
   number_ = trace.number;
+  communicates_ = communicates;
   suspended_ = true;
 }
 
 void Recorder::unsuspend() {
   number_ = next_trace++;
+  communicates_ = false;
   suspended_ = false;
 }
 

@@ -76,9 +76,10 @@ class Recorder {
   // Ends the comparison with the expected step, whose graph is about to go.
   void stop_expecting() { stop_following(); }
 
-  // While a trace that was taken cannot be finished, for want of memory, nothing is recorded and
-  // `knows` speaks of that trace. Nothing was recorded since `take`.
-  void suspend(const Trace& trace);
+  // While a trace that was taken cannot be finished, for want of memory or since others have not
+  // come to what it `communicates`, nothing is recorded and `knows` speaks of that trace. Nothing
+  // was recorded since `take`.
+  void suspend(const Trace& trace, bool communicates);
   void unsuspend();
   bool suspended() const { return suspended_.load(std::memory_order_relaxed); }
 
@@ -129,7 +130,7 @@ class Recorder {
   std::vector<uint32_t> places_;       // see Trace; shorter than the trace is fine
   std::atomic<bool> profiled_{false};  // somebody wants to know them for this trace
   std::atomic<size_t> n_nodes_{0};
-  std::atomic<bool> communicates_{false};  // a node of the trace does
+  std::atomic<bool> communicates_{false};  // a node of the trace does, be it suspended
   std::atomic<bool> suspended_{false};
   std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it

@@ -7,7 +7,6 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/errors.h"
-#include "lazy/graph/words.h"
 
 namespace acc::session {
 namespace {
@@ -15,8 +14,7 @@ namespace {
 // The entry of the group that a node has an exchange with.
 runtime::Undone& undone_for(const graph::Graph& graph, const graph::Node& node,
                             std::vector<runtime::Undone>& undone) {
-  // (outputs, inputs, group, options, ticket)
-  const int64_t group = graph::items(graph.arguments(node))[2][1];
+  const int64_t group = graph::exchange_group(graph, node);
   const auto found = std::ranges::find(undone, group, &runtime::Undone::group);
   return found != undone.end() ? *found : undone.emplace_back(group);
 }

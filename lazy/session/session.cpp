@@ -70,7 +70,7 @@ class Session {
     return *session;
   }
 
-  void flush(Recorder& recorder, FlushReason reason);
+  void flush(Recorder& recorder, FlushReason reason, const MayBegin& may_begin);
   void settle(Recorder& recorder);
   bool submit_watched(Recorder& recorder, const Look& look);
   void replay(Recorder& recorder, const Cached& plan, const Replay& replay);
@@ -95,11 +95,11 @@ class Session {
     const plan::Schedule* schedule = nullptr;  // of the plan
     FlushReason reason = FlushReason::kExplicit;
   };
-  // Work that waits for memory.
+  // Work that waits for memory, or for others.
   struct Suspended {
     Work work;
     std::shared_ptr<exec::Stopped> run;
-    std::exception_ptr error;
+    std::exception_ptr error;  // where memory ran out
   };
   struct Device {
     // The ends of the steps that may still be running, oldest first.
@@ -118,10 +118,12 @@ class Session {
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
   static void count_captures(Device& device);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
-  void submit(Recorder& recorder, FlushReason reason, const Look& look = nullptr);
-  void run(Recorder& recorder, Work work);
+  void suspend(Recorder& recorder, Work work, exec::Outcome outcome);
+  void submit(Recorder& recorder, FlushReason reason, const Look& look = nullptr,
+              const MayBegin& may_begin = nullptr);
+  void run(Recorder& recorder, Work work, const MayBegin& may_begin = nullptr);
   std::unique_ptr<runtime::Marker> end_step(Recorder& recorder);
-  void resume(Recorder& recorder);
+  void resume(Recorder& recorder, const MayBegin& may_begin = nullptr);
   void give_up(Recorder& recorder);
 
   // Guarded by the mutex of the device's recorder.
@@ -204,12 +206,26 @@ void Session::release_captures(c10::DeviceIndex index) {
   count_captures(devices_[static_cast<size_t>(index)]);
 }
 
+// What is complete is the user's already.
+void Session::suspend(Recorder& recorder, Work work, exec::Outcome outcome) {
+  Device& device = devices_[static_cast<size_t>(recorder.device())];
+  std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
+  device.results.remember(work.trace, outcome, complete);
+  hand_out(work.trace, complete);
+  recorder.suspend(work.trace, outcome.error == nullptr);
+  device.suspended = std::make_unique<Suspended>(
+      Suspended{std::move(work), std::move(outcome.stopped), outcome.error});
+}
+
 // Ends a run. A failure poisons what was not, or suspends the work when it
 // may go on later, and is thrown.
 void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   const plan::Plan& plan = *work.plan;
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   if (outcome.recaptured) count_captures(device);
+  if (outcome.stopped != nullptr && outcome.error == nullptr) {
+    return suspend(recorder, std::move(work), std::move(outcome));
+  }
   if (outcome.stopped == nullptr) {
     runtime::events_submitted(recorder.device());
     if (work.reason != FlushReason::kIdle) {  // which is no part of what repeats
@@ -240,12 +256,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
   if (no_memory) message += memory_situation(plan, schedule, recorder.device(), outcome.given_back);
   if (outcome.stopped != nullptr) {
-    std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
-    device.results.remember(work.trace, outcome, complete);
-    hand_out(work.trace, complete);
-    recorder.suspend(work.trace);
-    device.suspended = std::make_unique<Suspended>(
-        Suspended{std::move(work), std::move(outcome.stopped), outcome.error});
+    suspend(recorder, std::move(work), outcome);
     message +=
         " Free tensors before the next operation (del, torch.acc.empty_cache()): the work then "
         "goes "
@@ -272,7 +283,7 @@ class Running {
   Recorder& recorder_;
 };
 
-void Session::resume(Recorder& recorder) {
+void Session::resume(Recorder& recorder, const MayBegin& may_begin) {
   const Running running(recorder);
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   const std::unique_ptr<Suspended> suspended = std::move(device.suspended);
@@ -286,7 +297,7 @@ void Session::resume(Recorder& recorder) {
     std::vector<bool> alive = alive_buffers(work.trace);
     alive.resize(program.buffers.size());
     outcome = exec::resume(*suspended->run, work.trace.values,
-                           passes::eliminate_dead_code(program, alive));
+                           passes::eliminate_dead_code(program, alive), may_begin);
   } catch (...) {
     outcome = exec::give_up(*suspended->run, std::current_exception());
   }
@@ -331,13 +342,13 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   return false;
 }
 
-void Session::flush(Recorder& recorder, FlushReason reason) {
+void Session::flush(Recorder& recorder, FlushReason reason, const MayBegin& may_begin) {
   std::unique_ptr<runtime::Marker> oldest;
   {
     const auto lock = recorder.lock();
-    if (recorder.suspended()) resume(recorder);
+    if (recorder.suspended()) resume(recorder, may_begin);
     if (recorder.pending() == 0) return;
-    submit(recorder, reason);
+    submit(recorder, reason, nullptr, may_begin);
     if (reason == FlushReason::kStep || reason == FlushReason::kLoader) oldest = end_step(recorder);
   }
   if (oldest == nullptr) return;
@@ -359,7 +370,8 @@ std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
   return oldest;
 }
 
-void Session::submit(Recorder& recorder, FlushReason reason, const Look& look) {
+void Session::submit(Recorder& recorder, FlushReason reason, const Look& look,
+                     const MayBegin& may_begin) {
   const Running running(recorder);
   Work work;
   work.trace = recorder.take();
@@ -384,10 +396,10 @@ void Session::submit(Recorder& recorder, FlushReason reason, const Look& look) {
 
   if (reason == FlushReason::kStep || reason == FlushReason::kLoader) device.trains = true;
   if (device.trains) work.plan->repeats = true;
-  run(recorder, std::move(work));
+  run(recorder, std::move(work), may_begin);
 }
 
-void Session::run(Recorder& recorder, Work work) {
+void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
   std::vector<exec::Given> given(work.trace.entries.size());
   for (size_t i = 0; i < given.size(); ++i) {
     record::Entry& entry = work.trace.entries[i];
@@ -399,8 +411,9 @@ void Session::run(Recorder& recorder, Work work) {
   };
   exec::Outcome outcome;
   try {
-    outcome = exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
-                        {std::move(work.trace.places), &record::short_source_text}, make_way);
+    outcome =
+        exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
+                  {std::move(work.trace.places), &record::short_source_text}, make_way, may_begin);
   } catch (...) {  // not by a step, whose errors are in the outcome
     poison_all(work.trace, std::current_exception(), undone_of(work.plan->program));
     throw;
@@ -548,20 +561,20 @@ void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,
 
 size_t others_wait_for(c10::DeviceIndex device) {
   const Recorder& recorder = record::recorder(device);
-  return recorder.communicates() && !recorder.suspended() ? recorder.pending() : 0;
+  return recorder.communicates() ? std::max(recorder.pending(), size_t{1}) : 0;
 }
 
 bool runs(c10::DeviceIndex device) { return record::recorder(device).running(); }
 
-void flush(c10::DeviceIndex device, FlushReason reason) {
+void flush(c10::DeviceIndex device, FlushReason reason, const MayBegin& may_begin) {
   if (stopped.load(std::memory_order_relaxed)) return;
   if (runtime::in_bad_fork()) runtime::note_use();
   count_place(device, reason);
   runtime::GilRelease release;
   if (record::watching()) note_cuts(device, reason);
-  if (device >= 0) return Session::get().flush(record::recorder(device), reason);
+  if (device >= 0) return Session::get().flush(record::recorder(device), reason, may_begin);
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    Session::get().flush(record::recorder(static_cast<c10::DeviceIndex>(i)), reason);
+    Session::get().flush(record::recorder(static_cast<c10::DeviceIndex>(i)), reason, may_begin);
   }
 }
 
@@ -688,54 +701,6 @@ void settle(c10::DeviceIndex device) {
   if (stopped.load(std::memory_order_relaxed)) return;
   runtime::GilRelease release;
   Session::get().settle(record::recorder(device));
-}
-
-std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor) {
-  LazyStorage& storage = *record::storage_of(tensor);
-  const auto lock = record::recorder(tensor.device().index()).lock();
-  const bool whole = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == storage.nbytes();
-  return whole ? std::exchange(storage.poison, nullptr) : nullptr;
-}
-
-void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison> poison) {
-  const auto lock = record::recorder(tensor.device().index()).lock();
-  record::storage_of(tensor)->poison = std::move(poison);
-}
-
-void resize_storage(LazyStorage& storage, size_t nbytes) {
-  const size_t old_bytes = storage.nbytes();
-  if (nbytes == old_bytes) return;
-  const c10::DeviceIndex device = storage.device().index();
-  record::refuse_absurd(nbytes, device);
-  Recorder& recorder = record::recorder(device);
-  if (recorder.suspended()) settle(device);
-  if (record::watching() && old_bytes > 0) {
-    bool contents = false;
-    {
-      const auto lock = recorder.lock();
-      contents = recorder.knows(storage) || storage.has_memory();
-    }
-    if (contents) record::note_cut(FlushReason::kResize, device);
-  }
-  {
-    const auto lock = recorder.lock();
-    const bool without_contents = !recorder.knows(storage) && !storage.has_memory();
-    if (nbytes == 0 || old_bytes == 0 || without_contents) {
-      recorder.detach(storage, nbytes);
-      storage.poison.reset();
-      return;
-    }
-  }
-  flush(device, FlushReason::kResize);
-  const auto lock = recorder.lock();
-  materialise(storage);
-  const runtime::OnDevice on_device(device);
-  // First the new memory, which may not be had.
-  c10::Storage memory = exec::allocate(nbytes);
-  const c10::Storage old = storage.take_memory(nbytes);
-  storage.set_memory(std::move(memory));
-  runtime::backend().copy(storage.memory().mutable_data(), old.data(), std::min(old_bytes, nbytes),
-                          device);
 }
 
 std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }

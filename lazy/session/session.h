@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,7 +25,12 @@ void start();
 //
 // Where memory ran out and the failed step has changed nothing, the work stays pending: c10's
 // OutOfMemoryError is thrown, and the next flush goes on at that step.
-void flush(c10::DeviceIndex device, record::FlushReason reason);
+//
+// With `may_begin` it ends before the first exchange with other processes, by the number of their
+// group, of which that is not true; the next flush goes on there. (Captured work stops for nobody.)
+using MayBegin = std::function<bool(int64_t group)>;
+void flush(c10::DeviceIndex device, record::FlushReason reason,
+           const MayBegin& may_begin = nullptr);
 
 // How much is pending on a device, if other processes wait for something of it; else 0. A hint: it
 // takes no lock.

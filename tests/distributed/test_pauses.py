@@ -1,0 +1,92 @@
+"""Ranks that pause behind a collective, or ask whether it is over, wait for nobody's program."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.test_faults import reduced
+
+pytestmark = pytest.mark.usefixtures("acc_only", "recording")
+
+TWO = """
+a, b = torch.ones(4, device=device), torch.ones(5, device=device)
+store = dist.distributed_c10d._get_default_store()
+dist.all_reduce(a.clone())
+dist.all_reduce(b.clone())
+torch.acc.synchronize()
+def two():
+    began = time.monotonic()
+    if RANK == 0:
+        first = dist.all_reduce(a, async_op=True)
+        second = dist.all_reduce(b, async_op=True)
+        PAUSE
+    else:
+        dist.all_reduce(a)
+        a.sum().item()
+        report(waited=time.monotonic() - began)
+        store.wait(["go"])
+        dist.all_reduce(b)
+    report(a=a.tolist(), b=b.tolist())
+heard(two)
+"""
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [
+        """
+        while not first.is_completed():
+            time.sleep(0.01)
+        report(second=second.is_completed())
+        store.set("go", "1")
+        while not second.is_completed():
+            time.sleep(0.01)
+""",
+        """
+        time.sleep(2)
+        store.set("go", "1")
+""",
+    ],
+    ids=["asks", "sleeps"],
+)
+def test_a_later_collective_keeps_nobody_waiting(pause):
+    """Rank 1 comes to it only after rank 0 has seen the end of the first."""
+    first, second = reduced(TWO.replace("        PAUSE\n", pause.lstrip("\n")))
+    assert not first.get("second", False)
+    assert second["waited"] < 2
+    for rank in (first, second):
+        assert rank["text"] == ""
+        assert rank["a"] == [2] * 4 and rank["b"] == [2] * 5
+
+
+def test_work_that_waits_for_others_goes_on_when_it_is_read():
+    pause = """
+        time.sleep(1)
+        kept = [a * i for i in range(3)]
+"""
+    code = TWO.replace("        PAUSE\n", pause.lstrip("\n")).replace(
+        'store.wait(["go"])', "time.sleep(1)"
+    )
+    for rank in reduced(code):
+        assert rank["text"] == ""
+        assert rank["a"] == [2] * 4 and rank["b"] == [2] * 5
+
+
+def test_a_process_that_records_slowly_keeps_nobody_waiting():
+    code = """
+def slow():
+    began = time.monotonic()
+    dist.all_reduce(x)
+    if RANK == 0:
+        y = torch.zeros(3, device=device)
+        while time.monotonic() - began < 5:
+            y = y + 1
+            time.sleep(0.05)
+    else:
+        x.sum().item()
+        report(waited=time.monotonic() - began)
+heard(slow)
+"""
+    first, second = reduced(code)
+    assert first["text"] == second["text"] == ""
+    assert second["waited"] < 4
