@@ -283,6 +283,7 @@ WorkPtr ProcessGroupACC::allgather_coalesced(std::vector<Tensors>& outputs, Tens
   // One list per rank; all_gather takes one per tensor.
   check_count("all_gather_coalesced", "lists", outputs.size(), static_cast<size_t>(size_));
   Tensors results;
+  uint64_t last = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::vector<Tensors> lists(1);
     for (const Tensors& of_rank : outputs) {
@@ -290,13 +291,13 @@ WorkPtr ProcessGroupACC::allgather_coalesced(std::vector<Tensors>& outputs, Tens
       lists[0].push_back(of_rank[i]);
     }
     Tensors input{inputs[i]};
-    allgather(lists, input, opts);
+    last = allgather(lists, input, opts)->getSequencenumber();
   }
   for (const Tensors& of_rank : outputs) {
     results.insert(results.end(), of_rank.begin(), of_rank.end());
   }
-  return c10::make_intrusive<RecordedWork>(OpType::ALLGATHER_COALESCED, std::move(results),
-                                           sequence_, ledger_);
+  return c10::make_intrusive<RecordedWork>(OpType::ALLGATHER_COALESCED, std::move(results), last,
+                                           ledger_);
 }
 
 WorkPtr ProcessGroupACC::_allgather_base(Tensor& output, Tensor& input,

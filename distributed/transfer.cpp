@@ -25,7 +25,7 @@ using base::count;
 using base::Counter;
 
 // How often a thread that waits looks whether the user has asked to stop.
-constexpr auto kPoll = std::chrono::milliseconds(50);
+constexpr auto kLookAtStop = std::chrono::milliseconds(50);
 
 uint64_t microseconds(Clock::duration time) {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count());
@@ -54,7 +54,7 @@ class Progress {
   // stop or other ranks have failed.
   Clock::time_point wait(Ledger& ledger, uint64_t sequence) {
     std::unique_lock lock(mutex_);
-    while (!over_.wait_for(lock, kPoll, [this] { return left_ == 0; })) {
+    while (!over_.wait_for(lock, kLookAtStop, [this] { return left_ == 0; })) {
       lock.unlock();
       if (runtime::interrupted()) give_up("interrupted while waiting for other processes.");
       if (const std::string why = ledger.failure(); !why.empty()) give_up(why);

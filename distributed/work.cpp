@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "csrc/runtime/backend.h"
@@ -73,9 +74,24 @@ BegunWork::BegunWork(c10d::OpType type, Works works, std::vector<at::Tensor> res
     : Work(-1, type),
       works_(works),
       result_(std::move(result)),
-      transfer_(transfer_of(std::move(works), runtime::on_host(), std::move(ledger), sequence)) {}
+      transfer_(transfer_of(std::move(works), runtime::on_host(), std::move(ledger), sequence)),
+      device_(result_.empty() ? runtime::backend().current_device() : result_[0].device().index()) {
+}
 
-bool BegunWork::isCompleted() { return over_ || transfer_ == nullptr || transfer_->over(); }
+bool BegunWork::isCompleted() {
+  if (transfer_ != nullptr && !transfer_->over()) return false;
+  try {
+    wait(kNoTimeout);
+  } catch (...) {
+    // it is kept
+  }
+  return true;
+}
+
+std::exception_ptr BegunWork::exception() const {
+  const runtime::LockWithoutGil lock(mutex_);
+  return error_;
+}
 
 int BegunWork::sourceRank() const {
   return works_.size() == 1 ? works_[0]->sourceRank() : Work::sourceRank();
@@ -83,28 +99,41 @@ int BegunWork::sourceRank() const {
 
 // The limit is the group's timeout, as for everything that its transport carries.
 bool BegunWork::wait(std::chrono::milliseconds) {
+  const runtime::LockWithoutGil lock(mutex_);
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (over_) return true;
   try {
-    runtime::GilRelease release;
-    const c10::DeviceIndex device =
-        result_.empty() ? c10::DeviceIndex{0} : result_[0].device().index();
     // what comes later on the device comes behind it
-    const runtime::OnDevice on_device(device);
+    const runtime::OnDevice on_device(device_);
     if (transfer_ != nullptr) transfer_->wait();
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (const auto& [received, to] : copies_) to.copy_(received);
   } catch (...) {
     error_ = std::current_exception();
     throw;
   }
   over_ = true;
-  const at::AutoDispatchBelowADInplaceOrView below;
-  for (const auto& [received, to] : copies_) to.copy_(received);
   return true;
 }
 
+// Completed by a thread that waits: two ranks may ask for those of their receives before they send.
 c10::intrusive_ptr<c10::ivalue::Future> BegunWork::getFuture() {
-  wait(kNoTimeout);
-  return RecordedWork(opType_, result_, 0).getFuture();
+  const runtime::LockWithoutGil lock(mutex_);
+  if (future_ != nullptr) return future_;
+  std::vector<c10::Device> devices;
+  if (!result_.empty()) devices.push_back(result_[0].device());
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                     std::move(devices));
+  std::thread([self = c10::intrusive_ptr<BegunWork>::unsafe_reclaim_from_nonowning(this),
+               future = future_] {
+    try {
+      self->wait(kNoTimeout);
+      future->markCompleted(c10::IValue(self->result_));
+    } catch (...) {
+      future->setErrorIfNeeded(std::current_exception());
+    }
+  }).detach();
+  return future_;
 }
 
 bool CoalescedWork::isCompleted() {
@@ -112,8 +141,12 @@ bool CoalescedWork::isCompleted() {
          std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
 }
 
-bool CoalescedWork::isSuccess() const {
-  return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
+std::exception_ptr CoalescedWork::exception() const {
+  if (group_ != nullptr && group_->exception() != nullptr) return group_->exception();
+  for (const auto& work : works_) {
+    if (const auto error = work->exception(); error != nullptr) return error;
+  }
+  return nullptr;
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 #include <vector>
@@ -35,7 +36,8 @@ class RecordedWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Transfers that began when they were called: they are over when `wait` returns.
+// Transfers that began when they were called. They are over, and what they brought is where it
+// belongs, when `wait` returns, when `isCompleted` is true, or when the future is completed.
 class BegunWork final : public c10d::Work {
  public:
   // `works`: the transport's. `received`, `to`: what was received goes on to these tensors of acc
@@ -45,8 +47,8 @@ class BegunWork final : public c10d::Work {
   void then_copy(at::Tensor received, at::Tensor to) { copies_.emplace_back(received, to); }
 
   bool isCompleted() override;
-  bool isSuccess() const override { return error_ == nullptr; }
-  std::exception_ptr exception() const override { return error_; }
+  bool isSuccess() const override { return exception() == nullptr; }
+  std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override { return result_; }
   void synchronize() override { wait(kNoTimeout); }
@@ -57,9 +59,12 @@ class BegunWork final : public c10d::Work {
   const Works works_;
   const std::vector<at::Tensor> result_;
   const std::unique_ptr<runtime::Transfer> transfer_;
+  const c10::DeviceIndex device_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  mutable std::mutex mutex_;  // one thread at a time waits
   std::exception_ptr error_;
   bool over_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 // Several of these at once.
@@ -73,7 +78,8 @@ class CoalescedWork final : public c10d::Work {
         result_(std::move(result)) {}
 
   bool isCompleted() override;
-  bool isSuccess() const override;
+  bool isSuccess() const override { return exception() == nullptr; }
+  std::exception_ptr exception() const override;
   void synchronize() override { wait(kNoTimeout); }
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return result_; }

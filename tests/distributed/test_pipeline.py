@@ -137,9 +137,9 @@ for index in range(3):
 """
     code = "MICRO = 2" + PIPELINE
     for old, new in {
+        "models.made(RANK)": "plain",
         "batches = models.data()\n": split_first,
         "if WORLD == 4": "if False",  # all have the same data
-        "models.made(RANK)": "plain",
         "lr=0.02": "lr=0.02, foreach=False",
         "value.tolist()": "getattr(value, 'full_tensor', lambda: value)().tolist()",
     }.items():

@@ -83,6 +83,7 @@ def test_steps_are_judged_on_windows_without_foreign_load(foreign, holds):
     assert line["ratio"] == pytest.approx(124 / 104) and line["holds"] is holds
     lines = [comm_steps._line("gpt", "ddp", m, selected[m.name], 2) for m in measured]
     assert [each["overlap"] for each in lines] == [None, 0.7]
+    assert [each["overlap_holds"] for each in lines] == [None, True]
     assert lines[1]["median_ms"] == pytest.approx(104.0)
     table = comm_steps.markdown([{"kind": "header"}, *lines, line])
     assert ("[1.19 (" in table) is (holds is None) and "| 25 MiB |" in table

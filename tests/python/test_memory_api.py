@@ -280,6 +280,10 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.distributed.distributed_c10d._new_process_group_helper",
         "torch.distributed.init_process_group",
         "torch.distributed.distributed_c10d.init_process_group",
+        "torch.distributed.monitored_barrier",
+        "torch.distributed.distributed_c10d.monitored_barrier",
+        "torch.distributed.split_group",
+        "torch.distributed.distributed_c10d.split_group",
     }
     assert set(_patches.LATER) == {"torch.DistributedDataParallel.__init__"}
     try:

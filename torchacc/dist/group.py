@@ -259,10 +259,8 @@ def _leave() -> None:
     if not dist.is_initialized():
         return
     try:
-        if hasattr(sys, "last_value"):
-            # After an error the others may be gone, and nobody needs the results.
-            dist.group.WORLD._get_backend(torch.device(device_type())).abort()
-        else:
+        # After an error the others may be gone, and nobody needs the results.
+        if not hasattr(sys, "last_value"):
             module = torch.get_device_module(device_type())
             for index in range(module.device_count() if module.is_initialized() else 0):
                 module.synchronize(index)
