@@ -1,9 +1,32 @@
 #include "csrc/runtime/gil.h"
 
+#include <pthread.h>
+
+#include <atomic>
+#include <ctime>
+
 namespace acc::runtime {
 namespace {
 
+// How often a thread that waits for a mutex looks whether the user has asked to stop.
+constexpr long kPollNs = 50'000'000;
+
 Gil interpreter;
+// The main thread waits for a mutex, and Ctrl-C came.
+std::atomic<bool> main_is_kept{false};
+
+// As of a std::timed_mutex, whose call the thread sanitizer of g++ 13 and older does not know.
+bool lock_in_time(std::mutex& mutex) {
+  constexpr long kSecondNs = 1'000'000'000;
+  timespec until{};
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += kPollNs;
+  until.tv_sec += until.tv_nsec / kSecondNs;
+  until.tv_nsec %= kSecondNs;
+  return pthread_mutex_timedlock(mutex.native_handle(), &until) == 0;
+}
+
+bool told() { return interpreter.interrupted != nullptr && interpreter.interrupted(); }
 
 void* release_if_held() {
   return interpreter.held != nullptr && interpreter.held() ? interpreter.release() : nullptr;
@@ -17,7 +40,7 @@ bool is_interrupt(const std::exception& error) {
   return interpreter.is_interrupt != nullptr && interpreter.is_interrupt(error);
 }
 
-bool interrupted() { return interpreter.interrupted != nullptr && interpreter.interrupted(); }
+bool interrupted() { return main_is_kept.load(std::memory_order_relaxed) || told(); }
 
 GilRelease::GilRelease() : token_(release_if_held()) {}
 
@@ -34,7 +57,11 @@ GilHold::~GilHold() {
 LockWithoutGil::LockWithoutGil(std::mutex& mutex) : mutex_(mutex) {
   if (mutex_.try_lock()) return;
   token_ = release_if_held();
-  mutex_.lock();
+  bool kept = false;
+  while (!lock_in_time(mutex_)) {
+    if (!kept && told()) main_is_kept = kept = true;
+  }
+  if (kept) main_is_kept = false;
 }
 
 LockWithoutGil::~LockWithoutGil() {

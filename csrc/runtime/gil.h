@@ -25,7 +25,8 @@ void install_gil(const Gil& gil);
 bool is_interrupt(const std::exception& error);
 
 // Whether this thread should not wait any longer, since Ctrl-C came. Its handler runs as soon as
-// Python goes on. Never in other threads than Python's main one.
+// Python goes on. Python's main thread is the one that is told; where it waits for a mutex, so are
+// those that may have it.
 bool interrupted();
 
 // Gives the interpreter lock away while it lives, if this thread holds it.

@@ -90,3 +90,31 @@ heard(slow)
     first, second = reduced(code)
     assert first["text"] == second["text"] == ""
     assert second["waited"] < 4
+
+
+def test_ctrl_c_ends_a_wait_of_the_thread_beside_the_program():
+    """Rank 0 has paused, so that thread waits for rank 1, and the program for that thread."""
+    code = """
+import subprocess, threading
+store = dist.distributed_c10d._get_default_store()
+if RANK == 1:
+    dist.all_reduce(x)
+    time.sleep(0.5)  # until it is told; rank 0 has not come, so it is not submitted
+    subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
+    store.set("stops", "1")
+    os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    store.wait(["stops"])
+    dist.all_reduce(x)
+    time.sleep(1)
+    began = time.monotonic()
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        x.sum().item()
+        time.sleep(0.1)
+    except BaseException as error:
+        report(kind=type(error).__name__, seconds=time.monotonic() - began)
+"""
+    first, _ = reduced(code)
+    assert first["kind"] == "KeyboardInterrupt"
+    assert first["seconds"] < 2.5
