@@ -96,8 +96,14 @@ def measured(lines: Sequence[Mapping[str, Any]]) -> Network:
         found = [line for line in lines if line["kind"] == "exchange" and line["way"] == way]
         if not found:
             raise ValueError(f"[benchmarks.scaling] no exchanges {way} in this file")
-        points = sorted((line["bytes"], line["seconds"]) for line in found)
-        costs[way] = fit([points[0], points[-1]])
+        found.sort(key=lambda line: line["bytes"])
+        used = found[0], found[-1]
+        if not all(line["valid"] for line in used):
+            raise ValueError(
+                f"[benchmarks.scaling] others used the cores during the exchanges {way}. Measure "
+                "again on a quiet machine: benchmarks/comm.py --part hosts"
+            )
+        costs[way] = fit([(line["bytes"], line["seconds"]) for line in used])
     inside, across = costs["within a host"], costs["between hosts"]
     per_host = next(line["ranks"] for line in lines if line.get("way") == "between hosts")
     return Network(

@@ -153,14 +153,14 @@ void reduce_scatter_into(Backend& group, Tensors& outputs, Tensors& inputs, Opti
 
 // Gloo has no lists here: their parts behind each other.
 // A work of the transport, whose results go on to where they belong.
-class Distributed final : public c10d::Work {
+class CopyingWork final : public c10d::Work {
  public:
-  Distributed(const c10::intrusive_ptr<c10d::Work>& inner, std::function<void()> distribute)
+  CopyingWork(const c10::intrusive_ptr<c10d::Work>& inner, std::function<void()> copy)
       : Work(-1, c10d::OpType::ALLTOALL),
         future_(inner->getFuture()->then(
-            [distribute = std::move(distribute)](c10::ivalue::Future& done) {
+            [copy = std::move(copy)](c10::ivalue::Future& done) {
               done.value();  // throws what has failed
-              distribute();
+              copy();
               return c10::IValue();
             },
             c10::NoneType::get())) {}
@@ -192,7 +192,7 @@ void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Work
   std::vector<int64_t> taken = to;  // Gloo moves out of these
   std::vector<int64_t> given = sizes(sent);
   const auto work = group.alltoall_base(output, input, taken, given);
-  works.push_back(c10::make_intrusive<Distributed>(work, [received, output, input, to]() mutable {
+  works.push_back(c10::make_intrusive<CopyingWork>(work, [received, output, input, to]() mutable {
     const Tensors parts = output.split_with_sizes(to);
     for (size_t i = 0; i < parts.size(); ++i) received[i].copy_(parts[i]);
   }));

@@ -634,7 +634,8 @@ void Ledger::wait_for_agreement() {
     }
     TORCH_CHECK_WITH(DistBackendError, Clock::now() < limit,
                      "[torch.distributed] a step of this rank has failed, and with it collectives "
-                     "that other ranks have not come to, or not told of, within the timeout.");
+                     "that other ranks have not come to, or not told of, within the timeout. Let "
+                     "all ranks go on alike behind an error, or end.");
     std::this_thread::sleep_for(kPoll);
   }
 }

@@ -122,6 +122,10 @@ def _device_hint(original: Callable[..., str]) -> Callable[..., str]:
     return device_hint
 
 
+def _carries_acc(group: Any) -> bool:
+    return any(device.type == _DEVICE for device in getattr(group, "_device_types", ()))
+
+
 def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     """A group that was made without a backend's name, or with several, knows ours by its default.
 
@@ -132,8 +136,7 @@ def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **options: Any) -> Any:
         made = original(*args, **options)
         group = made[0]
-        types = getattr(group, "_device_types", ())
-        if any(device.type == _DEVICE for device in types):
+        if _carries_acc(group):
             group._set_default_backend(distributed_c10d.ProcessGroup.BackendType.CUSTOM)
         return made
 
@@ -161,11 +164,10 @@ def _monitored(original: Callable[..., None]) -> Callable[..., None]:
         group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         chosen = group or distributed_c10d._get_default_group()
-        types = {device.type for device in getattr(chosen, "_device_types", ())}
-        if _DEVICE not in types:
+        if not _carries_acc(chosen):
             return original(group, timeout, wait_all_ranks)
         carrier = _DEVICE if _C.executor_name() == "host" else "cpu"
-        if carrier not in types:
+        if all(device.type != carrier for device in chosen._device_types):
             raise ValueError(
                 "[monitored_barrier] on a GPU the group needs Gloo beside NCCL, which cannot say "
                 f"who is missing: make it with init_process_group('cpu:gloo,{_DEVICE}:{_DEVICE}'), "
@@ -191,7 +193,7 @@ def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
         group_desc: str | None = None,
     ) -> Any:
         parent = parent_pg or distributed_c10d._get_default_group()
-        if all(device.type != _DEVICE for device in getattr(parent, "_device_types", ())):
+        if not _carries_acc(parent):
             return original(parent_pg, split_ranks, timeout, pg_options, group_desc)
         if not split_ranks or not all(split_ranks):
             raise ValueError("[split_group] split_ranks has to name at least one rank in each list")

@@ -6,7 +6,6 @@ of one process, and the numbers have to be.
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -16,20 +15,10 @@ import pytest
 
 from tests import helpers
 from tests.seeds import extract
-from tests.seeds.scripts import HERE, LINE
+from tests.seeds.scripts import HERE, LINE, text_of
 
 BATCH, EVERY = 8, 20  # four processes on two cores
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
-
-
-@functools.cache
-def text_of(number: str) -> str:
-    text = extract.document(number)
-    if text is None:
-        pytest.skip(
-            f"no document {number} in {extract.folder()}; set ACC_SEEDS_DIR to their folder"
-        )
-    return text
 
 
 def small(source: str) -> str:
@@ -104,6 +93,7 @@ def test_data_parallel(device, tmp_path, one, ranks):
     assert run.losses == one.losses and len(run.losses) == 1  # printed by the first process
     for report in run.reports:
         assert report["norm"] == pytest.approx(one.reports[0]["norm"], rel=1e-6)
+        assert ranks == 1 or report["transfers"] > EVERY, "gradients were not exchanged"
 
 
 @pytest.mark.slow

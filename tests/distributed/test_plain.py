@@ -168,7 +168,6 @@ report(future=by_future.tolist())
 
 def test_sends_that_nobody_receives_are_bounded():
     code = """
-import resource
 dist.init_process_group("acc")
 store = dist.distributed_c10d._get_default_store()
 block = torch.ones(1 << 20, device=device)  # 4 MiB

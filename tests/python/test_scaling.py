@@ -45,7 +45,14 @@ def test_constants_are_found_again():
     """Lines of a machine with known constants."""
     sizes = (4096, 1 << 20, 25 << 20)
     lines = [
-        {"kind": "exchange", "way": way, "ranks": 2, "bytes": size, "seconds": 2 * late + size / w}
+        {
+            "kind": "exchange",
+            "way": way,
+            "ranks": 2,
+            "bytes": size,
+            "seconds": 2 * late + size / w,
+            "valid": True,
+        }
         for way, late, w in (("within a host", 1e-4, 1e9), ("between hosts", 1e-3, 5e7))
         for size in sizes
     ]
@@ -54,3 +61,6 @@ def test_constants_are_found_again():
     assert found.latency_out == pytest.approx(1e-3) and found.bandwidth_out == pytest.approx(1e8)
     with pytest.raises(ValueError, match="no exchanges between hosts"):
         scaling.measured(lines[:3])
+    lines[-1]["valid"] = False
+    with pytest.raises(ValueError, match="others used the cores during the exchanges between"):
+        scaling.measured(lines)

@@ -39,12 +39,14 @@ builtins.print = plain_print
 
 parameters = list(names["model"].parameters())
 norm = torch.stack([p.detach().double().norm() for p in parameters]).norm().item()
+plugin = sys.modules.get("torchacc_device")
 report = {
     "device": str(names["device"]),
     "parameters": sorted({str(p.device) for p in parameters}),
     "gradients": sum(p.grad is not None for p in parameters) == len(parameters),
     "norm": norm,
     "printed": printed,
+    "transfers": 0 if plugin is None else plugin._C.stats()["transfers"],
     "loader": type(names["train_loader"]).__name__,
 }
 sys.stdout.write("REPORT " + json.dumps(report) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -9,10 +10,24 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests import helpers
+from tests.seeds import extract
 
 HERE = Path(__file__).resolve().parent
 LINE = re.compile(r"^Epoch: (\d+), Step: (\d+), Loss: (\d+\.\d{4}), Throughputs: (\d+\.\d{4})")
+
+
+@functools.cache
+def text_of(number: str) -> str:
+    """The text of a document; the test is skipped where the documents are not."""
+    text = extract.document(number)
+    if text is None:
+        pytest.skip(
+            f"no document {number} in {extract.folder()}; set ACC_SEEDS_DIR to their folder"
+        )
+    return text
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from tests import helpers
 from tests.seeds import extract
-from tests.seeds.scripts import Run, assert_ran_on, assert_same_numbers, run_script, steps
+from tests.seeds.scripts import (
+    Run,
+    assert_ran_on,
+    assert_same_numbers,
+    run_script,
+    steps,
+    text_of,
+)
 
 DOCUMENTS = ("001", "002")  # 003 is 002 once more, without its indentation
 FULL_ONLY = pytest.mark.skipif(
     not helpers.FULL, reason="differs from 001 by one line break; ACC_TEST_FULL=1 runs it"
 )
 BATCH, EVERY = 64, 20
-
-
-@functools.cache
-def text_of(number: str) -> str:
-    text = extract.document(number)
-    if text is None:
-        pytest.skip(
-            f"no document {number} in {extract.folder()}; set ACC_SEEDS_DIR to their folder"
-        )
-    return text
 
 
 def small(source: str) -> str:
