@@ -29,6 +29,10 @@ using std::chrono::milliseconds;
 constexpr auto kTick = milliseconds(100);
 constexpr int kLook = 10;
 constexpr int kOften = 128;  // ranks
+// What a rank has begun is shown when it begins nothing else for so long: it may wait for others,
+// who ask whether it has come. The store has this much time for each rank, or more.
+constexpr auto kSoon = milliseconds(2);
+constexpr auto kShare = std::chrono::microseconds(500);
 // How long a question may take before the store counts as silent.
 constexpr auto kPatience = std::chrono::seconds(3);
 // How often the others are asked what they did where they differ, and how long until it is told.
@@ -123,7 +127,10 @@ std::string hex(uint64_t value) {
 }  // namespace
 
 Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr), rank_(rank), size_(size) {}
+    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr),
+      rank_(rank),
+      size_(size),
+      pause_(std::clamp<Clock::duration>(size * kShare, kSoon, kTick)) {}
 
 // ---- the thread beside the program -------------------------------------------------------------
 
@@ -157,19 +164,24 @@ auto Ledger::ask(Talk talk) -> decltype(talk()) {
 // Answers a question, if there is one before the next tick.
 void Ledger::attend() {
   std::function<void()> question;
+  bool waits = false;
   {
     std::unique_lock lock(mutex_);
     silent_ = false;
-    asked_.wait_until(lock, next_tick_, [this] { return !questions_.empty(); });
+    const bool hidden = hidden_;
+    const Clock::time_point end = hidden ? std::min(next_tick_, begun_at_ + pause_) : next_tick_;
+    asked_.wait_until(lock, end, [&] { return !questions_.empty() || hidden_ != hidden; });
     if (!questions_.empty()) {
       question = std::move(questions_.front());
       questions_.pop_front();
     }
+    waits = hidden_ && Clock::now() >= begun_at_ + pause_;
   }
   if (question) question();
-  if (Clock::now() < next_tick_) return;
-  next_tick_ = Clock::now() + kTick;
   try {
+    if (waits) show();
+    if (Clock::now() < next_tick_) return;
+    next_tick_ = Clock::now() + kTick;
     tick();
   } catch (const std::exception&) {
     runtime::warn_once(base::concat(
@@ -187,7 +199,7 @@ void Ledger::tick() {
   // The store answers all ranks: the more they are, the more seldom each speaks to it.
   const int seldom = 1 + size_ / kOften;
   if (++ticks_ % seldom != 0) return;
-  // Who records nothing new may be what others wait for, or wait for them.
+  // Who records nothing new may be what others wait for.
   if (recorded == std::exchange(last_, recorded)) show();
   agree_on_skips();
   if (ticks_ % (kLook * seldom) != 0 && !difference().has_value()) return;
@@ -211,6 +223,7 @@ void Ledger::show() {
   std::string text;
   {
     const std::lock_guard lock(mutex_);
+    hidden_ = false;
     if (recorded_ == shown_) return;
     shown_ = recorded_;
     text = hex(recorded_);
@@ -438,12 +451,16 @@ uint64_t Ledger::begin() {
   wait_for_agreement();
   uint64_t sequence = 0;
   bool compare = false;
+  bool wake = false;
   {
     const std::lock_guard lock(mutex_);
     sequence = ++begun_;
     recorded_ = std::max(recorded_, begun_);
     compare = std::exchange(new_, false);
+    begun_at_ = Clock::now();
+    wake = !std::exchange(hidden_, true);
   }
+  if (wake) asked_.notify_one();
   if (compare) {
     try {
       ask([this] {

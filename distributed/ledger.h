@@ -146,6 +146,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int size_;
+  const std::chrono::steady_clock::duration pause_;
   // Of the thread beside the program:
   uint64_t shown_ = 0;
   uint64_t compared_ = 0;
@@ -165,6 +166,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   uint64_t sequence_ = 0;  // noted
   uint64_t recorded_ = 0;
   uint64_t begun_ = 0;  // or skipped
+  std::chrono::steady_clock::time_point begun_at_;
+  bool hidden_ = false;  // some that have begun were not shown
   uint64_t hash_ = 0;
   std::string failure_;
   std::optional<Difference> difference_;

@@ -20,6 +20,8 @@
 namespace acc::distributed {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Longer than a program in the middle of a step takes between two operators; a step that is cut in
 // two makes plans that do not come again.
 constexpr auto kWhile = std::chrono::milliseconds(100);
@@ -28,8 +30,16 @@ constexpr auto kWhile = std::chrono::milliseconds(100);
 // them, keeps others waiting as well.
 constexpr auto kLong = std::chrono::seconds(2);
 
-// Per device, how much was pending the last time.
-using Pending = std::array<size_t, base::env::kMaxHostDevices>;
+// Who waits for one collective after the other asks this often for the next one, and then half as
+// often each time: the others may need the result of one to come to the next.
+constexpr auto kSoon = std::chrono::milliseconds(1);
+
+// What a device has pending, and since when its program has not added to it.
+struct Pending {
+  size_t count = 0;
+  Clock::time_point since;
+};
+using Devices = std::array<Pending, base::env::kMaxHostDevices>;
 
 // For what this rank recorded so long ago. A rank that goes on by itself would wait for programs
 // that are elsewhere, perhaps for this one.
@@ -39,20 +49,26 @@ bool somebody_waits(std::chrono::milliseconds since) {
   });
 }
 
-void submit_idle(Pending& before) {
+// Returns whether something began.
+bool submit_idle(Devices& devices) {
+  bool began = false;
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     const auto device = static_cast<c10::DeviceIndex>(i);
-    size_t& last = before[static_cast<size_t>(i)];
-    const size_t now = session::others_wait_for(device);
-    const bool idle = now == std::exchange(last, now);
-    if (now == 0) continue;
+    Pending& pending = devices[static_cast<size_t>(i)];
+    const size_t count = session::others_wait_for(device);
+    if (count != std::exchange(pending.count, count)) pending.since = Clock::now();
+    if (count == 0) continue;
+    const bool idle = Clock::now() - pending.since >= kWhile;
     try {
       if (!somebody_waits(idle ? std::chrono::milliseconds(0) : kLong)) continue;
+      began = true;
       session::flush(device, record::FlushReason::kIdle, &all_have_come);
     } catch (...) {
       // What failed has no valid contents, and says so to who uses it.
     }
+    pending.count = session::others_wait_for(device);
   }
+  return began;
 }
 
 // Of a step that has failed. Each group hears of it, also where another's store is lost.
@@ -69,10 +85,10 @@ void tell_groups(const std::string& why, const std::vector<runtime::Undone>& und
 }
 
 void submit() {
-  Pending before{};
-  for (;;) {
-    std::this_thread::sleep_for(kWhile);
-    submit_idle(before);
+  Devices devices{};
+  for (std::chrono::milliseconds pause = kWhile;;) {
+    std::this_thread::sleep_for(pause);
+    pause = submit_idle(devices) ? kSoon : std::min<std::chrono::milliseconds>(2 * pause, kWhile);
   }
 }
 

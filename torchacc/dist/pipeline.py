@@ -136,9 +136,8 @@ class PipelineParallel(ParallelModule):
 
         `output_fn` makes the loss from the model's output, which else is the loss. Every process
         passes the model's arguments, whose shapes have to be the same on all; a stage takes those
-        that it uses. Returns the loss, averaged
-        over the micro batches: on every process, or, without `config.dist.pp.broadcast_loss`, on
-        those of the last stage (None on the others).
+        that it uses. Returns the loss, averaged over the micro batches: on every process, or,
+        without `config.dist.pp.broadcast_loss`, on those of the last stage (None on the others).
 
         Raises TypeError or ValueError on every process for arguments that are missing or cannot be
         cut into `config.dist.pp.num_micro_batches` parts of one size.

@@ -21,7 +21,6 @@ from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.logger import logger, say_once
 from torchacc.sharding import distributed_sampler, shard_loader
-from torchacc_device import _C
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -98,8 +97,6 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
     from torchacc.dist.agree import broadcast_from_first
     from torchacc.dist.distributed_parallel import DistributedParallel
 
-    # Before the first step: its kernels have to be the same ones everywhere.
-    _C.run_alike()
     _say_what_has_no_effect(model, config)
     if config.dist.fsdp.size == 1 and config.dist.pp.size == 1:
         model.to(device)
