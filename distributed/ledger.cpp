@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <future>
@@ -30,9 +31,15 @@ constexpr auto kTick = milliseconds(100);
 constexpr int kLook = 10;
 constexpr int kOften = 128;  // ranks
 // What a rank has begun is shown when it begins nothing else for so long: it may wait for others,
-// who ask whether it has come. The store has this much time for each rank, or more.
+// who ask whether it has come. The store has so much time for each rank, or more.
 constexpr auto kSoon = milliseconds(2);
 constexpr auto kShare = std::chrono::microseconds(500);
+
+// Ranks of this process's groups, all of which may speak to one store.
+std::atomic<int> partners = 0;
+
+Clock::duration quiet_time() { return std::max<Clock::duration>(partners.load() * kShare, kSoon); }
+
 // How long a question may take before the store counts as silent.
 constexpr auto kPatience = std::chrono::seconds(3);
 // How often the others are asked what they did where they differ, and how long until it is told.
@@ -127,10 +134,13 @@ std::string hex(uint64_t value) {
 }  // namespace
 
 Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr),
-      rank_(rank),
-      size_(size),
-      pause_(std::clamp<Clock::duration>(size * kShare, kSoon, kTick)) {}
+    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr), rank_(rank), size_(size) {
+  if (counts()) partners += size_;
+}
+
+Ledger::~Ledger() {
+  if (counts()) partners -= size_;
+}
 
 // ---- the thread beside the program -------------------------------------------------------------
 
@@ -169,13 +179,14 @@ void Ledger::attend() {
     std::unique_lock lock(mutex_);
     silent_ = false;
     const bool hidden = hidden_;
-    const Clock::time_point end = hidden ? std::min(next_tick_, begun_at_ + pause_) : next_tick_;
+    const Clock::time_point end =
+        hidden ? std::min(next_tick_, begun_at_ + quiet_time()) : next_tick_;
     asked_.wait_until(lock, end, [&] { return !questions_.empty() || hidden_ != hidden; });
     if (!questions_.empty()) {
       question = std::move(questions_.front());
       questions_.pop_front();
     }
-    waits = hidden_ && Clock::now() >= begun_at_ + pause_;
+    waits = hidden_ && Clock::now() >= begun_at_ + quiet_time();
   }
   if (question) question();
   try {
@@ -197,8 +208,9 @@ void Ledger::tick() {
     return recorded_;
   }();
   // The store answers all ranks: the more they are, the more seldom each speaks to it.
-  const int seldom = 1 + size_ / kOften;
+  const int seldom = 1 + partners.load() / kOften;
   if (++ticks_ % seldom != 0) return;
+  publish();
   // Who records nothing new may be what others wait for.
   if (recorded == std::exchange(last_, recorded)) show();
   agree_on_skips();
@@ -333,8 +345,21 @@ void Ledger::fail(const std::string& text) {
     const std::lock_guard lock(mutex_);
     if (!failure_.empty()) return;
     failure_ = text;
+    untold_ = true;
+  }
+  publish();
+}
+
+void Ledger::publish() {
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!untold_) return;
+    text = failure_;
   }
   store_->compareSet(kFailed, "", text);
+  const std::lock_guard lock(mutex_);
+  untold_ = false;
 }
 
 // What other ranks, which know nothing of it, are told of a skip.
@@ -512,6 +537,11 @@ bool Ledger::pending_for(milliseconds time) {
   return Clock::now() - entries_[entries_.size() - kept].noted >= time;
 }
 
+uint64_t Ledger::begun() {
+  const std::lock_guard lock(mutex_);
+  return begun_;
+}
+
 bool Ledger::has_begun(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   return store_ != nullptr && begun_ >= sequence;
@@ -607,11 +637,12 @@ void Ledger::give_up() {
   const std::string text = base::concat("rank ", rank_, " failed: it has aborted the group");
   {
     const std::lock_guard lock(mutex_);
+    untold_ |= failure_.empty();
     if (failure_.empty()) failure_ = text;
   }
   if (store_ == nullptr) return;
   try {
-    ask([this, text] { store_->compareSet(kFailed, "", text); });
+    ask([this] { publish(); });
   } catch (const std::exception&) {
     // without their store the others see only that this rank is gone
   }
@@ -619,7 +650,13 @@ void Ledger::give_up() {
 
 void Ledger::tell(const std::string& why) {
   if (store_ == nullptr) return;
-  ask([this, text = base::concat("rank ", rank_, " failed: ", why)] { fail(text); });
+  {
+    // Also where the store is silent now: the thread beside the program tells it later.
+    const std::lock_guard lock(mutex_);
+    untold_ |= failure_.empty();
+    if (failure_.empty()) failure_ = base::concat("rank ", rank_, " failed: ", why);
+  }
+  ask([this] { publish(); });
 }
 
 void Ledger::skip(uint64_t count, const std::string& why) {

@@ -32,6 +32,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
  public:
   // `store`: of the group alone; none where there is one rank.
   Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
 
   // Starts the thread beside the program, which ends with the ledger. It alone talks to the store,
   // which may never answer: the others ask it, and go on where it is silent.
@@ -60,6 +63,10 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // some, waits until all others have skipped them, too.
   uint64_t begin();
 
+  // Whether anybody counts them: there is no need where there is one rank.
+  bool counts() const { return store_ != nullptr; }
+  // How many have begun, or were skipped.
+  uint64_t begun();
   // Whether this rank has noted a collective that it has not begun, and so long ago.
   bool pending_for(std::chrono::milliseconds time);
   // Whether that of this number has. Never where nobody counts them.
@@ -132,6 +139,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   void wait_for_verdict();
   void hear();
   void fail(const std::string& text);
+  void publish();
   std::string unlike(const std::string& skip, uint64_t first);
   void agree_on_skips();
   void wait_for_agreement();
@@ -146,7 +154,6 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int size_;
-  const std::chrono::steady_clock::duration pause_;
   // Of the thread beside the program:
   uint64_t shown_ = 0;
   uint64_t compared_ = 0;
@@ -170,6 +177,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   bool hidden_ = false;  // some that have begun were not shown
   uint64_t hash_ = 0;
   std::string failure_;
+  bool untold_ = false;  // the others have not heard of it
   std::optional<Difference> difference_;
   std::vector<Skip> skips_;
   size_t agreed_ = 0;                 // of these, how many all ranks have skipped

@@ -72,8 +72,14 @@ void Sends::end(c10d::Work& work, size_t bytes) {
 }
 
 void Sends::wait(std::chrono::milliseconds limit) {
+  const runtime::GilRelease release;
+  const auto end = std::chrono::steady_clock::now() + limit;
   std::unique_lock lock(mutex_);
-  taken_.wait_for(lock, limit, [this] { return count_ == 0; });
+  while (!taken_.wait_for(lock, kLookAgain, [this] { return count_ == 0; })) {
+    lock.unlock();
+    if (runtime::interrupted() || std::chrono::steady_clock::now() >= end) return;
+    lock.lock();
+  }
 }
 
 }  // namespace acc::distributed

@@ -32,7 +32,7 @@ constexpr auto kLong = std::chrono::seconds(2);
 
 // Who waits for one collective after the other asks this often for the next one, and then half as
 // often each time: the others may need the result of one to come to the next.
-constexpr auto kSoon = std::chrono::milliseconds(1);
+constexpr auto kAgain = std::chrono::milliseconds(1);
 
 // What a device has pending, and since when its program has not added to it.
 struct Pending {
@@ -49,9 +49,15 @@ bool somebody_waits(std::chrono::milliseconds since) {
   });
 }
 
+uint64_t begun_by_all() {
+  uint64_t sum = 0;
+  for (const auto& ledger : all_ledgers()) sum += ledger->begun();
+  return sum;
+}
+
 // Returns whether something began.
 bool submit_idle(Devices& devices) {
-  bool began = false;
+  bool some_began = false;
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
     const auto device = static_cast<c10::DeviceIndex>(i);
     Pending& pending = devices[static_cast<size_t>(i)];
@@ -61,26 +67,30 @@ bool submit_idle(Devices& devices) {
     const bool idle = Clock::now() - pending.since >= kWhile;
     try {
       if (!somebody_waits(idle ? std::chrono::milliseconds(0) : kLong)) continue;
-      began = true;
+      const uint64_t begun = begun_by_all();
       session::flush(device, record::FlushReason::kIdle, &all_have_come);
+      some_began |= begun_by_all() != begun;
     } catch (...) {
       // What failed has no valid contents, and says so to who uses it.
     }
     pending.count = session::others_wait_for(device);
+    if (!session::is_stopped(device)) pending.since = Clock::now();
   }
-  return began;
+  return some_began;
 }
 
 // Of a step that has failed. Each group hears of it, also where another's store is lost.
 void tell_groups(const std::string& why, const std::vector<runtime::Undone>& undone) {
-  for (const runtime::Undone& of : undone) {
+  const auto tell = [](const auto& how) {
     try {
-      Ledger& ledger = *group_of(of.group).ledger;
-      ledger.skip(of.exchanges, why);
-      if (of.broken) ledger.tell(why);
+      how();
     } catch (const std::exception&) {
       // the thread beside it tells of the store
     }
+  };
+  for (const runtime::Undone& of : undone) {
+    tell([&] { group_of(of.group).ledger->skip(of.exchanges, why); });
+    if (of.broken) tell([&] { group_of(of.group).ledger->tell(why); });
   }
 }
 
@@ -88,7 +98,7 @@ void submit() {
   Devices devices{};
   for (std::chrono::milliseconds pause = kWhile;;) {
     std::this_thread::sleep_for(pause);
-    pause = submit_idle(devices) ? kSoon : std::min<std::chrono::milliseconds>(2 * pause, kWhile);
+    pause = submit_idle(devices) ? kAgain : std::min<std::chrono::milliseconds>(2 * pause, kWhile);
   }
 }
 

@@ -27,7 +27,7 @@ bool RecordedWork::isCompleted() {
   const c10::DeviceIndex device = result_[0].device().index();
   try {
     // On a GPU what is submitted waits for other devices, and this process goes on.
-    const bool waits = ledger_ != nullptr && runtime::on_host();
+    const bool waits = ledger_ != nullptr && ledger_->counts() && runtime::on_host();
     if (!waits || !ledger_->has_begun(sequence_)) {
       if (!waits) {
         runtime::flush(device, runtime::Cause::kEvent);
@@ -89,7 +89,7 @@ bool BegunWork::isCompleted() {
 }
 
 std::exception_ptr BegunWork::exception() const {
-  const runtime::LockWithoutGil lock(mutex_);
+  const std::lock_guard lock(known_);
   return error_;
 }
 
@@ -99,7 +99,7 @@ int BegunWork::sourceRank() const {
 
 // The limit is the group's timeout, as for everything that its transport carries.
 bool BegunWork::wait(std::chrono::milliseconds) {
-  const runtime::LockWithoutGil lock(mutex_);
+  const runtime::LockWithoutGil lock(waiting_);
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (over_) return true;
   try {
@@ -109,6 +109,7 @@ bool BegunWork::wait(std::chrono::milliseconds) {
     const at::AutoDispatchBelowADInplaceOrView below;
     for (const auto& [received, to] : copies_) to.copy_(received);
   } catch (...) {
+    const std::lock_guard known(known_);
     error_ = std::current_exception();
     throw;
   }
@@ -118,7 +119,7 @@ bool BegunWork::wait(std::chrono::milliseconds) {
 
 // Completed by a thread that waits: two ranks may ask for those of their receives before they send.
 c10::intrusive_ptr<c10::ivalue::Future> BegunWork::getFuture() {
-  const runtime::LockWithoutGil lock(mutex_);
+  const std::lock_guard lock(known_);
   if (future_ != nullptr) return future_;
   std::vector<c10::Device> devices;
   if (!result_.empty()) devices.push_back(result_[0].device());

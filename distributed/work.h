@@ -61,9 +61,10 @@ class BegunWork final : public c10d::Work {
   const std::unique_ptr<runtime::Transfer> transfer_;
   const c10::DeviceIndex device_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
-  mutable std::mutex mutex_;  // one thread at a time waits
-  std::exception_ptr error_;
+  std::mutex waiting_;  // one thread at a time does
   bool over_ = false;
+  mutable std::mutex known_;  // nobody waits who has it
+  std::exception_ptr error_;  // written with both, read with either
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

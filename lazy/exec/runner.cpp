@@ -202,6 +202,7 @@ class Stopped {
     }
     outcome.schedule = &schedule_;
     if (outcome.error != nullptr && outcome.stopped == nullptr) end_transfers();
+    outcome.failed_before = outcome.stopped == nullptr && stops_;
     outcome.failed_step = outcome.stopped == nullptr ? step_ : outcome.stopped->step_;
     count(Counter::Steps, outcome.failed_step - begin);
     if (outcome.stopped == nullptr) outcome.outputs = take_outputs();
@@ -309,8 +310,10 @@ class Stopped {
         continue;
       }
       called_ = false;
+      stops_ = false;
       if (may_begin && capture_ == nullptr && first_node(step_).op->communicates &&
           !may_begin(graph::exchange_group(plan_.program, first_node(step_)))) {
+        stops_ = true;
         runtime::join_transfers();  // others may run now, which number theirs alike
         return false;
       }
@@ -458,6 +461,7 @@ class Stopped {
   std::vector<bool> needed_;   // per node; empty: all are
   std::vector<bool> touched_;  // per buffer, by a needed step that did not run
   bool called_ = false;        // the operator of the step was called
+  bool stops_ = false;         // before the step
 };
 
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,

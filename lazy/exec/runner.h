@@ -48,6 +48,7 @@ struct Outcome {
   uint64_t capture = 0;
   std::weak_ptr<const uint64_t> keeper;  // while it lives the capture has the outputs too
   size_t failed_step = 0;
+  bool failed_before = false;  // that step, of something that was under way
   std::exception_ptr error;
   std::shared_ptr<Stopped> stopped;
   uint64_t given_back = 0;  // bytes of captured work, for want of memory

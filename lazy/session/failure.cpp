@@ -107,14 +107,14 @@ std::vector<runtime::Undone> undone_of(const graph::Graph& graph) {
 }
 
 std::vector<runtime::Undone> undone_of(const plan::Plan& plan, const plan::Schedule& schedule,
-                                       size_t failed) {
+                                       size_t failed, bool before) {
   std::vector<runtime::Undone> undone;
   for (size_t i = 0; i < schedule.steps.size(); ++i) {
     const graph::Node& node = plan.program.nodes[schedule.steps[i].nodes[0]];
     if (!node.op->communicates) continue;
     runtime::Undone& of_group = undone_for(plan.program, node, undone);
-    if (i > failed) ++of_group.exchanges;
-    of_group.broken |= i == failed;
+    if (i > failed || (i == failed && before)) ++of_group.exchanges;
+    of_group.broken |= i == failed && !before;
   }
   return undone;
 }

@@ -37,10 +37,10 @@ void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const r
 void poison_all(const record::Trace& trace, const std::exception_ptr& error,
                 const std::vector<runtime::Undone>& undone);
 
-// What is left undone with other processes where nothing of a graph runs, and where the steps from
-// `failed` on do not.
+// What is left undone with other processes where nothing of a graph runs, and where the steps
+// behind `failed` do not; nor itself, if what failed was under way before it.
 std::vector<runtime::Undone> undone_of(const graph::Graph& graph);
 std::vector<runtime::Undone> undone_of(const plan::Plan& plan, const plan::Schedule& schedule,
-                                       size_t failed);
+                                       size_t failed, bool before);
 
 }  // namespace acc::session

@@ -266,7 +266,8 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
     auto poison = std::make_shared<record::Poison>();
     poison->message = message;
     poison_rest(plan, schedule, work.trace, outcome.failed_step, poison);
-    runtime::tell_failure(message, undone_of(plan, schedule, outcome.failed_step));
+    runtime::tell_failure(message,
+                          undone_of(plan, schedule, outcome.failed_step, outcome.failed_before));
   }
   rethrow_as(outcome.error, no_memory, message);
 }
@@ -563,6 +564,8 @@ size_t others_wait_for(c10::DeviceIndex device) {
   const Recorder& recorder = record::recorder(device);
   return recorder.communicates() ? std::max(recorder.pending(), size_t{1}) : 0;
 }
+
+bool is_stopped(c10::DeviceIndex device) { return record::recorder(device).suspended(); }
 
 bool runs(c10::DeviceIndex device) { return record::recorder(device).running(); }
 

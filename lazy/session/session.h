@@ -35,6 +35,8 @@ void flush(c10::DeviceIndex device, record::FlushReason reason,
 // How much is pending on a device, if other processes wait for something of it; else 0. A hint: it
 // takes no lock.
 size_t others_wait_for(c10::DeviceIndex device);
+// Whether its work has stopped before something that waits for other processes, or for memory.
+bool is_stopped(c10::DeviceIndex device);
 // Whether some thread runs a plan of the device now. A hint, too.
 bool runs(c10::DeviceIndex device);
 

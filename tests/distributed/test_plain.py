@@ -147,7 +147,9 @@ dist.init_process_group("acc")
 other = 1 - RANK
 by_polling, by_future = torch.zeros(3, device=device), torch.zeros(3, device=device)
 polled = dist.irecv(by_polling, other)
-future = dist.irecv(by_future, other, tag=1).get_future()
+asked = dist.irecv(by_future, other, tag=1)
+future = asked.get_future()
+assert asked.get_future() is not None and asked.is_success()  # nobody waits here
 report(early=polled.is_completed() or future.done())
 dist.barrier()
 mine = torch.ones(3, device=device) * (RANK + 1)
@@ -164,6 +166,40 @@ report(future=by_future.tolist())
         assert not found["early"] and found["success"]
         assert found["polled"] == [2.0 - number] * 3
         assert found["future"] == [10 * (2.0 - number)] * 3
+
+
+def test_a_collective_of_one_process_is_over_when_asked():
+    code = """
+dist.init_process_group("acc")
+x = torch.ones(3, device=device)
+work = dist.all_reduce(x, async_op=True)
+report(asked=sum(not work.is_completed() for _ in range(100)), x=x.tolist())
+report(again=work.is_completed())
+"""
+    (only,) = one(code, ranks=1)
+    assert only.reports == {"asked": 0, "x": [1.0] * 3, "again": True}
+
+
+def test_ctrl_c_ends_the_wait_for_sends_that_nobody_receives():
+    code = """
+import os, signal, threading, time
+dist.init_process_group("acc")
+store = dist.distributed_c10d._get_default_store()
+if RANK == 0:
+    dist.isend(torch.ones(1 << 18, device=device), 1)
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    try:
+        dist.destroy_process_group()
+    except KeyboardInterrupt:
+        report(seconds=time.monotonic() - began)
+    store.set("over", "1")
+    os._exit(0)
+store.wait(["over"])
+os._exit(0)
+"""
+    first, _ = run_ranks(BEGIN + code, 2)
+    assert 0.5 < first.reports["seconds"] < 60
 
 
 def test_sends_that_nobody_receives_are_bounded():
