@@ -341,13 +341,17 @@ void Ledger::hear() {
 }
 
 void Ledger::fail(const std::string& text) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) return;
-    failure_ = text;
-    untold_ = true;
-  }
+  mark_failed(text);
   publish();
+}
+
+// Known here at once, and to the others with `publish`: at the next tick at the latest, or when the
+// store answers again.
+void Ledger::mark_failed(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) return;
+  failure_ = text;
+  untold_ = true;
 }
 
 void Ledger::publish() {
@@ -634,12 +638,7 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
 }
 
 void Ledger::give_up() {
-  const std::string text = base::concat("rank ", rank_, " failed: it has aborted the group");
-  {
-    const std::lock_guard lock(mutex_);
-    untold_ |= failure_.empty();
-    if (failure_.empty()) failure_ = text;
-  }
+  mark_failed(base::concat("rank ", rank_, " failed: it has aborted the group"));
   if (store_ == nullptr) return;
   try {
     ask([this] { publish(); });
@@ -650,12 +649,7 @@ void Ledger::give_up() {
 
 void Ledger::tell(const std::string& why) {
   if (store_ == nullptr) return;
-  {
-    // Also where the store is silent now: the thread beside the program tells it later.
-    const std::lock_guard lock(mutex_);
-    untold_ |= failure_.empty();
-    if (failure_.empty()) failure_ = base::concat("rank ", rank_, " failed: ", why);
-  }
+  mark_failed(base::concat("rank ", rank_, " failed: ", why));
   ask([this] { publish(); });
 }
 

@@ -139,6 +139,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   void wait_for_verdict();
   void hear();
   void fail(const std::string& text);
+  void mark_failed(const std::string& text);
   void publish();
   std::string unlike(const std::string& skip, uint64_t first);
   void agree_on_skips();

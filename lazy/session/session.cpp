@@ -250,9 +250,10 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   count(Counter::Errors);
   const plan::Schedule& schedule = *outcome.schedule;
   const graph::Node& failed = plan.program.nodes[schedule.steps[outcome.failed_step].nodes[0]];
-  std::string message = base::concat(
-      "[", failed.op->name, "] failed", work.first || failed.source == 0 ? "" : ", first recorded",
-      record::source_text(failed.source), ": ", runtime::text_of(outcome.error));
+  std::string message =
+      base::concat(outcome.failed_before ? "what was under way before [" : "[", failed.op->name,
+                   "] failed", work.first || failed.source == 0 ? "" : ", first recorded",
+                   record::source_text(failed.source), ": ", runtime::text_of(outcome.error));
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
   if (no_memory) message += memory_situation(plan, schedule, recorder.device(), outcome.given_back);
   if (outcome.stopped != nullptr) {

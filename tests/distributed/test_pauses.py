@@ -118,3 +118,24 @@ else:
     first, _ = reduced(code)
     assert first["kind"] == "KeyboardInterrupt"
     assert first["seconds"] < 2.5
+
+
+def test_what_fails_as_the_work_stops_is_not_the_collective_it_stops_before():
+    """Rank 1 ends after it has told of the first and before it begins it."""
+    code = """
+a, b = torch.ones(4, device=device), torch.ones(5, device=device)
+dist.all_reduce(a.clone())
+torch.acc.synchronize()
+if RANK == 1:
+    work = dist.all_reduce(a, async_op=True)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1.5)
+dist.all_reduce(a, async_op=True)
+dist.all_reduce(b, async_op=True)
+time.sleep(3)
+heard(lambda: b.sum().item())
+"""
+    first, _ = reduced(code, check=False)
+    assert "what was under way before [acc::all_reduce_] failed" in first["text"]
+    assert "collective number 2 of the group, all_reduce of 4 Float" in first["text"]
