@@ -126,9 +126,11 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
 }
 
-// PyTorch registers no autograd fallback for PrivateUse1; without one, custom operators fail.
+// PyTorch registers no autograd fallback for PrivateUse1; without one, custom operators fail. This
+// is what it has for other devices: an operator without a derivative (a collective) warns in
+// backward instead of failing there.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
-  m.fallback(torch::autograd::autogradNotImplementedFallback());
+  m.fallback(torch::autograd::basicAutogradNotImplementedFallback());
 }
 
 }  // namespace acc::aten

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import rpc
 
 STEPS, ROWS = 8, 8  # rows of one batch over all processes
 
@@ -67,3 +68,21 @@ def alone(seed: int = 0) -> tuple[list[float], dict[str, list]]:
     model = made(seed)
     losses = trained(model, data())
     return losses, {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+class Remote:
+    """A layer of its owner, called by others over RPC: tensors of acc stay where they are."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 3).to(device)
+        self.device = device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.to(self.device)).cpu()
+
+    def parameters(self) -> list[rpc.RRef]:
+        return [rpc.RRef(parameter) for parameter in self.layer.parameters()]
+
+    def total(self) -> float:
+        return float(self.layer.weight.detach().sum())

@@ -167,17 +167,22 @@ else:
         assert "all_reduce of 10 Float" in rank["text"]
 
 
-def test_ctrl_c_on_one_rank_ends_it():
+def test_ctrl_c_on_one_rank_ends_it_and_the_others_hear_of_it():
     code = """
 if RANK == 0:
     threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     dist.all_reduce(x)
     x.sum().item()
 time.sleep(6)
+# At its end the other one still does what this one waits for, and no more.
+heard(lambda: (dist.all_reduce(x), dist.all_reduce(x), x.sum().item()))
 """
-    first, _ = run_ranks(BEGIN + code + END, 2, timeout=60, check=False)
+    first, second = run_ranks(BEGIN + code + END, 2, timeout=60, check=False)
     assert first.status in (1, -signal.SIGINT)
     assert "interrupted while waiting for other processes" in first.stderr
+    assert second.reports["kind"] == "DistBackendError"
+    assert "rank 0" in second.reports["text"]
+    assert second.reports["seconds"] < 18
 
 
 def test_ranks_that_log_alone_in_the_middle_of_a_step_are_no_fault():
@@ -306,12 +311,6 @@ report(first=first, asked=asked, x=x[0].item())
 def test_bad_input_is_refused_before_anybody_waits():
     code = """
 import torchacc_device
-def refused(function):
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "accepted"
 cpu, short = torch.ones(3), torch.ones(3, dtype=torch.int16, device=device)
 report(
     cpu=refused(lambda: dist.all_reduce(cpu)),

@@ -409,6 +409,82 @@ report(y=y.cpu().tolist(), z=z.cpu().tolist(), w=w.cpu().tolist(), late=late.cpu
         assert found["done"] and found["success"]
 
 
+def test_distributed_autograd_and_the_optimizer_of_its_parameters():
+    code = """
+from torch.distributed import autograd, rpc
+from torch.distributed.optim import DistributedOptimizer
+from tests.distributed.models import Remote
+rpc.init_rpc(f"rank{RANK}", rank=RANK, world_size=WORLD)
+def run(kind, optimizer):
+    first, second = rpc.remote("rank1", Remote, args=(kind,)), rpc.RRef(Remote(kind))
+    parameters = [*first.rpc_sync().parameters(), *second.rpc_sync().parameters()]
+    optimizer = DistributedOptimizer(optimizer, parameters, lr=0.05)
+    losses = []
+    for i in range(4):
+        with autograd.context() as step:
+            y = first.rpc_sync().forward(torch.full((2, 3), float(i)))
+            loss = second.rpc_sync().forward(y).square().sum()
+            autograd.backward(step, [loss])
+            optimizer.step(step)
+        losses.append(loss.item())
+    return [*losses, first.rpc_sync().total(), second.rpc_sync().total()]
+if RANK == 0:
+    for optimizer in (torch.optim.SGD, torch.optim.AdamW):
+        report(**{optimizer.__name__: [run(kind, optimizer) for kind in ("cpu", DEVICE)]})
+rpc.shutdown()
+"""
+    first, _ = run_ranks(BEGIN + code, 2)
+    for name in ("SGD", "AdamW"):
+        expected, found = first.reports[name]
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_collectives_of_a_group_that_this_rank_is_not_in_do_nothing():
+    code = """
+import warnings
+warnings.simplefilter("ignore")  # torch says so too
+dist.init_process_group("acc")
+some = dist.new_group([1])
+x = torch.full((3,), float(RANK + 1), device=device)
+dist.all_reduce(x, group=some)
+dist.broadcast(x, 1, group=some)
+dist.barrier(group=some)
+report(
+    size=dist.get_world_size(some),
+    source=refused(lambda: dist.broadcast(x, 0, group=some)) if RANK == 1 else None,
+    member=refused(lambda: dist.new_group([0, 5])),
+)
+dist.all_reduce(x)  # everybody is still together
+report(x=x.tolist())
+"""
+    for number, rank in enumerate(one(code)):
+        assert rank.reports["size"] == (1 if number == 1 else -1)
+        assert rank.reports["x"] == [3.0] * 3
+        assert number == 0 or rank.reports["source"].startswith("ValueError")
+        assert "5" in rank.reports["member"] or "rank" in rank.reports["member"]
+
+
+def test_a_collective_in_the_middle_of_what_is_differentiated():
+    """As for other devices: backward warns that it does not know the collective, and goes on."""
+    code = """
+dist.init_process_group("cpu:gloo,acc:acc")
+found = []
+for kind in ("cpu", device):
+    p = torch.ones(4, device=kind, requires_grad=True)
+    loss = (p * (RANK + 1.0)).sum()
+    dist.all_reduce(loss)
+    (loss / WORLD).backward()
+    q = p * (RANK + 3.0)
+    dist.broadcast(q, 1)
+    q.sum().backward()
+    found.append([loss.item(), q.tolist(), p.grad.tolist()])
+report(found=found)
+"""
+    for rank in one(code):
+        cpu, acc = rank.reports["found"]
+        assert acc == cpu
+
+
 @pytest.mark.parametrize("mode", ["nograph", "nofuse", "eager"] if helpers.FULL else ["eager"])
 def test_every_mode_trains_alike(mode):
     code = """

@@ -135,6 +135,36 @@ heard(lambda: (dist.all_reduce(x), x.sum().item()))
     assert "the group's store does not answer" in first.reports["text"]
 
 
+def test_a_failure_is_told_as_soon_as_a_silent_store_answers_again():
+    code = """
+if RANK == 0:
+    train(3)
+    os.kill(KEEPER, signal.SIGSTOP)
+    time.sleep(1)
+    def wrong():
+        table = torch.ones(10, device=device)
+        bad = torch.index_select(table, 0, torch.tensor([50], device=device))
+        dist.all_reduce(torch.ones(4, device=device))  # it never begins this one
+        bad.sum().item()
+    heard(wrong)
+    time.sleep(1)
+    os.kill(KEEPER, signal.SIGCONT)
+    time.sleep(12)  # it does not end: that would tell the others
+else:
+    train(3)
+    x = torch.ones(4, device=device)
+    heard(lambda: (dist.all_reduce(x), x.sum().item()))
+"""
+    with kept_store() as (keeper, port):
+        program = f"KEEPER = {keeper}\n" + BEGIN.replace("TIMEOUT = 8", "TIMEOUT = 30") + TRAIN
+        end = "os._exit(0)\n"
+        first, second = run_ranks(program + code + end, 2, timeout=90, MASTER_PORT=str(port))
+    assert first.reports["kind"] == "IndexError"
+    assert second.reports["kind"] == "DistBackendError"
+    assert "rank 0 failed: [aten::index_select] failed" in second.reports["text"]
+    assert second.reports["seconds"] < 12  # not the timeout
+
+
 ELASTIC = """
 import json, os, signal, sys
 import torch
