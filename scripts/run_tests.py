@@ -3,7 +3,8 @@
     run_tests.py [--full] [--keep-going] [--mode MODE ...] [STAGE ...]
 
 Each stage is a process of its own and prints its runner's own closing lines; after it comes how
-long it took, and how much of that time the cores were busy.
+long it took, and how much of that time the cores were busy. A stage that leaves a core idle for
+most of its time runs beside another such (`BESIDE`) and prints what it has to say behind it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import native
 
@@ -33,14 +37,18 @@ PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 KEPT_HEAP = ":".join(f"glibc.malloc.{name}_threshold={LARGEST_TEST}" for name in ("mmap", "trim"))
 
 
-def pytest(*arguments: str, share: str = "", heap: str = "") -> Callable[[dict[str, str]], int]:
+# What runs a stage in an environment, and writes to the given file, or to where this process does.
+Stage = Callable[[dict[str, str], IO[str] | None], int]
+
+
+def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
     """A stage that runs pytest; no test collected is a failure.
 
     `share`: how several processes share it, by tests ("load"), by files ("loadfile") or by
     groups that tests name ("loadgroup"). `heap`: what glibc is told of it.
     """
 
-    def run(environ: dict[str, str]) -> int:
+    def run(environ: dict[str, str], output: IO[str] | None) -> int:
         command = [sys.executable, "-m", "pytest", "-q", *arguments]
         if share:
             command += ["-n", str(PROCESSES), "--dist", share]
@@ -50,15 +58,18 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Callable[[dict[s
         if heap:
             heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
             environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
-        return subprocess.run(command, cwd=ROOT, env=environ).returncode
+        return subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=output, stderr=output
+        ).returncode
 
     return run
 
 
-def ctest(sanitizer: str) -> Callable[[dict[str, str]], int]:
-    """A stage that builds and runs tests/cpp, under a sanitizer or none."""
+def ctest(sanitizer: str) -> Stage:
+    """A stage that builds and runs tests/cpp, under a sanitizer or none. Not one of `BESIDE`."""
 
-    def run(environ: dict[str, str]) -> int:
+    def run(environ: dict[str, str], output: IO[str] | None) -> int:
+        assert output is None, "it writes to where this process does"
         try:
             native.run_ctest(sanitizer, environ)
         except native.BuildError as error:
@@ -70,7 +81,7 @@ def ctest(sanitizer: str) -> Callable[[dict[str, str]], int]:
 
 
 # In this order: what breaks most often and says so soonest comes first.
-STAGES: dict[str, Callable[[dict[str, str]], int]] = {
+STAGES: dict[str, Stage] = {
     "layout": pytest("tests/python/test_layout.py", "tests/python/test_packaging.py"),
     "cpp": ctest(""),
     "cpp-address": ctest("address"),
@@ -91,13 +102,38 @@ STAGES: dict[str, Callable[[dict[str, str]], int]] = {
     "opinfo": pytest("tests/opinfo", share="loadfile"),
     "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }
+# Stages that run beside a later one, where that runs too. No test of either may depend on time.
+BESIDE = {"fuzz": "seeds"}
 # Modes of the device, and the stages that run in the one they are told, or in the default one; the
 # others choose for themselves.
 MODES = ("full", "nograph", "nofuse", "eager")
 IN_ANY_MODE = ("python", "models", "seeds")
-# Where the stages leave the text of generated kernels for the last one; fuzz does not, whose
-# thousand are others each time.
+# Where the stages leave the text of generated kernels for the last one; those that run beside
+# others do not: fuzz has thousands, others each time.
 KERNEL_TEXTS = ROOT / "build" / "kernel_texts"
+
+
+class Beside:
+    """A stage that runs while another does; `finish` waits for it and prints what it wrote."""
+
+    def __init__(self, label: str, stage: Stage, environ: dict[str, str]) -> None:
+        self.label = label
+        self._output = tempfile.TemporaryFile("w+")
+        self._code = 1
+        self._thread = threading.Thread(target=self._run, args=(stage, environ))
+        self._thread.start()
+
+    def _run(self, stage: Stage, environ: dict[str, str]) -> None:
+        self._code = stage(environ, self._output)
+
+    def finish(self) -> int:
+        self._thread.join()
+        print(f"== {self.label} (beside it)", flush=True)
+        self._output.seek(0)
+        sys.stdout.write(self._output.read())
+        sys.stdout.flush()
+        self._output.close()
+        return self._code
 
 
 def main(argv: list[str]) -> int:
@@ -131,19 +167,28 @@ def main(argv: list[str]) -> int:
         for name in arguments.stages or STAGES
         for mode in (modes if name in IN_ANY_MODE else ("",))
     ]
+    names = [name for name, _ in runs]
+    beside = {other: name for name, other in BESIDE.items() if name in names and other in names}
     for name, mode in runs:
-        print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
-        texts = {} if name == "fuzz" else {"ACC_KERNEL_TEXTS": str(KERNEL_TEXTS)}
+        if name in BESIDE and BESIDE[name] in names:
+            continue
         chosen = {"ACC_MODE": mode} if mode else {}
+        texts = {"ACC_KERNEL_TEXTS": str(KERNEL_TEXTS)}
+        print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
         start = os.times()
-        code = STAGES[name]({**environ, **texts, **chosen})
+        other = beside.get(name)
+        more = Beside(other, STAGES[other], environ) if other is not None else None
+        label = f"--mode {mode} {name}" if mode else name
+        results = {label: STAGES[name]({**environ, **texts, **chosen}, None)}
+        if more is not None:
+            results[more.label] = more.finish()
+            del beside[name]  # it has run, in whichever mode this stage runs next
         end = os.times()
         busy = end.children_user - start.children_user + end.children_system - start.children_system
         print(f"   {end.elapsed - start.elapsed:.0f} s, {busy:.0f} s of CPU time", flush=True)
-        if code != 0:
-            failed.append(f"--mode {mode} {name}" if mode else name)
-            if not arguments.keep_going:
-                break
+        failed += [label for label, code in results.items() if code != 0]
+        if failed and not arguments.keep_going:
+            break
     if failed:
         full = " --full" if arguments.full else ""
         again = f"{Path(sys.executable).name} scripts/run_tests.py{full}"
