@@ -221,6 +221,16 @@ const graph::Op* make_op(const c10::OperatorHandle& handle) {
 
 namespace {
 
+// Whether this processor has instructions for products of bfloat16, which ATen's kernels then use.
+bool multiplies_bf16() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 // PyTorch has left the tag out of some in-place forms, and of floor_divide.
 bool is_pointwise(const c10::OperatorHandle& handle) {
   const c10::OperatorName& name = handle.operator_name();
@@ -282,8 +292,10 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
           find_or_make_op(*c10::Dispatcher::singleton().findSchema({name.name, "Tensor"}));
     }
   }
-  if (graph::table::is_convolution(op.name)) {
+  if (graph::table::converts(schema.name())) {
     op.copy = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", ""));
+    op.convolves = graph::table::is_convolution(op.name);
+    op.multiplies_bf16 = multiplies_bf16();
   }
   if (op.communicates) {
     op.await = find_or_make_op(c10::Dispatcher::singleton().findSchemaOrThrow("acc::await_", ""));

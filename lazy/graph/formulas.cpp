@@ -95,6 +95,7 @@ constexpr Row kRows[] = {
     {"aten::bitwise_or.Tensor", "", "self | other"},
     {"aten::bitwise_xor.Tensor", "", "self ^ other"},
     {"aten::where.self", "", "condition ? self : other"},
+    {"acc::where_", "", "condition ? self : other"},
     {"aten::masked_fill.Scalar", "", "mask ? value : self"},
     {"aten::masked_fill.Tensor", "", "mask ? value : self"},
 

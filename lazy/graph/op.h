@@ -92,9 +92,11 @@ struct Op {
   const Op* with_gelu = nullptr;
   const Op* with_gelu_backward = nullptr;
   const Op* with_sum = nullptr;
-  // Of a convolution: aten::copy_, to change the layout of what it reads and makes. Null: it is
-  // none.
+  // Of a product or convolution: aten::copy_, to change the type or layout of what it reads and
+  // makes. Null: it is neither.
   const Op* copy = nullptr;
+  bool convolves = false;
+  bool multiplies_bf16 = false;  // this processor has instructions for it
   // Of what communicates: what waits for its end (lazy/passes/transfers.h). Null: it is over when
   // the call returns.
   const Op* await = nullptr;

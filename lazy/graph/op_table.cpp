@@ -203,7 +203,8 @@ constexpr std::array kCommunicate{
     Name("acc::all_to_all_"), Name("acc::all_to_all_single_"),
 };
 
-constexpr std::array kProducts{
+// Products whose operands and results can be converted (lazy/passes/layout.h, widen.h).
+constexpr std::array kConverted{
     Name("aten::mm"),
     Name("aten::bmm"),
     Name("aten::addmm"),
@@ -216,18 +217,21 @@ constexpr std::array kProducts{
     Name("aten::addmv_"),
     Name("aten::mv"),
     Name("aten::dot"),
-    Name("aten::vdot"),
     Name("aten::_addmm_activation"),
     Name("aten::linear"),
+    Name("aten::convolution"),
+    Name("aten::convolution_backward"),
+    Name("aten::_scaled_dot_product_flash_attention_for_cpu"),
+    Name("aten::_scaled_dot_product_flash_attention_for_cpu_backward"),
+};
+
+constexpr std::array kOtherProducts{
+    Name("aten::vdot"),
     Name("aten::linear_backward"),
     Name("aten::matmul"),
     Name("aten::matmul_backward"),
-    Name("aten::convolution"),
-    Name("aten::convolution_backward"),
     Name("aten::mkldnn_rnn_layer"),
     Name("aten::mkldnn_rnn_layer_backward"),
-    Name("aten::_scaled_dot_product_flash_attention_for_cpu"),
-    Name("aten::_scaled_dot_product_flash_attention_for_cpu_backward"),
     Name("aten::_scaled_dot_product_flash_attention"),
     Name("aten::_scaled_dot_product_flash_attention_backward"),
     Name("aten::_scaled_dot_product_efficient_attention"),
@@ -243,7 +247,8 @@ constexpr std::array kItemOperators{
     Name("abs"),       Name("add"),  Name("addcdiv"), Name("addcmul"), Name("clamp_max"),
     Name("clamp_min"), Name("div"),  Name("exp"),     Name("lerp"),    Name("maximum"),
     Name("minimum"),   Name("mul"),  Name("neg"),     Name("pow"),     Name("reciprocal"),
-    Name("rsqrt"),     Name("sign"), Name("sqrt"),    Name("sub"),     Name("zero"),
+    Name("rsqrt"),     Name("sign"), Name("sqrt"),    Name("sub"),     Name("where"),
+    Name("zero"),
 };
 
 constexpr std::array kCastsNumbers{
@@ -288,7 +293,9 @@ bool must_run(Name name) {
 
 bool communicates(Name name) { return contains(kCommunicate, name); }
 
-bool multiplies(Name name) { return contains(kProducts, name); }
+bool converts(Name name) { return contains(kConverted, name); }
+
+bool multiplies(Name name) { return contains(kConverted, name) || contains(kOtherProducts, name); }
 
 bool returns_to_cpu(Name name, size_t result) {
   return name == "aten::_pack_padded_sequence" && result == 1;
@@ -307,13 +314,14 @@ bool is_convolution(Name name) {
 }
 
 std::string item_operator(Name name) {
-  constexpr Name kPrefix = "aten::_foreach_";
-  if (!name.starts_with(kPrefix)) return "";
-  const Name item = name.substr(kPrefix.size());
+  constexpr Name kPrefix = "_foreach_";
+  const size_t library = name.find("::") + 2;
+  if (!name.substr(library).starts_with(kPrefix)) return "";
+  const Name item = name.substr(library + kPrefix.size());
   if (item == "norm") return "aten::linalg_vector_norm";
   const bool in_place = item.ends_with('_');
   if (!contains(kItemOperators, in_place ? item.substr(0, item.size() - 1) : item)) return "";
-  return "aten::" + std::string(item);
+  return std::string(name.substr(0, library)) + std::string(item);
 }
 
 bool casts_numbers(Name name) { return contains(kCastsNumbers, name); }

@@ -34,6 +34,9 @@ bool needs_integers(std::string_view name, std::string_view argument);
 // The precision of float32 products changes its result.
 bool multiplies(std::string_view name);
 
+// One of these that may get its operands, and give its results, in another type or layout.
+bool converts(std::string_view name);
+
 // A result that is a CPU tensor on every device (the batch sizes of packed sequences).
 bool returns_to_cpu(std::string_view name, size_t result);
 

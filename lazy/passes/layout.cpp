@@ -10,6 +10,7 @@
 
 #include "lazy/graph/dtype.h"
 #include "lazy/graph/words.h"
+#include "lazy/passes/conversions.h"
 #include "lazy/passes/elementwise.h"
 #include "lazy/passes/min_cut.h"
 
@@ -96,7 +97,7 @@ class Layouts {
 
   Graph run() {
     const auto convolution =
-        std::ranges::find_if(graph_.nodes, [](const Node& node) { return node.op->copy; });
+        std::ranges::find_if(graph_.nodes, [](const Node& node) { return node.op->convolves; });
     if (convolution == graph_.nodes.end()) return graph_;
     copy_ = convolution->op->copy;
     find_free();
@@ -179,7 +180,7 @@ class Layouts {
   }
 
   std::optional<Choice> choice(const Node& node) const {
-    if (node.op->copy != nullptr) return convolution(node);
+    if (node.op->convolves) return convolution(node);
     const auto rule = std::ranges::find(kRules, node.op->name, &Rule::op);
     if (rule != kRules.end()) return by_rule(node, *rule);
     return elementwise(node);
@@ -348,7 +349,7 @@ class Layouts {
         const TensorWords t = tensor(mention.at);
         int64_t* at = words.data() + (mention.at - node.words);
         if (last != buffer_is_last(t.buffer)) {
-          at[1] = mention.fresh ? add_buffer(t) : copy_of(node, t, last);
+          at[1] = mention.fresh ? new_buffer(t) : copy_of(node, t, last);
           at[2] = 0;
           if (mention.fresh) made.emplace_back(mention, static_cast<uint32_t>(at[1]));
         }
@@ -357,7 +358,7 @@ class Layouts {
       put(node, words);
       for (const auto& [mention, buffer] : made) {
         const TensorWords t = tensor(mention.at);
-        put_copy(node, t, t.buffer, t.offset, !last, buffer, 0, last);
+        copy(node, t, t.buffer, t.offset, !last, buffer, 0, last);
       }
       forget_written(node);
     }
@@ -374,11 +375,9 @@ class Layouts {
     return found;
   }
 
-  uint32_t add_buffer(const TensorWords& t) {
-    const auto index = static_cast<uint32_t>(out_.buffers.size());
+  uint32_t new_buffer(const TensorWords& t) {
     const auto bytes = static_cast<uint64_t>(elements(t)) * graph::element_bytes(t.dtype);
-    out_.buffers.push_back({graph::BufferKind::kFresh, bytes, index, 0, true});
-    return index;
+    return add_buffer(&out_, bytes);
   }
 
   // A buffer that holds `t` in the given layout, made before the node. Inputs are copied once:
@@ -389,8 +388,8 @@ class Layouts {
     if (shares) {
       if (const auto found = copies_.find(region(t)); found != copies_.end()) return found->second;
     }
-    const uint32_t made = add_buffer(t);
-    put_copy(node, t, made, 0, last, t.buffer, t.offset, !last);
+    const uint32_t made = new_buffer(t);
+    copy(node, t, made, 0, last, t.buffer, t.offset, !last);
     if (shares) copies_.emplace(region(t), made);
     return made;
   }
@@ -412,30 +411,16 @@ class Layouts {
     out_.append(node, words);
   }
 
-  // copy_(self, src, non_blocking)
-  void put_copy(const Node& by, const TensorWords& t, uint32_t to, int64_t to_offset, bool to_last,
-                uint32_t from, int64_t from_offset, bool from_last) {
-    std::vector<int64_t> words;
-    const auto push = [&](uint32_t buffer, int64_t offset, bool last) {
-      words.push_back(graph::make_tag(Tag::kTensor, t.dtype, 0, kDims));
-      words.push_back(buffer);
-      words.push_back(offset);
-      words.insert(words.end(), t.sizes.begin(), t.sizes.end());
+  void copy(const Node& by, const TensorWords& t, uint32_t to, int64_t to_offset, bool to_last,
+            uint32_t from, int64_t from_offset, bool from_last) {
+    const auto words = [&](uint32_t buffer, int64_t offset, bool last) {
+      std::vector<int64_t> made{graph::make_tag(Tag::kTensor, t.dtype, 0, kDims), buffer, offset};
+      made.insert(made.end(), t.sizes.begin(), t.sizes.end());
       const Strides strides = last ? channels_last(t) : channels_first(t);
-      words.insert(words.end(), strides.begin(), strides.end());
+      made.insert(made.end(), strides.begin(), strides.end());
+      return made;
     };
-    push(to, to_offset, to_last);
-    push(from, from_offset, from_last);
-    words.push_back(graph::make_tag(Tag::kBool));
-    words.push_back(0);
-    Node node;
-    node.op = copy_;
-    node.outputs = node.end = static_cast<uint32_t>(words.size());
-    node.source = by.source;
-    node.ambient = by.ambient;
-    node.values = by.values;
-    out_.append(node, words);
-    out_.buffers[to].written = true;
+    put_copy(&out_, copy_, by, words(to, to_offset, to_last), words(from, from_offset, from_last));
   }
 
   const Graph& graph_;

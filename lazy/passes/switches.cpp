@@ -14,9 +14,10 @@ namespace acc::passes {
 namespace {
 
 // In the order of Pass.
-constexpr std::array kNames{
-    "dce",       "lists",      "split",     "cse",  "copies",    "layout", "rows",  "products",
-    "epilogues", "accumulate", "transfers", "fuse", "recompute", "batch",  "order", "alias"};
+constexpr std::array kNames{"dce",        "lists",     "split", "widen",     "cse",
+                            "copies",     "layout",    "rows",  "products",  "epilogues",
+                            "accumulate", "transfers", "fuse",  "recompute", "batch",
+                            "order",      "alias"};
 
 std::atomic<uint32_t> skipped{0};
 std::once_flag from_environment;

@@ -9,6 +9,7 @@ enum class Pass : unsigned char {
   kDce,
   kLists,
   kSplit,
+  kWiden,
   kCse,
   kCopies,
   kLayout,

@@ -18,6 +18,7 @@
 #include "lazy/passes/split.h"
 #include "lazy/passes/switches.h"
 #include "lazy/passes/transfers.h"
+#include "lazy/passes/widen.h"
 #include "lazy/plan/plan.h"
 #include "lazy/plan/print.h"
 #include "lazy/plan/schedule.h"
@@ -82,6 +83,11 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (fuse && enabled(Pass::kSplit)) {
     plan->program = passes::split_backwards(plan->program);
     if (observer) observer("split", graph::print(plan->program));
+  }
+  if (!on_gpu && enabled(Pass::kWiden)) {
+    plan->program = passes::widen_products(plan->program);
+    plan->outputs.resize(plan->program.buffers.size(), false);
+    if (observer) observer("widen", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kCse)) {
     plan->program = passes::eliminate_common_calls(plan->program, plan->outputs);

@@ -203,8 +203,8 @@ TEST(Observer, EachPassIsToldWithTheGraphAfterIt) {
   const std::string last = "%4:f32[65536] = aten::exp(%3:f32[65536])\n";
   std::vector<std::pair<std::string, std::string>> expected{
       {"recorded", first + "%5:f32[65536] = aten::exp(%0:f32[65536])\n" + last}};
-  for (const char* pass :
-       {"dce", "lists", "split", "cse", "copies", "layout", "rows", "products", "accumulate"}) {
+  for (const char* pass : {"dce", "lists", "split", "widen", "cse", "copies", "layout", "rows",
+                           "products", "accumulate"}) {
     expected.emplace_back(pass, first + last);
   }
   const std::string inside =

@@ -127,6 +127,7 @@ struct Program {
       copy_.arguments.resize(3);
       copy_.arguments[0].writes = true;
       op.copy = &copy_;
+      op.convolves = true;
     }
     graph::Node node;
     node.op = &op;
