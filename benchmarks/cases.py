@@ -335,12 +335,14 @@ def _for_gpus(name: str, setting: Setting, small: bool) -> Program:
     return FromLoader(setting, model, _classify, optimizer, (images, labels), rows)
 
 
-def build(name: str, device: str, variant: str, small: bool = False) -> Program:
+def build(
+    name: str, device: str, variant: str, small: bool = False, precision: str = ""
+) -> Program:
     """Builds case `name` on `device` in the form `variant` (see variants_of).
 
     Learning rates are small, so that thousands of steps on the same four batches stay in the
     range of ordinary values (no overflow, no denormal numbers that change the speed). `small`
-    concerns the cases for GPUs.
+    concerns the cases for GPUs. `precision` is the case's own unless one is named (see Setting).
     """
     import torch
 
@@ -348,7 +350,7 @@ def build(name: str, device: str, variant: str, small: bool = False) -> Program:
 
     if name not in CASES:
         raise ValueError(f"[benchmarks.cases] no case {name!r}. Cases: {', '.join(CASES)}")
-    setting = Setting(device, frozenset(variant.split("+")), CASES[name].precision)
+    setting = Setting(device, frozenset(variant.split("+")), precision or CASES[name].precision)
     torch.manual_seed(0)
     if CASES[name].gpu_only:
         return _for_gpus(name, setting, small)

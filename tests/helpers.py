@@ -29,7 +29,7 @@ MODES = ("eager", "nofuse", "nograph", "full")  # of ACC_MODE
 
 
 # The passes that change last bits, for ACC_SKIP_PASSES: without them every step is ATen's kernels.
-BIT_BY_BIT = "fuse,rows,products,epilogues,accumulate,layout"
+BIT_BY_BIT = "widen,fuse,rows,products,epilogues,accumulate,layout"
 
 
 def load_device() -> str:

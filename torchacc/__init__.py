@@ -11,7 +11,7 @@ __acc_front_end__ = True
 import torch  # noqa: F401  (first: the device's libraries link against torch's)
 
 import torchacc_device  # noqa: F401  (registers the device)
-from torchacc import dist
+from torchacc import amp, dist, syncfree
 from torchacc.accelerate import accelerate
 from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
@@ -20,6 +20,7 @@ from torchacc.config import Config
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.graph_view import graph, profile_plans
 from torchacc.loader import AsyncLoader
+from torchacc.patch import patch, unpatch
 from torchacc.report import report
 from torchacc_device._build_info import VERSION as __version__
 
@@ -30,6 +31,7 @@ __all__ = [
     "Config",
     "__version__",
     "accelerate",
+    "amp",
     "capture",
     "dist",
     "fetch_gradients",
@@ -38,7 +40,10 @@ __all__ = [
     "is_lazy_tensor",
     "lazy_device",
     "mark_step",
+    "patch",
     "profile_plans",
     "report",
     "sync",
+    "syncfree",
+    "unpatch",
 ]

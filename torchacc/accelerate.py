@@ -17,6 +17,7 @@ from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger
+from torchacc.patch import patch
 
 
 @overload
@@ -51,6 +52,9 @@ def accelerate(
     parameters. The loader is wrapped in an `AsyncLoader`: its batches arrive on the device. Nothing
     is done twice: a model or a loader that comes from an earlier call, for example with a second
     loader for validation, is taken as it is.
+
+    What the program says of CUDA's autocast, GradScaler and memory acts on the lazy device from
+    here on: see `torchacc.patch`.
 
     Under torchrun each process uses the device of its LOCAL_RANK, and the processes train the model
     together: data parallel, unless `config.dist` says otherwise. The model that is returned is then
@@ -106,6 +110,7 @@ def accelerate(
     wrapped = None if loader is None else _wrap(loader, device, config)
 
     install_hooks()
+    patch()
     if config.memory.gc and not isinstance(model, ParallelModule):
         count = gradient_checkpoint(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)

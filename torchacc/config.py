@@ -8,8 +8,12 @@ field is accepted and then ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from torchacc import config_file
 from torchacc.config_comm import CommConfig
 from torchacc.config_dist import (
     DistConfig,
@@ -47,6 +51,10 @@ def _is_pad_values(value: Any) -> bool:
 class ComputeConfig(Node):
     """How operators compute.
 
+    `fp16` and `bf16` concern fully sharded training: parameters travel and compute in this type,
+    and forward runs under autocast. Elsewhere the program's own autocast regions say what is
+    computed in half precision.
+
     `disable_kernel_patches` has nothing to switch off: no kernel of another library is patched.
     """
 
@@ -57,12 +65,13 @@ class ComputeConfig(Node):
 
     _path = "compute"
 
+    def half(self) -> torch.dtype | None:
+        """The half type that was chosen, if any."""
+        return torch.float16 if self.fp16 else torch.bfloat16 if self.bf16 else None
+
     def _validate(self) -> None:
         if self.fp16 and self.bf16:
             raise ValueError("[config] compute.fp16 and compute.bf16 cannot both be True.")
-        for name in ("fp16", "bf16"):
-            if getattr(self, name):
-                self._not_available(name, True, "Train in float32: leave it False.")
         if self.acc_scaled_dot_attn:
             self._not_available(
                 "acc_scaled_dot_attn", True, "The attention of torch runs as it is: leave it False."
@@ -155,6 +164,18 @@ class Config(Node):
         message names the field. No other process is asked: all of them raise the same.
         """
         super().validate()
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Config:
+        """The configuration in a file of JSON (*.json) or YAML (*.yaml, *.yml).
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: its text is not what its name says, or names an option that there is not.
+            TypeError: the value of an option is of another type.
+            ImportError: it is YAML, and there is no PyYAML.
+        """
+        return config_file.from_dict(cls, config_file.read(path), str(path))
 
     def get_mesh(self) -> Mesh:
         """The mesh of processes that the sizes under `dist` describe, made at the first call.

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torchacc import config_file
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Check = Callable[[Any], bool]
 
@@ -114,6 +119,22 @@ class Node:
         value = getattr(self, name)
         if value is not None and value < low:
             self._bad(name, value, f"should be at least {low}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options of this node and of all below it as plain values; sets are sorted lists.
+
+        Raises ValueError for an option that holds a module or a function.
+        """
+        return config_file.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """A new node with the options in `data`, as `to_dict` makes them; others have defaults.
+
+        Raises ValueError for a name that no option has, TypeError for a value of another type. What
+        the values mean together is checked by `validate()`.
+        """
+        return config_file.from_dict(cls, data)
 
     def validate(self) -> None:
         """Checks this node and all below it.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from torchacc.device import lazy_device
 from torchacc.environment import render, size_text
-from torchacc_device import _C
+from torchacc_device import _C, _scaling
 
 # Counters of submitted work are named "flush_" and the reason; these end steps.
 _ENDS = {
@@ -45,13 +45,15 @@ class Report:
     """What `report` returns; its text is for people.
 
     `counters`: events by name, of all devices of the process. `memory`: bytes of the current
-    device, by name, at the time of the report.
+    device, by name, at the time of the report. `scaled_on_host`: optimizers that a GradScaler
+    cannot step without a read on the host, by class, and why.
     """
 
     executor: str
     mode: str
     counters: Mapping[str, int]
     memory: Mapping[str, int]
+    scaled_on_host: Mapping[str, str]
 
     def of(self, group: str) -> dict[str, int]:
         """The counters that are named `group`/KEY, by KEY, the largest first.
@@ -83,6 +85,7 @@ class Report:
             "captured work": dict(self._captured()),
             "called between the pieces of captured work": dict(self._outside()),
             "operators without a device kernel": dict(self.of("fallback")),
+            "optimizers whose steps under a GradScaler read on the host": dict(self.scaled_on_host),
             "exchanges with other processes": dict(self._exchanges()),
             "kernels": dict(self._kernels()),
             "memory": {name: size_text(size) for name, size in self.memory.items()},
@@ -164,4 +167,4 @@ def report(since: Report | None = None) -> Report:
             if count != since.counters.get(name, 0)
         }
     memory = dict(_C.held_memory(lazy_device().index))
-    return Report(_C.executor_name(), _C.mode(), counters, memory)
+    return Report(_C.executor_name(), _C.mode(), counters, memory, _scaling.synchronised())

@@ -22,7 +22,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+)
 
 from torchacc_device import _C
 
@@ -109,6 +113,18 @@ def _look_for_others() -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         _several = True
         _C.run_alike()
+
+
+def others_hook() -> bool:
+    """Whether somebody else hooks the steps of all optimizers."""
+    hooks = {*_global_optimizer_pre_hooks, *_global_optimizer_post_hooks}
+    return bool(hooks - {None if _handle is None else _handle.id})
+
+
+def after_step(optimizer: Optimizer) -> None:
+    """`optimizer` has stepped, and what belongs to its step is recorded."""
+    if _handle is not None:
+        _after_optimizer_step(optimizer, (), {})
 
 
 def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

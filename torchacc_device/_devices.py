@@ -12,6 +12,10 @@ from torchacc_device import _C
 Device = int | str | torch.device | None
 
 
+# Types of devices beside acc that stand for it (_as_cuda.py).
+other_names: tuple[str, ...] = ()
+
+
 def device_index(device: Device, optional: bool = True) -> int:
     """The index that `device` names. A negative int stays as it is.
 
@@ -22,7 +26,7 @@ def device_index(device: Device, optional: bool = True) -> int:
         return device
     if device is not None:
         named = torch.device(device)
-        if named.type != "acc":
+        if named.type != "acc" and named.type not in other_names:
             raise ValueError(f"[torch.acc] expected an acc device, got {named}.")
         if named.index is not None:
             return named.index

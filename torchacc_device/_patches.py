@@ -13,10 +13,13 @@ its own, that one goes first.
 One more function tells Meta kernels for which device they infer: where the layout of a result
 differs between CPU and CUDA (FFTs, decompositions, embedding bags), they take CUDA for granted.
 
+A GradScaler's step asks the device nothing (_scaling.py).
+
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
 
 `LATER` names what is wrapped only once there is a reason: the environment says how
-DistributedDataParallel is to exchange gradients.
+DistributedDataParallel is to exchange gradients. `AS_CUDA` names what acts on acc where a program
+says "cuda", once it is asked for.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.dlpack import DLDeviceType
 
-from torchacc_device import _C
+from torchacc_device import _C, _as_cuda, _devices, _scaling
 
 _DEVICE = "acc"
 _ABSENT = object()
@@ -69,6 +72,10 @@ def _dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, **options)
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        if options.get("stream") is not None and "torch.cuda.Event" in _before:
+            # torch would let the reader's stream wait by what is acc's now.
+            _C.synchronize(self.device.index)
+            options["stream"] = -1
         return original(_C.share(self), **options)
 
     return __dlpack__
@@ -229,6 +236,8 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.UntypedStorage, "_share_filename_cpu_", _share),
     (torch.UntypedStorage, "_share_cuda_", _share),
     (_meta_registrations, "device_hint", _device_hint),
+    (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
+    (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
     (distributed_c10d, "_new_process_group_helper", _named_backend),
     # both, and from the start: programs bind the function when they are imported
     (distributed_c10d, "init_process_group", _replacing_group),
@@ -262,6 +271,7 @@ def _full_name(owner: Any, name: str) -> str:
 # Everything that is wrapped, by its full name; and what is wrapped when there is a reason.
 LIST: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED)
 LATER: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED_LATER)
+AS_CUDA: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _as_cuda.TABLE)
 
 # What the owner's own __dict__ held before, by full name; _ABSENT where it inherited.
 _before: dict[str, Any] = {}
@@ -274,8 +284,8 @@ _construct: Callable[..., None] | None = None
 
 
 def applied() -> tuple[str, ...]:
-    """The names in `LIST` and `LATER` that are wrapped now."""
-    return tuple(name for name in (*LIST, *LATER) if name in _before)
+    """The names in `LIST`, `LATER` and `AS_CUDA` that are wrapped now."""
+    return tuple(name for name in (*LIST, *LATER, *AS_CUDA) if name in _before)
 
 
 def apply() -> None:
@@ -299,13 +309,27 @@ def apply_exchanging(construct: Callable[..., None]) -> None:
     _apply(_WRAPPED_LATER)
 
 
+def apply_as_cuda() -> None:
+    """From now on what acts on CUDA in a program acts on acc (_as_cuda.py)."""
+    _apply(_as_cuda.TABLE)
+    _devices.other_names = _as_cuda.MEANT
+
+
+def undo_as_cuda() -> None:
+    """Takes `apply_as_cuda` back; a second call does nothing."""
+    _undo(_as_cuda.TABLE)
+    _devices.other_names = ()
+
+
 def _apply(wrapped: tuple[tuple[Any, str, Callable[[Any], Any]], ...]) -> None:
     for owner, name, wrap in wrapped:
         full_name = _full_name(owner, name)
         if full_name in _before:
             continue
         original = getattr(owner, name)
-        wrapper = functools.wraps(original)(wrap(original))
+        wrapper = wrap(original)
+        if not isinstance(wrapper, type):
+            wrapper = functools.wraps(original)(wrapper)
         _before[full_name] = vars(owner).get(name, _ABSENT)
         setattr(owner, name, wrapper)
 
@@ -314,7 +338,12 @@ def undo() -> None:
     """Puts back what was replaced; a second call does nothing."""
     global _before_group, _construct
     _before_group = _construct = None
-    for owner, name, _ in (*_WRAPPED, *_WRAPPED_LATER):
+    undo_as_cuda()
+    _undo((*_WRAPPED, *_WRAPPED_LATER))
+
+
+def _undo(wrapped: tuple[tuple[Any, str, Callable[[Any], Any]], ...]) -> None:
+    for owner, name, _ in wrapped:
         before = _before.pop(_full_name(owner, name), None)
         if before is _ABSENT:
             delattr(owner, name)

@@ -7,6 +7,7 @@ of one process, and the numbers have to be.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,17 +27,20 @@ def small(source: str) -> str:
 
 
 def launch(
-    script: Path, source: str, *command: str, timeout: float = 500
+    script: Path, source: str, *command: str, timeout: float = 500, **env: str | None
 ) -> subprocess.CompletedProcess[str]:
     script.write_text(source)
     return subprocess.run(
         [sys.executable, *command, str(HERE / "driver.py"), str(script)],
         cwd=script.parent,
         env=helpers.child_env(
-            ACC_TEST_REGISTER="1",
-            ACC_SKIP_PASSES=helpers.BIT_BY_BIT,
-            OMP_NUM_THREADS="1",
-            OMP_WAIT_POLICY="passive",
+            **{
+                "ACC_TEST_REGISTER": "1",
+                "ACC_SKIP_PASSES": helpers.BIT_BY_BIT,
+                "OMP_NUM_THREADS": "1",
+                "OMP_WAIT_POLICY": "passive",
+                **env,
+            }
         ),
         capture_output=True,
         text=True,
@@ -119,6 +123,30 @@ def test_fully_sharded_by_too_few_processes(device, tmp_path, ranks):
     text = f"dist.fsdp.size = 4 need a multiple of 4 processes, and {count}"
     # torchrun ends the others when the first of them has failed.
     assert text in done.stderr and "torchrun --nproc_per_node=4" in done.stderr
+
+
+def assert_in_half(done: subprocess.CompletedProcess[str], run: Run, device: str, one: Run) -> None:
+    """What fails when autocast, or the scaler, is off."""
+    assert_ran_on(run, device)
+    for report in run.reports:
+        assert report["types"] == {"Conv2d": ["torch.float16"], "Linear": ["torch.float16"]}
+        enabled, first, last = report["scaler"]
+        assert enabled and first == 65536.0 and 1.0 <= last <= first
+    assert "Disabling" not in done.stderr
+    assert re.search(r"aten::convolution\(%\d+:f16", done.stderr), "no product of half types"
+    # After 20 steps on random labels; test_autocast.py follows float32 closely.
+    assert run.losses == pytest.approx(one.losses, rel=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 1, 2, 4] if helpers.FULL else [0, 2])
+def test_mixed_precision(device, tmp_path, one, ranks):
+    """0: by plain `python`. The numbers of processes that have the same data are the same."""
+    source = small(extract.mixed_precision_script(text_of("002")))
+    command = (*TORCHRUN, f"--nproc_per_node={ranks}") if ranks else ()
+    env = {"ACC_SKIP_PASSES": None, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
+    done = launch(tmp_path / "resnet_acc.py", source, *command, **env)
+    assert_in_half(done, Run(done, max(ranks, 1)), device, one)
 
 
 def test_the_scripts_of_the_documents_are_what_we_know():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import pickle
 import re
 
@@ -226,8 +227,6 @@ def test_both_half_types_at_once_are_a_contradiction():
     ("path", "value"),
     [
         ("backend", "eager"),
-        ("compute.fp16", True),
-        ("compute.bf16", True),
         ("compute.acc_scaled_dot_attn", True),
         ("dist.fsdp.use_spmd", True),
         ("dist.fsdp.shard_output_callable", print),
@@ -372,3 +371,79 @@ def test_questions_about_the_whole():
     assert not config.is_distributed_parallel() and not config.is_tracing_enabled()
     config.dist.pp.size = 2
     assert config.is_distributed_parallel() and config.is_tracing_enabled()
+
+
+# --- plain values and files -----------------------------------------------------------------------
+
+
+def filled() -> torchacc.Config:
+    config = torchacc.Config()
+    for path, value in OPTIONS.items():
+        if value is not print:
+            node, name = owner(config, path)
+            setattr(node, name, copy.copy(value))
+    return config
+
+
+@pytest.mark.parametrize("make", [torchacc.Config, filled], ids=["defaults", "others"])
+def test_plain_values_and_back(make):
+    config = make()
+    plain = config.to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert torchacc.Config.from_dict(plain) == config
+    assert torchacc.Config.from_dict({}) == torchacc.Config()
+    # nothing is shared
+    plain["dist"]["topology"].append("sp")
+    assert config.dist.topology != plain["dist"]["topology"]
+
+
+def test_what_no_file_can_hold_is_named():
+    config = torchacc.Config()
+    config.dist.fsdp.shard_output_callable = print
+    with pytest.raises(ValueError, match=r"dist\.fsdp\.shard_output_callable.*in the program"):
+        config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        (".json", '{"compute": {"bf16": true}, "dist": {"fsdp": {"wrap_layer_cls": ["Block"]}}}'),
+        (".yaml", "compute:\n  bf16: true\ndist:\n  fsdp:\n    wrap_layer_cls: [Block]\n"),
+        (".yml", "compute: {bf16: true}\ndist: {fsdp: {wrap_layer_cls: [Block]}}\n"),
+    ],
+)
+def test_a_file(tmp_path, suffix, text):
+    if suffix != ".json":
+        pytest.importorskip("yaml")
+    path = tmp_path / f"config{suffix}"
+    path.write_text(text)
+    config = torchacc.Config.from_file(path)
+    assert config.compute.bf16 and config.dist.fsdp.wrap_layer_cls == {"Block"}
+    path.write_text("" if suffix != ".json" else "{}")
+    assert torchacc.Config.from_file(str(path)) == torchacc.Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "message"),
+    [
+        (
+            "a.json",
+            '{"compute": {"fp61": 1}}',
+            ValueError,
+            r"compute\.fp61.*compute\.fp16.*is 1.*a\.json",
+        ),
+        ("a.json", '{"memory": {"gc": "yes"}}', TypeError, r"memory\.gc.*'yes'.*a\.json"),
+        ("a.json", '{"dist": {"fsdp": {"wrap_layer_cls": [[1]]}}}', TypeError, r"wrap_layer_cls"),
+        ("a.json", '{"dist": 3}', TypeError, r"dist should be a mapping.*3"),
+        ("a.json", "[1]", TypeError, r"the configuration should be a mapping"),
+        ("a.json", "{", ValueError, r"a\.json is not JSON: .*line 1"),
+        ("a.toml", "", ValueError, r"a\.toml should be a \.json"),
+        ("missing.json", None, OSError, r"missing\.json"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path, name, text, kind, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(kind, match=message):
+        torchacc.Config.from_file(path)

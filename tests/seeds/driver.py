@@ -31,6 +31,18 @@ def noting_print(*values, **options):
     sys.stdout.flush()
 
 
+# Which types convolutions and linear layers gave, by their class.
+types = {}
+
+
+def noting_type(module, inputs, output):
+    if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
+        types.setdefault(type(module).__name__, set()).add(str(output.dtype))
+
+
+if os.environ.get("ACC_TEST_TYPES") == "1":
+    torch.nn.modules.module.register_module_forward_hook(noting_type)
+
 torch.manual_seed(0)
 sys.argv = sys.argv[1:]
 builtins.print = noting_print
@@ -48,5 +60,8 @@ report = {
     "printed": printed,
     "transfers": 0 if plugin is None else plugin._C.stats()["transfers"],
     "loader": type(names["train_loader"]).__name__,
+    "types": {kind: sorted(found) for kind, found in types.items()},
 }
+if scaler := names.get("scaler"):
+    report["scaler"] = [scaler.is_enabled(), scaler._init_scale, scaler.get_scale()]
 sys.stdout.write("REPORT " + json.dumps(report) + "\n")

@@ -67,6 +67,14 @@ def fsdp_script(text: str) -> str:
     raise SeedError("the document has no diff that adds `config.dist.fsdp.size = 4`")
 
 
+def mixed_precision_script(text: str) -> str:
+    """The script that trains in float16 under autocast, with a scaler."""
+    for diff in blocks(text, "diff"):
+        if re.search(r"^\+ config\.compute\.fp16 = True$", diff, re.MULTILINE):
+            return new_side(diff)
+    raise SeedError("the document has no diff that adds `config.compute.fp16 = True`")
+
+
 def new_side(diff: str) -> str:
     """What a diff leads to: added and unchanged lines, without their two-character margin."""
     lines = []

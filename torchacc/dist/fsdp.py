@@ -19,6 +19,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from torchacc.device import device_type
 from torchacc.dist.group import current_index
+from torchacc.dist.half import in_half
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.logger import logger
 
@@ -47,6 +48,7 @@ class FullyShardedDataParallel(ParallelModule):
         several = mesh.joint_num("dp", "sp") > 1
         strategy = fsdp.ShardingStrategy
         units = wrapped_classes(model, options.wrap_layer_cls)
+        half = config.compute.half()
         wrapped = fsdp.FullyShardedDataParallel(
             model,
             process_group=(shards, mesh.joint_group("dp", "sp")) if several else shards,
@@ -56,8 +58,14 @@ class FullyShardedDataParallel(ParallelModule):
             use_orig_params=not options.flatten_parameters,
             # It would wait for the device in every unit. Memory is planned over the whole step.
             limit_all_gathers=False,
+            mixed_precision=None if half is None else _mixed_precision(half),
         )
         self._wrap(wrapped, wrapped)
+        self.__dict__["_half"] = half
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's; see `torchacc.dist.half` for `compute.fp16` and `compute.bf16`."""
+        return in_half(self._half, super().forward)(*args, **kwargs)
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
         return self._names.clip_grad_norm_(max_grad_norm)
@@ -122,6 +130,16 @@ class FullyShardedDataParallel(ParallelModule):
             return fsdp.FullyShardedDataParallel.optim_state_dict_to_load(
                 sharded, optim, optim_state_dict
             )
+
+
+def _mixed_precision(half: torch.dtype) -> fsdp.MixedPrecision:
+    """Parameters travel and compute in half precision, gradients are added in float32."""
+    return fsdp.MixedPrecision(
+        param_dtype=half,
+        reduce_dtype=torch.float32,
+        # Autocast says which operators take half precision; inputs of a unit stay as they are.
+        cast_forward_inputs=False,
+    )
 
 
 def _model_name(name: str) -> str:

@@ -21,6 +21,7 @@ from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.logger import logger, say_once
 from torchacc.sharding import distributed_sampler, shard_loader
+from torchacc_device import _scaling
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -103,7 +104,12 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
     # Else a process has not memory for the whole model: each unit moves when it is split.
     broadcast_from_first(model, device, config.get_mesh())
     follow_device(model)
-    return DistributedParallel(model, config)
+    wrapped = DistributedParallel(model, config)
+    mesh = config.get_mesh()
+    if max(mesh.num(name) for name in ("fsdp", "pp", "tp")) > 1:
+        # Of replicas gradients are the same; parts of them may overflow on one process alone.
+        _scaling.step_together(wrapped.parameters())
+    return wrapped
 
 
 def _say_what_has_no_effect(model: nn.Module, config: Config) -> None:

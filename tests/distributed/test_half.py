@@ -1,0 +1,117 @@
+"""Half precision and loss scaling in several processes: all take a step, or none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+CODE = """
+import math, warnings
+import torchacc
+from torch.nn import functional as F
+from tests.distributed.models import made
+
+def train(half, overflows=(), steps=12, region=False, **fsdp):
+    config = torchacc.Config()
+    for name, value in fsdp.items():
+        setattr(config.dist.fsdp, name, value)
+    if half:
+        setattr(config.compute, half, True)
+    model = torchacc.accelerate(made(3), config=config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    scaler = torch.cuda.amp.GradScaler(init_scale=1024.0, enabled=half == "fp16")
+    losses, sums = [], []
+    for i in range(steps):
+        torch.manual_seed(100 * i + RANK)
+        x = torch.randn(8, 4).to(model.device)
+        with torch.autocast("cuda", enabled=region):
+            y = model(x)
+        kinds = str(y.dtype)
+        loss = (y.float() - x[:, :2].float().sin()).square().mean()
+        if i in overflows and RANK == WORLD - 1:
+            loss = loss * math.inf
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        sums.append(sum(float(p.detach().double().sum()) for p in model.parameters()))
+    return dict(losses=losses, sums=sums, scale=scaler.get_scale(), kinds=kinds)
+"""
+WAYS = [
+    {"size": 2},
+    {"size": 2, "wrap_layer_cls": {"Block"}, "flatten_parameters": False},
+    {},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["flat", "units", "replicas"])
+def test_trainings_follow_float32(way):
+    options = ", ".join(f"{name}={value!r}" for name, value in way.items())
+    code = f"""
+for half, region in ((None, False), ("fp16", True), ("fp16", False), ("bf16", False)):
+    if region or half is None or {bool(way)}:
+        report(**{{f"{{half}} {{region}}": train(half, region=region, {options})}})
+"""
+    for rank in run_ranks(CODE + code, 2):
+        plain = rank.reports.pop("None False")
+        assert plain["losses"][-1] < 0.7 * plain["losses"][0]
+        assert len(rank.reports) == (3 if way else 1)
+        for name, found in rank.reports.items():
+            # bfloat16 has eight bits
+            bound = 0.03 if name.startswith("fp16") else 0.1
+            assert found["losses"] == pytest.approx(plain["losses"], rel=bound)
+            # The region's own type stays; else float32 comes out.
+            assert found["kinds"] == ("torch.float16" if "True" in name else "torch.float32")
+            assert found["scale"] == (1024.0 if name.startswith("fp16") else 1.0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["flat", "units", "replicas"])
+def test_an_overflow_on_one_rank_is_one_on_all(way):
+    options = ", ".join(f"{name}={value!r}" for name, value in way.items())
+    code = f'report(**train("fp16", (3, 4, 8), region=True, {options}))'
+    ranks = run_ranks(CODE + code, 2)
+    for rank in ranks:
+        sums = rank.reports["sums"]
+        skipped = [i for i in range(1, len(sums)) if sums[i] == sums[i - 1]]
+        assert skipped == [3, 4, 8]
+        assert rank.reports["scale"] == 128.0
+
+
+def test_torchs_own_sharding_takes_a_scaler_and_stages_without_gradients_take_part():
+    code = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torchacc_device import _scaling
+dist.init_process_group("acc")
+torch.acc.set_device(RANK % torch.acc.device_count())
+net = made(3).to(DEVICE)
+fully_shard(net, mesh=init_device_mesh(DEVICE, (WORLD,)))
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+sums = []
+for i in range(4):
+    optimizer.zero_grad()
+    loss = net(torch.ones(2, 4, device=DEVICE)).sum() * (math.inf if i == 2 and RANK else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    sums.append(sum(float(p.to_local().detach().double().sum()) for p in net.parameters()))
+report(skipped=sums[1] == sums[2], taken=sums[2] != sums[3], scale=scaler.get_scale())
+
+# A stage of which nothing was used: the others wait for its word all the same.
+alone = torch.ones(3, device=DEVICE, requires_grad=True)
+_scaling.step_together([alone])
+optimizer, scaler = torch.optim.SGD([alone], lr=1.0), torch.amp.GradScaler(DEVICE)
+scaler.scale(alone.sum() * (math.inf if RANK else 1.0))
+if RANK == 1:
+    alone.grad = torch.full((3,), math.inf, device=DEVICE)
+scaler.unscale_(optimizer)
+report(found=[float(v) for v in
+              scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()])
+"""
+    for rank in run_ranks(CODE + code, 2):
+        assert rank.reports == {"skipped": True, "taken": True, "scale": 4.0, "found": [1.0]}

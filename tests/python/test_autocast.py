@@ -1,0 +1,242 @@
+"""Autocast on acc is CUDA's: the same operators in the same types; hosts multiply in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.testing._internal.autocast_test_lists import AutocastTestLists, TestAutocast
+from torch.utils.checkpoint import checkpoint
+
+from tests import helpers
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+ACC = "acc"
+HALF = (torch.float16, torch.bfloat16)
+# Tests of torch for CUDA whose operator is cuDNN's or MIOpen's own.
+OF_CUDNN = ("cudnn_", "_thnn_fused")
+
+
+def of_key(key: str) -> set[str]:
+    """The operators that have a kernel of their own for a dispatch key."""
+    names = (
+        f"{schema.name}.{schema.overload_name}".rstrip(".")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::")
+    )
+    return {
+        name
+        for name in names
+        if torch._C._dispatch_has_kernel(name)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    }
+
+
+def test_the_operators_are_those_of_cuda() -> None:
+    cuda, ours = of_key("AutocastCUDA"), of_key("AutocastPrivateUse1")
+    assert len(cuda) > 120
+    cudnn = {name for name in cuda if "cudnn" in name}
+    assert cuda - ours == cudnn and len(cudnn) == 3  # called inside of others
+    # An LSTM on hosts, as in CPU's list.
+    assert ours - cuda == {"aten::mkldnn_rnn_layer"}
+
+
+LISTS = AutocastTestLists("cpu")  # for the names; each test makes its own, on the device
+KINDS = {
+    # list of the tests: (runs as, module)
+    "torch_fp16": (torch.float16, torch),
+    "methods_fp16": (torch.float16, None),
+    "nn_fp16": (torch.float16, torch._C._nn),
+    "linalg_fp16": (torch.float16, torch._C._linalg),
+    "torch_fp32": (torch.float32, torch),
+    "methods_fp32": (torch.float32, None),
+    "nn_fp32": (torch.float32, torch._C._nn),
+    "torch_need_autocast_promote": (torch.float32, torch),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [(kind, i) for kind in KINDS for i in range(len(getattr(LISTS, kind)))],
+)
+def test_each_runs_in_the_type_that_cuda_takes(kind: str, index: int) -> None:
+    torch.manual_seed(0)
+    name, arguments, *more = getattr(AutocastTestLists(ACC), kind)[index]
+    if name.startswith(OF_CUDNN):
+        pytest.skip("cuDNN's own")
+    if name == "einsum":  # its entry in the list is not a call
+        x = torch.ones(2, 2, device=ACC)
+        arguments = ("ij,jk->ik", x, x)
+        with torch.autocast(ACC):
+            assert torch.einsum(*arguments).dtype == torch.float16
+        return
+    runs_as, module = KINDS[kind]
+    TestAutocast()._run_autocast_outofplace(
+        name,
+        arguments,
+        runs_as,
+        ACC,
+        module=module,
+        add_kwargs=next((each for each in more if isinstance(each, dict)), {}),
+        amp_dtype=torch.float16,
+    )
+
+
+def test_types_are_promoted_as_ever() -> None:
+    lists = AutocastTestLists(ACC)
+    for module, cases in (
+        (torch, lists.torch_expect_builtin_promote),
+        (None, lists.methods_expect_builtin_promote),
+    ):
+        for name, arguments, out_type in cases:
+            TestAutocast()._run_autocast_outofplace(
+                name,
+                arguments,
+                torch.float32,
+                ACC,
+                out_type=out_type,
+                module=module,
+                amp_dtype=torch.float16,
+            )
+
+
+def test_what_is_unsafe_is_refused() -> None:
+    for name, arguments, module in AutocastTestLists(ACC).banned:
+        with torch.autocast(ACC), pytest.raises(RuntimeError, match="unsafe under autocast"):
+            getattr(module, name)(*arguments)
+
+
+PRODUCTS: dict[str, Any] = {
+    "mm": lambda x, w: x @ w,
+    "mm, transposed": lambda x, w: x.t() @ w.t().contiguous().t(),
+    "linear": lambda x, w: F.linear(x, w, w[0]),
+    "bmm": lambda x, w: torch.bmm(x.expand(3, 64, 64), w.expand(3, 64, 64)),
+    "baddbmm": lambda x, w: torch.baddbmm(x, x.expand(2, 64, 64), w.expand(2, 64, 64)),
+    "addmm": lambda x, w: torch.addmm(x, x, w, beta=0.5, alpha=2),
+    "mv": lambda x, w: x @ w[0],
+    "convolution": lambda x, w: F.conv2d(x.view(1, 16, 16, 16), w.view(16, 16, 4, 4), w[0, :16]),
+    "conv1d": lambda x, w: F.conv1d(x.view(4, 16, 64), w.view(16, 16, 16), padding=2, groups=1),
+    "grouped": lambda x, w: F.conv2d(x.view(1, 16, 16, 16), w.view(64, 4, 4, 4), groups=4),
+    "transposed": lambda x, w: F.conv_transpose2d(x.view(1, 16, 16, 16), w.view(16, 16, 4, 4)),
+    "attention": lambda x, w: F.scaled_dot_product_attention(
+        x.view(1, 4, 16, 64), w.view(1, 4, 16, 64), x.view(1, 4, 16, 64)
+    ),
+    "causal": lambda x, w: F.scaled_dot_product_attention(
+        x.view(1, 4, 16, 64), w.view(1, 4, 16, 64), x.view(1, 4, 16, 64), is_causal=True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_on_hosts_are_as_exact_as_their_type(name: str, dtype: torch.dtype) -> None:
+    """Against float64, of the same inputs rounded to the half type: forward and gradients."""
+    torch.manual_seed(1)
+    values = torch.randn(2, 64, 64)
+
+    def run(device: str, compute: torch.dtype) -> list[torch.Tensor]:
+        x, w = (v.to(dtype).to(device, compute).requires_grad_() for v in values.clone())
+        y = PRODUCTS[name](x, w)
+        y.backward(torch.ones_like(y))
+        return [each.detach().cpu().double() for each in (y, x.grad, w.grad)]
+
+    found, exact = run(ACC, dtype), run("cpu", torch.float64)
+    unit = torch.finfo(dtype).eps
+    for mine, wanted in zip(found, exact, strict=True):
+        away = (mine - wanted).norm() / wanted.norm()
+        assert away < 1.5 * unit, f"{away} of {unit}"
+
+
+def test_in_place_products_of_half_types() -> None:
+    a = torch.randn(8, 8).half()
+    x = a.to(ACC)
+    x.addmm_(a.to(ACC), a.to(ACC))
+    torch.testing.assert_close(x.cpu(), (a.float() + a.float() @ a.float()).half())
+    # What is read after a write is what was written.
+    y = a.to(ACC)
+    first = y @ y
+    y.mul_(2)
+    second = y @ y
+    torch.testing.assert_close(second.cpu(), (4 * first).cpu())
+
+
+def test_a_weight_is_cast_once_in_a_region() -> None:
+    layer = nn.Linear(16, 16).to(ACC)
+    x = torch.randn(4, 16, device=ACC)
+    helpers.flush()
+    with helpers.counting() as counted:
+        with torch.autocast(ACC):
+            y = layer(layer(layer(x)))
+        helpers.flush()
+    # Three layers; casts of the weight, of the bias and of the input.
+    assert counted["nodes"] == 3 + 3
+    assert y.dtype == torch.float16
+    with torch.no_grad():
+        layer.weight.zero_()
+    with torch.autocast(ACC):
+        assert torch.equal(layer(x).float().cpu(), layer.bias.half().float().expand(4, 16).cpu())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_again_in_the_same_types(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).to(ACC)
+    x = torch.randn(4, 8, device=ACC, requires_grad=True)
+
+    def gradients(run: Any) -> list[torch.Tensor]:
+        block.zero_grad()
+        with torch.autocast(ACC):
+            y = run(x)
+            assert y.dtype == torch.float16
+        y.float().square().sum().backward()
+        return [p.grad.clone() for p in block.parameters()]
+
+    plain = gradients(block)
+    again = gradients(lambda x: checkpoint(block, x, use_reentrant=reentrant))
+    torch.testing.assert_close(again, plain)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_a_training_follows_float32(dtype: torch.dtype) -> None:
+    """100 steps on scanned digits: losses within 2 % of float32's."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+
+    def losses(half: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 16, 10),
+        ).to(ACC)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler(ACC, enabled=half and dtype == torch.float16)
+        found = []
+        for i in range(100):
+            rows = torch.arange(64 * i, 64 * i + 64) % len(labels)
+            with torch.autocast(ACC, dtype, enabled=half):
+                loss = F.cross_entropy(net(images[rows].to(ACC)), labels[rows].to(ACC))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            found.append(loss.detach())
+        return torch.stack(found).cpu()
+
+    wanted, found = losses(False), losses(True)
+    assert wanted[-10:].mean() < 0.2 * wanted[0]
+    # Running means, since a batch of 64 is noise: of ten steps, relative to their own size.
+    means = [each.unfold(0, 10, 10).mean(1) for each in (found, wanted)]
+    assert ((means[0] - means[1]).abs() / means[1]).max() < 0.02

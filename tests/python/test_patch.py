@@ -1,0 +1,208 @@
+"""`torchacc.patch()`: what a program says of CUDA acts on acc, however it was imported."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.cuda.amp import GradScaler, autocast, custom_bwd, custom_fwd
+
+import torchacc
+from torchacc_device import _patches
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+ACC = "acc"
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    torchacc.patch()
+    yield
+    torchacc.unpatch()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """torch.cuda.amp's names are deprecated, and say so at each use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield
+
+
+def product() -> torch.dtype:
+    x = torch.ones(2, 2, device=ACC)
+    return (x @ x).dtype
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize(
+    ("region", "dtype"),
+    [
+        (lambda: autocast(), torch.float16),
+        (lambda: autocast(dtype=torch.bfloat16), torch.bfloat16),
+        (lambda: torch.cuda.amp.autocast(enabled=False), torch.float32),
+        (lambda: torch.autocast("cuda"), torch.float16),
+        (lambda: torch.autocast(device_type="cuda", dtype=torch.bfloat16), torch.bfloat16),
+        (lambda: torch.autocast("xla"), torch.float16),
+        (lambda: torch.amp.autocast("cuda"), torch.float16),
+        (lambda: torch.autocast("acc"), torch.float16),
+        (lambda: torch.acc.amp.autocast(dtype=torch.bfloat16), torch.bfloat16),
+        (lambda: torchacc.amp.autocast(), torch.float16),
+    ],
+)
+def test_regions_of_every_name_act_on_acc(region, dtype: torch.dtype) -> None:
+    with region():
+        assert product() == dtype
+        assert torch.is_autocast_enabled() == (dtype != torch.float32)
+        assert torch.is_autocast_enabled(ACC) == (dtype != torch.float32)
+        if dtype != torch.float32:
+            assert torch.get_autocast_dtype("cuda") == torch.get_autocast_dtype(ACC) == dtype
+    assert product() == torch.float32
+    assert not torch.is_autocast_enabled() and not torch.is_autocast_enabled(ACC)
+
+
+@pytest.mark.usefixtures("patched")
+def test_regions_nest_and_decorate() -> None:
+    @autocast()
+    def inside() -> torch.dtype:
+        return product()
+
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        with autocast(enabled=False):
+            assert product() == torch.float32
+            assert not torch.is_autocast_enabled()
+            assert inside() == torch.float16
+        assert product() == torch.bfloat16
+        assert torch.is_autocast_enabled()
+    with pytest.raises(ZeroDivisionError), autocast():
+        1 / 0
+    assert not torch.is_autocast_enabled()
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize("cast", [None, torch.float32])
+def test_functions_with_their_own_backward(cast: torch.dtype | None) -> None:
+    class Mul(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(cast_inputs=cast)
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            seen.append((a.dtype, torch.is_autocast_enabled()))
+            return a @ b
+
+        @staticmethod
+        @custom_bwd
+        def backward(ctx, gradient):
+            a, b = ctx.saved_tensors
+            seen.append((a.dtype, torch.is_autocast_enabled()))
+            return gradient @ b.t(), a.t() @ gradient
+
+    seen: list[tuple[torch.dtype, bool]] = []
+    a = torch.ones(2, 2, device=ACC, requires_grad=True)
+    with autocast():
+        y = Mul.apply(a.half(), a)
+    y.sum().backward()
+    if cast is None:
+        assert seen[0] == (torch.float16, True) and seen[1] == (torch.float16, True)
+        assert y.dtype == torch.float16
+    else:
+        assert seen == [(torch.float32, False)] * 2
+        assert y.dtype == torch.float32
+    assert a.grad is not None and a.grad.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize("make", [GradScaler, torch.cuda.amp.GradScaler, torch.amp.GradScaler])
+def test_scalers_scale_on_acc(make) -> None:
+    scaler = make(init_scale=4.0)
+    assert scaler.is_enabled()
+    parameter = torch.ones(2, device=ACC, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler.scale(parameter.sum()).backward()
+    assert parameter.grad is not None and parameter.grad.tolist() == [4.0, 4.0]
+    scaler.step(optimizer)
+    scaler.update()
+    assert parameter.tolist() == [0.0, 0.0]
+    assert scaler._scale.device.type == ACC
+
+
+@pytest.mark.usefixtures("patched")
+def test_functions_of_cuda_ask_acc() -> None:
+    held = torch.ones(1000, device=ACC)
+    torch.cuda.synchronize()
+    assert held.sum().item() == 1000
+    torch.cuda.synchronize("cuda:0")
+    torch.cuda.synchronize(torch.device("cuda"))
+    torch.cuda.synchronize(device="cuda")
+    assert torch.cuda.memory_allocated() == torch.acc.memory_allocated() > 0
+    assert torch.cuda.max_memory_allocated("cuda") >= torch.cuda.memory_allocated()
+    assert torch.cuda.get_device_name(0) == torch.acc.get_device_name(0)
+    torch.cuda.manual_seed_all(3)
+    first = torch.rand(2, device=ACC)
+    torch.acc.manual_seed_all(3)
+    assert torch.equal(first, torch.rand(2, device=ACC))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) >= 0
+    with torch.cuda.device("cuda:0"), torch.cuda.stream(torch.cuda.Stream(device="cuda:0")):
+        assert product() == torch.float32
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+@pytest.mark.usefixtures("patched")
+def test_what_decides_where_tensors_go_stays() -> None:
+    before = torch.cuda.is_available(), torch.cuda.device_count()
+    torchacc.unpatch()
+    assert (torch.cuda.is_available(), torch.cuda.device_count()) == before
+    if not torch.cuda.is_available():
+        torchacc.patch()
+        with pytest.raises((AssertionError, RuntimeError)):
+            torch.ones(1, device="cuda")
+
+
+def test_it_is_asked_for_said_and_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    names = ("__init__", "__enter__", "__exit__")
+    originals = [vars(torch.autocast)[name] for name in names]
+    synchronize = torch.cuda.synchronize
+    torchacc.unpatch()
+    caplog.set_level("DEBUG", logger="TorchAcc")
+    assert "torch.cuda.synchronize" in torchacc.patch()
+    torchacc.patch()
+    assert [r.levelname for r in caplog.records] == ["INFO", "DEBUG"]
+    assert "torchacc.unpatch()" in caplog.text
+    assert set(_patches.AS_CUDA) <= set(_patches.applied())
+    assert torch.cuda.synchronize is not synchronize
+    torchacc.unpatch()
+    assert not set(_patches.AS_CUDA) & set(_patches.applied())
+    assert [vars(torch.autocast)[name] for name in names] == originals
+    assert torch.cuda.synchronize is synchronize
+    assert set(_patches.LIST) <= set(_patches.applied())
+
+
+def test_accelerate_asks_for_it() -> None:
+    try:
+        model = torchacc.accelerate(nn.Linear(2, 2))
+        with autocast():
+            assert model(torch.ones(1, 2, device=ACC)).dtype == torch.float16
+    finally:
+        torchacc.unpatch()
+        torch.distributed.destroy_process_group()  # of this process alone; other tests ask for one
+
+
+def test_inside_a_region_it_is_not_taken_back() -> None:
+    torchacc.patch()
+    with autocast():
+        with pytest.raises(RuntimeError, match="inside an autocast region"):
+            torchacc.unpatch()
+        with autocast(enabled=False), pytest.raises(RuntimeError, match="inside an autocast"):
+            torchacc.unpatch()
+        assert product() == torch.float16
+    torchacc.unpatch()

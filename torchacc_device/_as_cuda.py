@@ -1,0 +1,141 @@
+"""Programs that say "cuda", or "xla", and mean the device: what of it acts on acc.
+
+Autocast regions and gradient scalers of these names, the functions and classes of torch.cuda
+that torch.acc has as well, and `custom_fwd`. Not what decides where tensors go:
+`torch.cuda.is_available` and `device_count` stay, and so do devices.
+
+`TABLE` says what is wrapped and how; `_patches` does it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+
+from torchacc_device import acc
+
+_DEVICE = "acc"
+MEANT = ("cuda", "xla")
+
+# They concern tensors of CUDA too, which draw from generators of their own.
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all")
+# Of both modules, but not for us to answer: whether there is CUDA, and how much of it.
+_KEPT = ("amp", "default_generators", "device_count", "init", "is_available", "is_initialized")
+
+
+def _meant(device: Any) -> Any:
+    """acc, where `device` names CUDA or XLA; everything else as it is."""
+    if isinstance(device, str) and device.partition(":")[0] in MEANT:
+        return _DEVICE + "".join(device.partition(":")[1:])
+    if isinstance(device, torch.device) and device.type in MEANT:
+        return torch.device(_DEVICE, device.index) if device.index is not None else _DEVICE
+    return device
+
+
+def _autocast_init(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, device_type: Any, *args: Any, **options: Any) -> None:
+        original(self, _meant(device_type), *args, **options)
+
+    return __init__
+
+
+def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Who asks for the state of CUDA's autocast (`is_autocast_enabled()`) gets that of acc's."""
+
+    def __enter__(self: Any) -> Any:
+        result = original(self)
+        if self.device == _DEVICE:
+            before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+            vars(self).setdefault("_of_cuda", []).append(before)
+            _count(1)
+            _set_autocast_of_cuda(self._enabled, self.fast_dtype)
+        return result
+
+    return __enter__
+
+
+def _autocast_exit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __exit__(self: Any, *error: Any) -> Any:
+        if before := vars(self).get("_of_cuda"):
+            _set_autocast_of_cuda(*before.pop())
+            _count(-1)
+        return original(self, *error)
+
+    return __exit__
+
+
+_regions = 0  # that are open, of all threads
+_lock = threading.Lock()
+
+
+def _count(more: int) -> None:
+    global _regions
+    with _lock:
+        _regions += more
+
+
+def is_inside_a_region() -> bool:
+    """Whether some thread is in a region that has to end as it began."""
+    return _regions > 0
+
+
+def _set_autocast_of_cuda(enabled: bool, dtype: torch.dtype) -> None:
+    torch.set_autocast_enabled("cuda", enabled)
+    torch.set_autocast_dtype("cuda", dtype)
+
+
+def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The inputs that `custom_fwd(device_type="cuda", cast_inputs=...)` casts."""
+
+    def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        return original(value, _meant(device_type), dtype)
+
+    return _cast
+
+
+def _scaler_init(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, device: Any = "cuda", *args: Any, **options: Any) -> None:
+        original(self, _meant(device), *args, **options)
+
+    return __init__
+
+
+def _ours(name: str) -> Callable[[Any], Any]:
+    def replace(original: Any) -> Any:
+        ours = getattr(acc, name)
+        if isinstance(ours, type):
+            return ours
+
+        def call(*args: Any, **options: Any) -> Any:
+            if name in _SEEDS:
+                original(*args, **options)
+            return ours(*args, **options)
+
+        return call
+
+    return replace
+
+
+def _shared_names() -> list[str]:
+    return [
+        name
+        for name in acc.__all__
+        if hasattr(torch.cuda, name)
+        and name not in _KEPT
+        and not isinstance(getattr(acc, name), ModuleType)
+    ]
+
+
+TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (autocast_mode.autocast, "__init__", _autocast_init),
+    (autocast_mode.autocast, "__enter__", _autocast_enter),
+    (autocast_mode.autocast, "__exit__", _autocast_exit),
+    (autocast_mode, "_cast", _cast),
+    (torch.amp.GradScaler, "__init__", _scaler_init),
+    *((torch.cuda, name, _ours(name)) for name in _shared_names()),
+)

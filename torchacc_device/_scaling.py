@@ -1,0 +1,206 @@
+"""A GradScaler's step that asks the device nothing.
+
+torch's scaler reads on the host whether a gradient has overflowed, and calls `optimizer.step()` or
+not. Here the step is recorded either way, and what it wrote is put back on the device where one
+has: no host read, one plan for steps that are taken and those that are skipped.
+
+That is right only for an optimizer all of whose effects are writes of tensors on the device. It is
+known of torch's own that can run `capturable`, once their state is there; so an optimizer's first
+step, which makes it, is torch's. Every other optimizer keeps torch's read, and `synchronised()`
+says which and why.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, optim
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from torchacc_device import _boundary
+
+_DEVICE = "acc"
+
+# Optimizers all of whose effects are writes of tensors, on the device where they are `capturable`.
+_known: set[type[Optimizer]] = {
+    optim.ASGD,
+    optim.Adadelta,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.SGD,
+}
+
+# Why an optimizer reads on the host, by optimizer.
+_reasons: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+
+# The group whose processes hold parts of the same parameters, or stages of the same model: a step
+# is taken by all of them or by none. None is the default group, which may be made anew.
+_groups: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def step_together(parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """From now on a gradient of these that overflows on one process of `group` does so on all.
+
+    None is the default group. All processes have to unscale gradients of the same optimizers in the
+    same order.
+    """
+    for parameter in parameters:
+        _groups[parameter] = group
+
+
+def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable[..., Any]:
+    """`torch.amp.GradScaler._unscale_grads_`, whose found_inf is the largest of all processes'."""
+
+    def _unscale_grads_(
+        self: Any, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, *args: Any
+    ) -> dict[torch.device, Tensor]:
+        found = original(self, optimizer, inv_scale, found_inf, *args)
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        groups = dict.fromkeys(_groups[p] for p in parameters if p in _groups) if _groups else {}
+        for group in groups:
+            # One exchange, also where no parameter has a gradient here: the others wait for it.
+            overflow = next(iter(found.values()), found_inf).clone()
+            for other in found.values():
+                overflow = torch.maximum(overflow, other.to(overflow.device))
+            dist.all_reduce(overflow, dist.ReduceOp.MAX, group)
+            found = {device: overflow.to(device) for device in found or (overflow.device,)}
+        return found
+
+    return _unscale_grads_
+
+
+def synchronised() -> dict[str, str]:
+    """Optimizers whose steps under a GradScaler read on the host, by class, and why."""
+    return {type(optimizer).__name__: why for optimizer, why in _reasons.items()}
+
+
+def keeps_state_on_device(kind: type[Optimizer]) -> None:
+    """Steps of optimizers of the class `kind` write floating point tensors and nothing else."""
+    _known.add(kind)
+
+
+def without_read(original: Callable[..., float | None]) -> Callable[..., float | None]:
+    """`torch.amp.GradScaler._maybe_opt_step`, for optimizers of tensors on acc."""
+
+    def _maybe_opt_step(
+        self: Any, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        found = optimizer_state["found_inf_per_device"]
+        if all(device.type != _DEVICE for device in found):
+            return original(self, optimizer, optimizer_state, *args, **kwargs)
+        if len(found) == 1 and not args and not kwargs:
+            (overflow,) = found.values()
+            return step_unless(optimizer, overflow)
+        _reasons[optimizer] = (
+            "its step() is called with arguments"
+            if len(found) == 1
+            else f"its gradients lie on {len(found)} devices"
+        )
+        return original(self, optimizer, optimizer_state, *args, **kwargs)
+
+    return _maybe_opt_step
+
+
+def step_unless(
+    optimizer: Optimizer, overflow: Tensor, step: Callable[[], float | None] | None = None
+) -> float | None:
+    """`optimizer.step()` where `overflow`, 0-dim, is 0; reads it on the host only if need be.
+
+    `step` in its place is called by the optimizer's own step, which marks the boundary.
+    """
+    why = _needs_host(optimizer, overflow.device)
+    if why is None:
+        _reasons.pop(optimizer, None)
+        result = _step_and_take_back(optimizer, overflow, step or optimizer.step)
+        if step is None:
+            _boundary.after_step(optimizer)
+        return result
+    if why:
+        _reasons[optimizer] = why
+    return None if overflow.item() else (step or optimizer.step)()
+
+
+def _needs_host(optimizer: Optimizer, device: torch.device) -> str | None:
+    """Why this step needs the host, "" where only this one does; None where it does not."""
+    if type(optimizer) not in _known:
+        return "it is not known to keep all of its state on the device"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "it has step hooks"
+    if _boundary.others_hook():
+        return "there are hooks of all optimizers' steps"
+    step = vars(optimizer).get("step")
+    # A scheduler of the learning rate counts calls, and that is all it does.
+    counted = getattr(step, "_wrapped_by_lr_sched", False)
+    if step is not None and not (counted and step.__wrapped__ is type(optimizer).step):
+        return "its step() was replaced"
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            return "it is differentiable"
+        if isinstance(group["lr"], Tensor) and group["lr"].device != device:
+            return f"its learning rate is a tensor on {group['lr'].device}"
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            if parameter.device != device:
+                return f"it has parameters on {parameter.device}, and found_inf is on {device}"
+            if parameter.grad.layout is not torch.strided:
+                return "it has sparse gradients"
+            if is_traceable_wrapper_subclass(parameter):
+                return f"its parameters are {type(parameter).__name__}s"
+            if not _has_state(optimizer, group, parameter):
+                return ""
+    return None
+
+
+def _has_state(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> bool:
+    if isinstance(optimizer, optim.SGD):
+        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        return momentum is not None or group["momentum"] == 0
+    return bool(optimizer.state.get(parameter))
+
+
+def _step_and_take_back(
+    optimizer: Optimizer, overflow: Tensor, step: Callable[[], float | None]
+) -> float | None:
+    """`step()`, of which nothing remains where `overflow` is not 0."""
+    written: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                written.append(parameter.detach())
+                written += _state_on_device(optimizer.state.get(parameter, {}), parameter.device)
+    if not written:
+        return step()
+    written = [torch.view_as_real(each) if each.is_complex() else each for each in written]
+    counts = [group for group in optimizer.param_groups if "capturable" in group]
+    before_flags = [group["capturable"] for group in counts]
+    with torch.no_grad(), _boundary.held():
+        before = torch._foreach_mul(written, 1)
+        try:
+            for group in counts:
+                group["capturable"] = True
+            result = step()
+        finally:
+            for group, flag in zip(counts, before_flags, strict=True):
+                group["capturable"] = flag
+        torch.ops.acc._foreach_where_(written, overflow == 0, before)
+    return result
+
+
+def _state_on_device(state: dict[str, Any], device: torch.device) -> list[Tensor]:
+    """The tensors of a parameter's state; those that count steps on the host move to `device`."""
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.device != device:
+            state[name] = value.to(device)
+    return [value for value in state.values() if isinstance(value, Tensor)]
