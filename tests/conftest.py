@@ -44,6 +44,16 @@ def all_kernels_compile() -> Iterator[None]:
     assert after == before, "kernels could not be compiled; the warning on stderr says why"
 
 
+@pytest.fixture(autouse=True)
+def cuda_is_cuda() -> Iterator[None]:
+    """`torchacc.accelerate` lets what a program says of CUDA act on acc: here, until a test ends."""
+    yield
+    if not _missing and helpers.ON_ACC:
+        from torchacc_device import _patches
+
+        _patches.undo_as_cuda()
+
+
 @pytest.fixture
 def acc_only(device: str) -> str:
     """For tests of something that only acc has: skips in the CPU self check of the harness."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+
+from torchacc.launched import rank
 from torchacc.logger import logger
 from torchacc_device import _as_cuda, _patches
 
@@ -14,8 +17,8 @@ def patch() -> tuple[str, ...]:
     for memory, streams, events, random states and properties. What decides where tensors go stays:
     `torch.cuda.is_available`, `torch.cuda.device_count`, and devices themselves.
 
-    A second call changes nothing. The log says, at the level INFO, that it happened, and at the
-    level DEBUG to what.
+    A second call changes nothing. The log of the first process says, at the level INFO, that it
+    happened, and each process's, at the level DEBUG, to what.
 
     Returns:
         The full names of what is patched now.
@@ -23,7 +26,8 @@ def patch() -> tuple[str, ...]:
     before = set(_patches.applied())
     _patches.apply_as_cuda()
     if not before.issuperset(_patches.AS_CUDA):
-        logger.info(
+        logger.log(
+            logging.INFO if rank() == 0 else logging.DEBUG,
             "autocast, GradScaler and %d names of torch.cuda act on the lazy device; "
             "torchacc.unpatch() takes that back",
             sum(name.startswith("torch.cuda.") for name in _patches.AS_CUDA),

@@ -177,7 +177,8 @@ model(torch.ones(4, 3, device=model.device)).sum().backward()  # nobody reads th
     )
     for rank, each in enumerate(run_ranks(code, 2, timeout=120)):
         said = [line for line in each.stderr.splitlines() if "Time stats" not in line]
-        assert len(said) <= (1 if rank == 0 else 0), each.stderr
+        # what is patched, and how the processes train together
+        assert len(said) <= (2 if rank == 0 else 0), each.stderr
 
 
 def test_an_error_of_the_program_is_its_end(device):

@@ -85,6 +85,7 @@ CALLS: dict[str, list[Call]] = {
     "aten::bitwise_or.Tensor": _COMPARED,
     "aten::bitwise_xor.Tensor": _COMPARED,
     "aten::where.self": [("m", "a", "b"), ("m", "a", "s"), ("m", "s", "b")],
+    "acc::where_": [("a", "m", "b")],
     "aten::masked_fill.Scalar": [("a", "m", 0.5), ("a", "m", -math.inf), ("a", "m", 2)],
     "aten::masked_fill.Tensor": [("a", "m", "s")],
     **{
@@ -203,8 +204,9 @@ def make_inputs(dtype: torch.dtype) -> dict[str, Tensor]:
 
 def overload(name: str) -> Any:
     """The callable of "aten::add.Tensor"."""
-    base, _, variant = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, base), variant or "default")
+    library, _, rest = name.partition("::")
+    base, _, variant = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, library), base), variant or "default")
 
 
 def negated(t: Tensor) -> Tensor:

@@ -299,10 +299,12 @@ def test_a_precision_that_is_inherited_stays_so(device):
         found.append(mkldnn.matmul.fp32_precision)
         return found
 
-    try:
-        assert run("cpu") == run(device) == ["bf16", "ieee"]
-    finally:
-        mkldnn.fp32_precision, mkldnn.matmul.fp32_precision = before
+    # torch's own test helpers, which other tests import, allow changes in `flags()` blocks only
+    with torch.backends.__allow_nonbracketed_mutation():
+        try:
+            assert run("cpu") == run(device) == ["bf16", "ieee"]
+        finally:
+            mkldnn.fp32_precision, mkldnn.matmul.fp32_precision = before
 
 
 def test_autocast_does_not_outlive_its_block(device):
