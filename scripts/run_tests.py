@@ -37,7 +37,8 @@ PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 KEPT_HEAP = ":".join(f"glibc.malloc.{name}_threshold={LARGEST_TEST}" for name in ("mmap", "trim"))
 
 
-# What runs a stage in an environment, and writes to the given file, or to where this process does.
+# What runs a stage in an environment, and writes to where this process does; or beside another
+# stage, to which it gives way, and writes to the given file.
 Stage = Callable[[dict[str, str], IO[str] | None], int]
 
 
@@ -58,6 +59,9 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
         if heap:
             heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
             environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
+        if output is not None:
+            # Others may wait for each other, or for a time to pass: they get a core at once.
+            command = ["nice", "-n", "19", *command]
         return subprocess.run(
             command, cwd=ROOT, env=environ, stdout=output, stderr=output
         ).returncode
@@ -102,14 +106,14 @@ STAGES: dict[str, Stage] = {
     "opinfo": pytest("tests/opinfo", share="loadfile"),
     "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }
-# Stages that run beside a later one, where that runs too. No test of either may depend on time.
-BESIDE = {"fuzz": "seeds"}
+# Stages that run beside a later one, where that runs too. What they hold may not depend on time.
+BESIDE = {"fuzz": "seeds", "torchvision": "distributed"}
 # Modes of the device, and the stages that run in the one they are told, or in the default one; the
 # others choose for themselves.
 MODES = ("full", "nograph", "nofuse", "eager")
 IN_ANY_MODE = ("python", "models", "seeds")
-# Where the stages leave the text of generated kernels for the last one; those that run beside
-# others do not: fuzz has thousands, others each time.
+# Where the stages leave the text of generated kernels for the last one; fuzz does not: it has
+# thousands, others each time.
 KERNEL_TEXTS = ROOT / "build" / "kernel_texts"
 
 
@@ -159,6 +163,11 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(KERNEL_TEXTS, ignore_errors=True)
     KERNEL_TEXTS.mkdir(parents=True, exist_ok=True)
     environ.setdefault("ACC_TEST_JOBS", str(PROCESSES))
+
+    def environ_of(stage: str) -> dict[str, str]:
+        kept = {} if stage == "fuzz" else {"ACC_KERNEL_TEXTS": str(KERNEL_TEXTS)}
+        return {**environ, **kept}
+
     modes = arguments.mode or (MODES if arguments.full else ("",))
     failed: list[str] = []
     began = time.monotonic()
@@ -173,13 +182,12 @@ def main(argv: list[str]) -> int:
         if name in BESIDE and BESIDE[name] in names:
             continue
         chosen = {"ACC_MODE": mode} if mode else {}
-        texts = {"ACC_KERNEL_TEXTS": str(KERNEL_TEXTS)}
         print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
         start = os.times()
         other = beside.get(name)
-        more = Beside(other, STAGES[other], environ) if other is not None else None
+        more = Beside(other, STAGES[other], environ_of(other)) if other is not None else None
         label = f"--mode {mode} {name}" if mode else name
-        results = {label: STAGES[name]({**environ, **texts, **chosen}, None)}
+        results = {label: STAGES[name]({**environ_of(name), **chosen}, None)}
         if more is not None:
             results[more.label] = more.finish()
             del beside[name]  # it has run, in whichever mode this stage runs next

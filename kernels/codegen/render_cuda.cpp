@@ -107,13 +107,17 @@ class CudaWriter : Writer {
   // other threads, and those of very many operands would not have registers.
   size_t neighbours() const {
     size_t largest = 0;
-    size_t all = 0;
+    size_t all = 0;  // of registers
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
       if (!by_words(i)) continue;
       largest = std::max(largest, element_size(i));
-      all += element_size(i);
+      all += std::max(element_size(i), kRegister);
     }
     if (largest == 0) return 1;
+    // Each neighbour has a value to be added, and a sum of its own.
+    for (const Instruction& instruction : kernel_.instructions) {
+      if (graph::is_reduction(instruction.fn)) all += 2 * kRegister;
+    }
     size_t count = std::clamp(16 / largest, size_t{4}, size_t{8});
     while (count > 1 && count * all > kBytesOfNeighbours) count /= 2;
     return count;
@@ -540,6 +544,7 @@ class CudaWriter : Writer {
     line("}");
   }
 
+  static constexpr size_t kRegister = 4;  // bytes
   // What half the registers of a thread hold.
   static constexpr size_t kBytesOfNeighbours = 256;
   // Turns whose sum is taken in the type of the elements.
