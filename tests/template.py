@@ -9,6 +9,7 @@ collection leaves alone what torch's import has made.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -99,6 +100,11 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self.channel.close()
+        self.process.wait()
 
     def can_run(self, env: dict[str, str]) -> bool:
         """Whether a child with the environment `env` may come from this template."""

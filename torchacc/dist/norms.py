@@ -1,4 +1,7 @@
-"""Norms of gradients some of which are split over processes."""
+"""Norms of gradients some of which are split over processes.
+
+torch.distributed.tensor is imported on use: with what it needs it takes as long as half of torch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 
@@ -16,6 +18,8 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
     DTensors may be of several meshes, which torch's own function does not take. All processes of
     these meshes have to call it.
     """
+    from torch.distributed.tensor import DTensor
+
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     return torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())
@@ -23,6 +27,8 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
 
 def scale_gradients_(parameters: Iterable[Parameter], max_norm: float, norm: Tensor) -> None:
     """Scales gradients whose norm is `norm` so that it is at most `max_norm`, as torch does."""
+    from torch.distributed.tensor import DTensor
+
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         gradient = parameter.grad
