@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from torchacc.boundary import install_hooks
-from torchacc.checkpoint import gradient_checkpoint
 from torchacc.config import Config
 from torchacc.device import is_lazy_device, lazy_device
 from torchacc.dist import several
@@ -18,6 +17,7 @@ from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger
 from torchacc.patch import patch
+from torchacc.utils.checkpoint import checkpoint_classes
 
 
 @overload
@@ -112,7 +112,7 @@ def accelerate(
     install_hooks()
     patch()
     if config.memory.gc and not isinstance(model, ParallelModule):
-        count = gradient_checkpoint(model, config.memory.gc_cls or (), config.memory.gc_cnt)
+        count = checkpoint_classes(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)
     if not together:
         model.to(device)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import bisect
 import copy
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchacc.logger import logger, say_once
+from torchacc.partition import best_cuts
 
 DEFAULT_PAD_VALUES: Mapping[str, int] = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 DEFAULT_BUCKETS = 8
+# In place of a list of buckets: they are learnt, from so many batches.
+AUTO = "auto"
+LEARNING_BATCHES = 100
 
 
 def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
@@ -21,16 +28,153 @@ def uniform_buckets(max_length: int, num_buckets: int) -> list[int]:
     return sorted({-(-max_length * i // num_buckets) for i in range(1, num_buckets + 1)})
 
 
+def least_padding(rows: Mapping[int, int], num_buckets: int) -> list[int]:
+    """The at most `num_buckets` lengths to which the fewest elements have to be added.
+
+    `rows` says how many rows of each length there are. The longest length is always a bucket.
+    """
+    lengths = sorted(rows)
+    before = [0, *accumulate(rows[length] for length in lengths)]
+
+    def elements(begin: int, end: int) -> int:
+        return lengths[end - 1] * (before[end] - before[begin])
+
+    return [lengths[end - 1] for end in best_cuts(len(lengths), num_buckets, elements)]
+
+
+def contradiction(
+    buckets: Sequence[int] | str | None, max_length: int | None, num_buckets: int | None
+) -> tuple[str, str] | None:
+    """The option that cannot be as it is, and why; None where the three go together."""
+    numbers = (("max_length", max_length), ("num_buckets", num_buckets))
+    for name, number in numbers:
+        if number is not None and number < 1:
+            return name, "should be at least 1."
+    if buckets is None:
+        if num_buckets is not None and max_length is None:
+            return "num_buckets", f"it divides max_length: set that too, or buckets = {AUTO!r}."
+        return None
+    if isinstance(buckets, str):
+        return None if buckets == AUTO else ("buckets", f"should be a list of int, or {AUTO!r}.")
+    if not buckets or min(buckets) < 1:
+        return "buckets", "should be lengths of at least 1."
+    for name, number in numbers:
+        if number is not None:
+            return name, f"buckets = {list(buckets)} names all lengths. Leave one of them None."
+    return None
+
+
+class Buckets:
+    """The lengths to pad to. One that is longer than all of them gets a bucket of its own."""
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self._lengths = sorted(set(lengths))
+
+    def learn(self, tensors: Iterable[Tensor]) -> None:
+        """Takes notice of the tensors of another batch, the last dimension of which is padded."""
+
+    def next(self, length: int) -> int:
+        """The bucket for `length`, which is at least as long."""
+        at = bisect.bisect_left(self._lengths, length)
+        if at == len(self._lengths):
+            self._lengths.append(self._above(length, self._lengths[-1]))
+        return self._lengths[at]
+
+    def _above(self, length: int, largest: int) -> int:
+        """A new bucket for a length above the largest."""
+        say_once(
+            "bucketing-length",
+            f"[bucketing] a batch of length {length} is longer than the largest bucket "
+            f"({largest}); such lengths are not padded and each makes a plan of its own. Raise "
+            "dataloader.max_length, or add to dataloader.buckets.",
+        )
+        return length
+
+
+class LearntBuckets(Buckets):
+    """Learns from the first `LEARNING_BATCHES` batches which lengths to pad to.
+
+    Meanwhile it is powers of two, up to `max_length`. Then the `num_buckets` lengths are taken that
+    would have padded these batches the least; the last is `max_length`, or else the longest that
+    was seen. From then on they do not change, but that a longer length adds one: without
+    `max_length` the next power of two. So there are never more than log2 of the longest length + 1
+    lengths besides those learnt. The same batches in the same order make the same buckets.
+    """
+
+    def __init__(self, num_buckets: int, max_length: int | None) -> None:
+        super().__init__(())
+        self._num_buckets = num_buckets
+        self._max_length = max_length
+        self._left = LEARNING_BATCHES
+        self._rows = Counter[int]() if max_length is None else Counter({max_length: 0})
+
+    def learn(self, tensors: Iterable[Tensor]) -> None:
+        if self._left == 0:
+            return
+        for tensor in tensors:
+            self._rows[tensor.shape[-1]] += tensor.shape[:-1].numel()
+        self._left -= 1
+        if self._left == 0:
+            self._lengths = least_padding(self._rows, self._num_buckets)
+            logger.info(
+                "buckets learnt from the lengths of %d batches: %s", LEARNING_BATCHES, self._lengths
+            )
+
+    def next(self, length: int) -> int:
+        if self._left == 0:
+            return super().next(length)
+        if self._max_length is None:
+            return _power_of_two(length)
+        if length > self._max_length:
+            return self._above(length, self._max_length)
+        return min(_power_of_two(length), self._max_length)
+
+    def _above(self, length: int, largest: int) -> int:
+        if self._max_length is None:
+            return _power_of_two(length)
+        return super()._above(length, largest)
+
+
+def _power_of_two(length: int) -> int:
+    return 1 << max(length - 1, 0).bit_length()
+
+
+def buckets_of(
+    buckets: Sequence[int] | str | None, max_length: int | None, num_buckets: int | None
+) -> Buckets | None:
+    """What the three options ask for; None for no padding. `contradiction` has found nothing."""
+    count = DEFAULT_BUCKETS if num_buckets is None else num_buckets
+    if isinstance(buckets, str):
+        return LearntBuckets(count, max_length)
+    if buckets is not None:
+        return Buckets(buckets)
+    return None if max_length is None else Buckets(uniform_buckets(max_length, count))
+
+
 class Bucketing:
     """Pads the last dimension of the named tensors of a batch to the next bucket.
 
-    The length of a batch is the last dimension of the first tensor that `pad_values` names. A batch
-    longer than every bucket gets a bucket of its own length.
+    Each tensor has its own length. Those that share one are padded alike: the buckets are the same
+    for all. Tensors of one dimension are padded only where no named tensor of the batch has more;
+    beside rows, they hold a number for each row.
+
+    Args:
+        buckets: which lengths there are.
+        pad_values: key to what the padding holds; None is `DEFAULT_PAD_VALUES`. A key that a batch
+            does not have, or under which it holds no tensor, is passed over.
     """
 
-    def __init__(self, buckets: list[int], pad_values: Mapping[str, float] | None = None) -> None:
-        self._buckets = sorted(set(buckets))
+    def __init__(self, buckets: Buckets, pad_values: Mapping[str, float] | None = None) -> None:
+        self._buckets = buckets
         self._pad_values = dict(DEFAULT_PAD_VALUES if pad_values is None else pad_values)
+        # Two passes over one loader at once have a thread each.
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def pad(self, batch: Any) -> Any:
         """The padded batch; `batch` itself when there is nothing to pad. CPU tensors only.
@@ -45,57 +189,53 @@ class Bucketing:
                 "Let the collate function return a dict, or unset dataloader.buckets.",
             )
             return batch
-        named = {
-            key: batch[key]
-            for key in self._pad_values
-            if key in batch and isinstance(batch[key], Tensor) and batch[key].dim() > 0
-        }
+        named = self._named(batch)
         if not named:
             say_once(
                 "bucketing-keys",
-                f"[bucketing] a batch with the keys {sorted(map(str, batch))} has none of "
-                f"{sorted(self._pad_values)}: not padded. Name its tensors in "
+                f"[bucketing] a batch with the keys {sorted(map(str, batch))} has no tensor under "
+                f"one of {sorted(self._pad_values)}: not padded. Name its tensors in "
                 "dataloader.pad_value_dict.",
             )
             return batch
-        length = next(iter(named.values())).shape[-1]
-        bucket = self._bucket(length)
-        if bucket == length:
+        with self._lock:
+            self._buckets.learn(named.values())
+            lengths = sorted({tensor.shape[-1] for tensor in named.values()})
+            bucket_of = {length: self._buckets.next(length) for length in lengths}
+        missing = {length: bucket - length for length, bucket in bucket_of.items()}
+        if not any(missing.values()):
             return batch
-        self._warn_of_unnamed(batch, length)
-        padded = copy.copy(batch) if type(batch) is not dict else dict(batch)
+        self._point_out_unnamed(batch, missing)
+        copied = type(batch) is not dict and hasattr(type(batch), "__setitem__")
+        padded: Any = copy.copy(batch) if copied else dict(batch)
         for key, tensor in named.items():
-            if tensor.shape[-1] == length:
+            if missing[tensor.shape[-1]]:
                 padded[key] = torch.nn.functional.pad(
-                    tensor, (0, bucket - length), value=self._pad_values[key]
+                    tensor, (0, missing[tensor.shape[-1]]), value=self._pad_values[key]
                 )
-        logger.debug(
-            "original length: %d, bucket length: %d, padding length: %d",
-            length,
-            bucket,
-            bucket - length,
-        )
+        for length, bucket in bucket_of.items():
+            logger.debug(
+                "original length: %d, bucket length: %d, padding length: %d",
+                length,
+                bucket,
+                missing[length],
+            )
         return padded
 
-    def _bucket(self, length: int) -> int:
-        at = bisect.bisect_left(self._buckets, length)
-        if at == len(self._buckets):
-            say_once(
-                "bucketing-length",
-                f"[bucketing] a batch of length {length} is longer than the largest bucket "
-                f"({self._buckets[-1]}); such lengths are not padded and each makes a plan of its "
-                "own. Raise dataloader.max_length.",
-            )
-            self._buckets.append(length)
-        return self._buckets[at]
+    def _named(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors that have a length to be padded."""
+        found = {key: batch[key] for key in self._pad_values if key in batch}
+        found = {key: t for key, t in found.items() if isinstance(t, Tensor) and t.dim() > 0}
+        rows = any(tensor.dim() > 1 for tensor in found.values())
+        return {key: tensor for key, tensor in found.items() if tensor.dim() > 1 or not rows}
 
-    def _warn_of_unnamed(self, batch: Mapping[str, Any], length: int) -> None:
+    def _point_out_unnamed(self, batch: Mapping[str, Any], missing: Mapping[int, int]) -> None:
         for key, value in batch.items():
             if key in self._pad_values or not isinstance(value, Tensor):
                 continue
-            if value.dim() > 1 and value.shape[-1] == length:
+            if value.dim() > 1 and missing.get(value.shape[-1]):
                 say_once(
                     ("bucketing-unnamed", key),
-                    f"[bucketing] {key!r} is as long as the padded tensors ({length}) and is not "
-                    "padded. Name it in dataloader.pad_value_dict.",
+                    f"[bucketing] {key!r} is as long as the padded tensors ({value.shape[-1]}) and "
+                    "is not padded. Name it in dataloader.pad_value_dict.",
                 )

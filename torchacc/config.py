@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchacc import config_file
+from torchacc.bucketing import AUTO, contradiction
 from torchacc.config_comm import CommConfig
 from torchacc.config_dist import (
     DistConfig,
@@ -39,6 +40,10 @@ from torchacc.launched import present_world_size
 
 if TYPE_CHECKING:
     from torchacc.dist.mesh import Mesh
+
+
+def _is_buckets(value: Any) -> bool:
+    return value == AUTO if is_str(value) else list_of(is_int)(value)
 
 
 def _is_pad_values(value: Any) -> bool:
@@ -108,14 +113,18 @@ class DataLoaderConfig(Node):
     """Padding of variable lengths to a few buckets, and who reads which part of the data.
 
     `buckets` lists the lengths. Without it, `max_length` is divided into `num_buckets` (8 if None)
-    equal ones; without either nothing is padded. `pad_value_dict` maps the keys of a batch to what
-    their padding holds; None is input_ids 0, attention_mask 0, labels -100.
+    equal ones; without either nothing is padded. `buckets = "auto"` learns `num_buckets` lengths
+    from the data (`torchacc.bucketing.LearntBuckets`), the last of which is `max_length`, if that is
+    set. `pad_value_dict` maps the keys of a batch to what their padding holds; None is input_ids 0,
+    attention_mask 0, labels -100.
 
     `shard` gives each process its part of the data, whatever the loader: see
     `torchacc.sharding.shard_loader`. Without it every process iterates the loader as it was made.
     """
 
-    buckets: list[int] | None = setting(None, optional(list_of(is_int)), "a list of int, or None")
+    buckets: list[int] | str | None = setting(
+        None, optional(_is_buckets), "a list of int, 'auto', or None"
+    )
     max_length: int | None = setting(None, optional(is_int), "of int type, or None")
     num_buckets: int | None = setting(None, optional(is_int), "of int type, or None")
     pad_value_dict: dict[str, int] | None = setting(
@@ -126,15 +135,10 @@ class DataLoaderConfig(Node):
     _path = "dataloader"
 
     def _validate(self) -> None:
-        self._at_least("max_length", 1)
-        self._at_least("num_buckets", 1)
-        if self.buckets is not None:
-            if not self.buckets or min(self.buckets) < 1:
-                self._bad("buckets", self.buckets, "should be lengths of at least 1.")
-        elif self.num_buckets is not None and self.max_length is None:
-            self._bad(
-                "num_buckets", self.num_buckets, "it divides dataloader.max_length: set that too."
-            )
+        wrong = contradiction(self.buckets, self.max_length, self.num_buckets)
+        if wrong is not None:
+            name, rule = wrong
+            self._bad(name, getattr(self, name), rule)
 
 
 @dataclass(eq=True)

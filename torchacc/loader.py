@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import copy
-import dataclasses
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.utils.data
 from torch import Tensor
 
-from torchacc.bucketing import DEFAULT_BUCKETS, Bucketing, uniform_buckets
-from torchacc.device import is_lazy_device, lazy_device
+from torchacc.bucketing import Bucketing, buckets_of, contradiction
+from torchacc.device import is_lazy_device, lazy_device, reads_pinned_memory
+from torchacc.logger import say_once
 from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
+from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _boundary
 
 # A thread that waits for a slow data set when the process ends is left behind after so long.
@@ -42,46 +42,22 @@ def check_iterable(loader: object, where: str) -> None:
 def move_to_device(batch: Any, device: torch.device) -> Any:
     """`batch` with every tensor in it on `device`; what holds no tensor is passed through.
 
-    Goes into tuples, named tuples, lists, mappings and dataclass objects, which are copied, not
-    changed. Anything else that has a method `to` (a packed sequence, a tokenizer's batch) is asked.
+    Goes into containers (`torchacc.utils.utils.apply_to_tensors`), which are copied, not changed.
+    Other objects that have a method `to` (a packed sequence, a tokenizer's batch) are asked.
     """
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if batch is None or isinstance(batch, (str, bytes, int, float, complex, type)):
-        return batch
-    if isinstance(batch, tuple) and type(batch) is not tuple and not hasattr(batch, "to"):
-        moved = [move_to_device(item, device) for item in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    if type(batch) in (tuple, list):
-        return type(batch)(move_to_device(item, device) for item in batch)
-    if callable(getattr(batch, "to", None)):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        moved = {key: move_to_device(value, device) for key, value in batch.items()}
-        return moved if type(batch) is dict else _rebuilt_mapping(batch, moved)
-    if isinstance(batch, (list, deque)):
-        rebuilt = copy.copy(batch)
-        for index, item in enumerate(batch):
-            rebuilt[index] = move_to_device(item, device)
-        return rebuilt
-    if dataclasses.is_dataclass(batch):
-        rebuilt = copy.copy(batch)
-        for entry in dataclasses.fields(batch):
-            if hasattr(batch, entry.name):
-                value = move_to_device(getattr(batch, entry.name), device)
-                object.__setattr__(rebuilt, entry.name, value)  # frozen ones too
-        return rebuilt
-    return batch
+    pinned = reads_pinned_memory(device)
 
+    def move(tensor: Tensor) -> Tensor:
+        if pinned and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+            # The blocks come from a cache, and go back there when the device has read them: batches
+            # alternate between as many as are under way.
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
 
-def _rebuilt_mapping(batch: Any, moved: dict[Any, Any]) -> Any:
-    """A mapping of the type of `batch` that holds `moved`; a dict if the type cannot be written."""
-    if not hasattr(type(batch), "__setitem__"):
-        return moved
-    rebuilt = copy.copy(batch)
-    for key, value in moved.items():
-        rebuilt[key] = value
-    return rebuilt
+    def ask(item: Any) -> Any:
+        return item.to(device) if callable(getattr(item, "to", None)) else NotImplemented
+
+    return apply_to_tensors(move, batch, ask)
 
 
 class _Channel:
@@ -130,6 +106,11 @@ class _Channel:
         finally:
             del error  # its traceback holds this frame
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the consumer has given up."""
+        return self._closed
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -173,6 +154,9 @@ class _Iteration:
         self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
+        # An iterator is its own iterator.
+        self._is_one_shot = self._inner[0] is loader._loader
+        self._kind = type(loader._loader).__name__
         self._loops: _boundary.Loops | None = None
         self._process = os.getpid()
         _live.add(self)
@@ -202,12 +186,26 @@ class _Iteration:
             self._leave_loop()
             if self._marks and not marked:
                 _boundary.mark_step("loader")
+            if self._handed_out == 0 and not self._channel.is_closed:
+                self._say_that_it_is_empty()
             raise
         except BaseException:
             self._leave_loop()
             raise
         self._handed_out += 1
         return batch
+
+    def _say_that_it_is_empty(self) -> None:
+        say_once(
+            ("empty loader", self._kind),
+            f"[AsyncLoader] a pass over the loader, a {self._kind}, gave no batch. "
+            + (
+                "It is an iterator, which can be gone through once: pass what makes iterators, "
+                "such as the DataLoader itself."
+                if self._is_one_shot
+                else "Look at its data set, its sampler and drop_last."
+            ),
+        )
 
     def _leave_loop(self) -> None:
         if self._loops is not None:
@@ -246,7 +244,10 @@ class AsyncLoader:
     Handing out a batch is the boundary between two training steps. A new iteration begins with
     every `iter()`; leaving one early (`break`, an exception) ends its thread. What a worker raises
     is raised in the training loop with the worker's traceback. Attributes that are not listed here
-    are those of the wrapped loader (`dataset`, `sampler`, `batch_size`, ...).
+    are those of the wrapped loader (`dataset`, `sampler`, `batch_size`, ...). A pass that gives no
+    batch is an empty loop, as it is with every loader; a warning says so once.
+
+    To a GPU batches go through pinned memory.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
@@ -258,9 +259,12 @@ class AsyncLoader:
     Args:
         loader: anything that can be iterated; usually a `torch.utils.data.DataLoader`.
         device: where the tensors go; None is the lazy device.
-        buckets: lengths to pad to, see `torchacc.bucketing.Bucketing`; for mapping batches.
-        max_length: without `buckets`, pads to `num_buckets` equal lengths up to this.
-        num_buckets: 8 if None.
+        buckets: lengths to pad to, or "auto", which learns them from the first batches
+            (`torchacc.bucketing.LearntBuckets`). What is padded of a batch, which is a mapping, says
+            `torchacc.bucketing.Bucketing`.
+        max_length: without `buckets`, pads to `num_buckets` equal lengths up to this; with "auto"
+            it is the last bucket.
+        num_buckets: with `max_length` or "auto", how many buckets there are at most; 8 if None.
         pad_value_dict: what the padding of each key holds; None is input_ids 0, attention_mask 0,
             labels -100.
         device_prefetch_size: how many batches may be ahead of the one in use, at least 1.
@@ -271,7 +275,8 @@ class AsyncLoader:
 
     Raises:
         TypeError: `loader` cannot be iterated.
-        ValueError: a number is too small.
+        ValueError: a number is too small, or buckets, max_length and num_buckets contradict each
+            other.
         NotImplementedError: `input_sharding` is given.
     """
 
@@ -279,7 +284,7 @@ class AsyncLoader:
         self,
         loader: Iterable[Any],
         device: torch.device | str | int | None = None,
-        buckets: list[int] | None = None,
+        buckets: Sequence[int] | str | None = None,
         max_length: int | None = None,
         num_buckets: int | None = None,
         pad_value_dict: Mapping[str, float] | None = None,
@@ -299,22 +304,22 @@ class AsyncLoader:
         sizes = {
             "device_prefetch_size": device_prefetch_size,
             "batches_per_execution": batches_per_execution,
-            "max_length": max_length,
-            "num_buckets": num_buckets,
         }
         for name, size in sizes.items():
-            if size is not None and size < 1:
+            if size < 1:
                 raise ValueError(f"[AsyncLoader] {name} = {size}: should be at least 1.")
+        lengths = {"buckets": buckets, "max_length": max_length, "num_buckets": num_buckets}
+        wrong = contradiction(buckets, max_length, num_buckets)
+        if wrong is not None:
+            name, rule = wrong
+            raise ValueError(f"[AsyncLoader] {name} = {lengths[name]!r}: {rule}")
         self._loader = loader
         self.device = lazy_device() if device is None else _with_index(torch.device(device))
         self.device_prefetch_size = device_prefetch_size
         self.batches_per_execution = batches_per_execution
-        if buckets is None and max_length is not None:
-            buckets = uniform_buckets(max_length, num_buckets or DEFAULT_BUCKETS)
-        if buckets is not None and (not buckets or min(buckets) < 1):
-            raise ValueError(f"[AsyncLoader] buckets = {buckets}: should be lengths of at least 1.")
+        padded_to = buckets_of(buckets, max_length, num_buckets)
         self._convert = _Convert(
-            self.device, None if buckets is None else Bucketing(buckets, pad_value_dict)
+            self.device, None if padded_to is None else Bucketing(padded_to, pad_value_dict)
         )
         self._last: weakref.ref[_Iteration] | None = None
         self._passes = 0

@@ -16,6 +16,7 @@ from torchacc.device import device_type
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule
+from torchacc.utils.trace import graph_of
 
 if TYPE_CHECKING:
     from torchacc.config import Config, PPConfig
@@ -224,13 +225,7 @@ def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node,
     Raises ValueError for split points that are none, or in another order than in forward.
     """
     points = [_name_of(model, point) for point in options.split_points]
-    parameters = inspect.signature(model.forward).parameters
-    names = inputs(model, options)
-    fixed = {n: p.default for n, p in parameters.items() if n not in names}
-    graph = fx.Tracer().trace(model, concrete_args=fixed)
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node.target not in names:
-            _erase(graph, node)
+    graph = graph_of(model, inputs(model, options))
     stage, stage_of, reached = 0, {}, set()
     for node in graph.nodes:
         here = [str(node.target)] if node.op == "call_module" else []
@@ -252,13 +247,6 @@ def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node,
             "modules that it calls, for example those of model.named_children()."
         )
     return graph, stage_of
-
-
-def _erase(graph: fx.Graph, node: fx.Node) -> None:
-    """Takes out an argument that has its default: its value is in the graph, only checks use it."""
-    for user in list(node.users):
-        _erase(graph, user)
-    graph.erase_node(node)
 
 
 def _handed_on(graph: fx.Graph, stage_of: dict[fx.Node, int], stage_id: int) -> list[fx.Node]:

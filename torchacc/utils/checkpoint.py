@@ -34,16 +34,28 @@ class _Checkpointed:
         return inspect.signature(self.forward)
 
 
-def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:
+def checkpoint_module(module: nn.Module) -> nn.Module:
+    """Checkpoints `module`: in backward its forward runs again, for what it did not keep.
+
+    Random numbers and autocast are those of the first run. Returns `module`, which is changed in
+    place; its class, its parameters and the keys of its state_dict are not. A second call changes
+    nothing.
+    """
+    if not isinstance(module.forward, _Checkpointed):
+        module.forward = _Checkpointed(module.forward)  # type: ignore[method-assign]
+    return module
+
+
+def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:
     """Checkpoints the modules of `model` whose class has one of the names in `gc_cls`.
 
     Args:
-        model: changed in place; its parameters and the keys of its state_dict are not.
+        model: changed in place, as by `checkpoint_module`.
         gc_cls: class names without module path, for example {"Bottleneck"}.
         gc_cnt: only the first so many of these modules, in the order of `model.modules()`.
 
     Returns:
-        How many modules are checkpointed now. One that already was is not wrapped again.
+        How many modules are checkpointed now.
 
     Raises:
         ValueError: no module of `model` has a class of one of the names.
@@ -54,9 +66,17 @@ def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | N
     if missing:
         raise ValueError(_no_such_class(model, min(missing)))
     for module in modules[:gc_cnt]:
-        if not isinstance(module.forward, _Checkpointed):
-            module.forward = _Checkpointed(module.forward)  # type: ignore[method-assign]
+        checkpoint_module(module)
     return len(modules[:gc_cnt])
+
+
+def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str]) -> nn.Module:
+    """`model` with all modules checkpointed whose class has one of the names in `gc_cls`.
+
+    As `checkpoint_classes`, under TorchAcc's name and with its result.
+    """
+    checkpoint_classes(model, gc_cls)
+    return model
 
 
 def _no_such_class(model: nn.Module, name: str) -> str:

@@ -1,0 +1,105 @@
+"""Functions on containers of tensors, and on rows of layers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from torchacc.partition import best_cuts
+
+_PLAIN = (str, bytes, int, float, complex, type)
+
+
+def apply_to_tensors(
+    fn: Callable[[Tensor], Any], container: Any, whole: Callable[[Any], Any] | None = None
+) -> Any:
+    """`container` with `fn(tensor)` in the place of every tensor in it.
+
+    Goes into tuples, named tuples, lists, sets, mappings, packed sequences (their data) and
+    dataclass objects, which are copied, not changed, and keep their type. What holds no tensor is
+    passed through.
+
+    Args:
+        fn: what is done to each tensor.
+        container: anything.
+        whole: called with each object that is no tensor, number, string, plain tuple, list or dict.
+            What it returns stands for the object, unless that is NotImplemented.
+    """
+
+    if isinstance(container, Tensor):
+        return fn(container)
+    if container is None or isinstance(container, _PLAIN):
+        return container
+    if whole is not None and type(container) not in (tuple, list, dict):
+        made = whole(container)
+        if made is not NotImplemented:
+            return made
+    if isinstance(container, PackedSequence):
+        return PackedSequence(fn(container.data), *container[1:])
+    # Not a function in this one, which would be a cycle that keeps what `fn` holds.
+    visit = functools.partial(_visit, fn, whole)
+    if isinstance(container, tuple) and hasattr(container, "_fields"):
+        return type(container)(*map(visit, container))
+    if isinstance(container, (tuple, set, frozenset)) or type(container) is list:
+        return type(container)(map(visit, container))
+    if isinstance(container, Mapping):
+        return _mapping_like(container, {key: visit(value) for key, value in container.items()})
+    if isinstance(container, (list, deque)):
+        rebuilt = copy.copy(container)
+        for index, value in enumerate(container):
+            rebuilt[index] = visit(value)
+        return rebuilt
+    if dataclasses.is_dataclass(container):
+        rebuilt = copy.copy(container)
+        for entry in dataclasses.fields(container):
+            if hasattr(container, entry.name):
+                value = visit(getattr(container, entry.name))
+                object.__setattr__(rebuilt, entry.name, value)  # frozen ones too
+        return rebuilt
+    return container
+
+
+def _visit(fn: Callable[[Tensor], Any], whole: Callable[[Any], Any] | None, item: Any) -> Any:
+    return apply_to_tensors(fn, item, whole)
+
+
+def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    """A mapping of the type of `mapping` that holds `made`; a dict if that cannot be written."""
+    if type(mapping) is dict or not hasattr(type(mapping), "__setitem__"):
+        return made
+    rebuilt: Any = copy.copy(mapping)
+    for key, value in made.items():
+        rebuilt[key] = value
+    return rebuilt
+
+
+def partition_balanced(weights: Sequence[float], num_parts: int, eps: float = 1e-3) -> list[int]:
+    """Divides a row of layers into runs so that the heaviest run weighs as little as it can.
+
+    Args:
+        weights: of each layer, not negative.
+        num_parts: how many runs, at least 1.
+        eps: taken for compatibility and without effect: the result is exact.
+
+    Returns:
+        `num_parts` + 1 numbers: run i has the layers from the i-th to before the next. With fewer
+        layers than runs the last runs are empty.
+
+    Raises:
+        ValueError: `num_parts` is below 1.
+    """
+    if num_parts < 1:
+        raise ValueError(f"[partition_balanced] num_parts = {num_parts}: should be at least 1.")
+    if not weights:
+        return [0] * (num_parts + 1)
+    before = [0, *accumulate(weights)]
+    ends = best_cuts(len(weights), num_parts, lambda i, j: before[j] - before[i], max)
+    return [0, *ends, *[len(weights)] * (num_parts - len(ends))]
