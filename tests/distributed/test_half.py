@@ -39,7 +39,11 @@ def train(half, overflows=(), steps=12, region=False, **fsdp):
         scaler.update()
         losses.append(loss.item())
         sums.append(sum(float(p.detach().double().sum()) for p in model.parameters()))
-    return dict(losses=losses, sums=sums, scale=scaler.get_scale(), kinds=kinds)
+    found = dict(losses=losses, sums=sums, scale=scaler.get_scale(), kinds=kinds)
+    if half and "wrap_layer_cls" in fsdp:  # units that the program calls by themselves
+        with torch.no_grad(), torch.autocast("cuda", enabled=False):
+            found["part"] = str(model.blocks(torch.ones(2, 6, device=model.device)).dtype)
+    return found
 """
 WAYS = [
     {"size": 2},
@@ -67,6 +71,8 @@ for half, region in ((None, False), ("fp16", True), ("fp16", False), ("bf16", Fa
             # The region's own type stays; else float32 comes out.
             assert found["kinds"] == ("torch.float16" if "True" in name else "torch.float32")
             assert found["scale"] == (1024.0 if name.startswith("fp16") else 1.0)
+            assert found.get("part", "torch.float32") == "torch.float32"
+            assert ("part" in found) == ("wrap_layer_cls" in way)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["flat", "units", "replicas"])

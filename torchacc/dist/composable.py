@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from torchacc.dist.fsdp import wrapped_classes
-from torchacc.dist.half import in_half
+from torchacc.dist.half import run_in_half
 from torchacc.dist.parallel_module import ParallelModule
 
 if TYPE_CHECKING:
@@ -67,24 +67,18 @@ class Composable(ParallelModule):
         super().__init__(model, config)
         check_composable(config, self._mesh)
         half = config.compute.half()
-        self.__dict__["_half"] = None
         several = tuple(name for name in ("dp", "fsdp") if self._mesh.num(name) > 1)
         mesh = self._mesh.device_mesh[several]
         if "fsdp" in several:
             units = wrapped_classes(model, config.dist.fsdp.wrap_layer_cls)
             # Autocast says which operators take half precision; inputs of a unit stay as they are.
             policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=False)
-            for module in list(model.modules()):
-                if type(module) in units and module is not model:
-                    fully_shard(module, mesh=mesh, mp_policy=policy)
-            fully_shard(model, mesh=mesh, mp_policy=policy)
-            self.__dict__["_half"] = half
+            inside = [m for m in model.modules() if type(m) in units and m is not model]
+            for module in (*inside, model):
+                fully_shard(module, mesh=mesh, mp_policy=policy)
+            run_in_half(half, (*inside, model))
         else:
             replicate(model, mesh=mesh)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's; see `torchacc.dist.half` for `compute.fp16` and `compute.bf16`."""
-        return in_half(self._half, super().forward)(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made = super().state_dict(*args, **kwargs)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from torchacc.device import device_type
 from torchacc.dist.group import current_index
-from torchacc.dist.half import in_half
+from torchacc.dist.half import run_in_half
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.logger import logger
 
@@ -60,12 +60,8 @@ class FullyShardedDataParallel(ParallelModule):
             limit_all_gathers=False,
             mixed_precision=None if half is None else _mixed_precision(half),
         )
+        run_in_half(half, fsdp.FullyShardedDataParallel.fsdp_modules(wrapped))
         self._wrap(wrapped, wrapped)
-        self.__dict__["_half"] = half
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's; see `torchacc.dist.half` for `compute.fp16` and `compute.bf16`."""
-        return in_half(self._half, super().forward)(*args, **kwargs)
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
         return self._names.clip_grad_norm_(max_grad_norm)

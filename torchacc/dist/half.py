@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch import Tensor, nn
 
 from torchacc.device import device_type
+from torchacc.utils.utils import apply_to_tensors
 
 
-def in_half(half: torch.dtype | None, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward` under autocast to `half`, with float32 tensors as its results.
+class _InHalf:
+    """A `forward` under autocast to `half`, with float32 tensors as its results.
 
-    As it is where `half` is None, and inside an autocast region of the program's own, which says
-    what is computed in which type.
+    As it is inside an autocast region: of the program's own, which says what is computed in which
+    type, or of a unit around this one. An object and not a closure, so that modules can be copied.
     """
-    if half is None or torch.is_autocast_enabled(device_type()):
-        return forward
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type(), half):
-            output = forward(*args, **kwargs)
-        return tree_map(_in_float32, output)
+    def __init__(self, half: torch.dtype, forward: Callable[..., Any]) -> None:
+        self.half, self.forward = half, forward
 
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A region with `enabled=False` looks like none. It cannot mean that nothing is in half
+        # precision: the parameters are, and autocast makes what meets them fit.
+        if torch.is_autocast_enabled(device_type()):
+            return self.forward(*args, **kwargs)
+        with torch.autocast(device_type(), self.half):
+            output = self.forward(*args, **kwargs)
+        return apply_to_tensors(_in_float32, output)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.forward)
 
 
-def _in_float32(each: Any) -> Any:
-    half = isinstance(each, Tensor) and each.dtype in (torch.float16, torch.bfloat16)
-    return each.float() if half else each
+def run_in_half(half: torch.dtype | None, units: Iterable[nn.Module]) -> None:
+    """From now on each of `units` computes in half precision, whoever calls it.
+
+    The units are the modules whose parameters travel together, in this type. A method of the model
+    that calls some of them needs no region of its own, like `forward`. None changes nothing.
+    """
+    if half is not None:
+        for unit in units:
+            unit.forward = _InHalf(half, unit.forward)  # type: ignore[method-assign]
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
