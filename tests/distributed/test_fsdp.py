@@ -49,6 +49,18 @@ def test_parts_of_a_batch_train_like_the_whole(device, ranks, change, alone):
         assert each["state"] == done[0]["state"]
 
 
+def test_checkpointed_units_train_the_same(device, alone):
+    """Units are gathered again for what backward computes again; two of three are checkpointed."""
+    change = """
+config.memory.gc, config.memory.gc_cls, config.memory.gc_cnt = True, {"Block"}, 2
+calls, forward = [], models.Block.forward
+models.Block.forward = lambda self, x: calls.append(1) or forward(self, x)
+"""
+    for each in run_ranks(SHARD + change + TRAIN + "report(calls=len(calls))", 2):
+        close(each.reports["state"], alone[1])
+        assert each.reports["calls"] == 5 * models.STEPS
+
+
 def test_a_process_holds_its_part_of_every_unit(device):
     code = (
         SHARD

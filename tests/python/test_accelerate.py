@@ -244,14 +244,17 @@ def test_a_second_loader_for_validation(unfused, device):
         assert sums[0] == sums[1], f"epoch {epoch}"
 
 
-def test_buckets_of_the_config_reach_the_loader(device):
+@pytest.mark.parametrize(
+    ("name", "value", "expected"), [("num_buckets", 2, [4, 8]), ("buckets", "auto", [1, 8])]
+)
+def test_buckets_of_the_config_reach_the_loader(device, name, value, expected):
     config = torchacc.Config()
     config.dataloader.max_length = 8
-    config.dataloader.num_buckets = 2
+    setattr(config.dataloader, name, value)
     config.dataloader.pad_value_dict = {"x": 5}
     batches = [{"x": torch.zeros(1, n)} for n in (1, 5)]
     _, loader = torchacc.accelerate(Net(), batches, config)
-    assert [batch["x"].shape[-1] for batch in loader] == [4, 8]
+    assert [batch["x"].shape[-1] for batch in loader] == expected
 
 
 def test_a_checkpoint_of_an_accelerated_model_is_an_ordinary_one(device):

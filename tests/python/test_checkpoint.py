@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests import helpers
 from tests.helpers import drawn, same
+from torchacc.utils.checkpoint import checkpoint_classes
 
 
 def _net(where: str, dropout: float = 0.0) -> nn.Sequential:
@@ -109,3 +110,47 @@ def test_without_keeping_the_generator(device):
         return [y, x.grad]
 
     same(run, device)
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.down(torch.nn.functional.gelu(self.up(x))))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_plan_of_a_checkpointed_step_needs_less_memory(recording, unfused, autocast):
+    """No pass reads what the forward computed where the backward computes it again."""
+    rows, layers = 512, 4
+
+    def step(count: int) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(Wide() for _ in range(layers))).to(recording)
+        if count:
+            assert checkpoint_classes(net, {"Wide"}, count) == count
+        x = drawn(rows, 32, device=recording)
+        for _ in range(3):
+            net.zero_grad(set_to_none=False)
+            torch.manual_seed(1)
+            helpers.synchronize()
+            torch.acc.reset_peak_memory_stats()
+            before = torch.acc.memory_allocated()
+            with torch.autocast(recording, torch.bfloat16, enabled=autocast):
+                loss = net(x).float().square().mean()
+            loss.backward()
+            helpers.synchronize()
+        peak = torch.acc.max_memory_allocated() - before
+        return [loss.cpu(), *(p.grad.cpu() for p in net.parameters())], peak
+
+    plain, whole = step(0)
+    some, fewer = step(2)
+    every, least = step(layers)
+    helpers.assert_same([some, every], [plain, plain])
+    # The two products of a layer, and what lies between them.
+    one_layer = rows * 128 * 2 * (2 if autocast else 4)
+    assert whole - fewer >= 1.9 * one_layer
+    assert fewer - least >= 0.9 * one_layer, "the last one is there at the peak"

@@ -1,4 +1,7 @@
-"""`torchacc.AsyncLoader`: order, limits, errors, ends, threads, boundaries, and what it wraps."""
+"""`torchacc.AsyncLoader`: order, limits, errors, ends, threads, boundaries, and what it wraps.
+
+Padding is in test_bucketing.py.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,13 @@ class Numbers(IterableDataset):
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
         return iter(range(7) if info is None else range(info.id, 7, info.num_workers))
+
+
+@pytest.fixture
+def forget_said():
+    from torchacc import logger
+
+    logger.forget_said_for_testing()
 
 
 class Pids(Dataset):
@@ -195,6 +205,24 @@ def test_pinned_batches_arrive(device):
     assert values(torchacc.AsyncLoader(pinned, device)) == values(plain)
 
 
+def test_batches_go_through_pinned_memory_to_a_gpu(acc_only, monkeypatch):
+    """Which the host executor has too, and does not need."""
+    batches = [(torch.full((2,), float(i)), {"i": torch.tensor(i)}) for i in range(3)]
+
+    def pinned():
+        before = torch.acc.host_memory_stats()["num_host_alloc"]
+        got = list(torchacc.AsyncLoader(batches, acc_only))
+        assert [x.tolist() + [more["i"].item()] for x, more in got] == [[i] * 3 for i in range(3)]
+        return torch.acc.host_memory_stats()["num_host_alloc"] - before
+
+    assert pinned() == 0
+    monkeypatch.setattr("torchacc.loader.reads_pinned_memory", lambda device: True)
+    assert pinned() == 6
+    # What is pinned already is not copied once more.
+    batches = [(x.pin_memory(), more) for x, more in batches]
+    assert pinned() == 3
+
+
 def test_iterable_data_sets_arrive_whole(device):
     loader = torchacc.AsyncLoader(DataLoader(Numbers(), batch_size=3, num_workers=2), device)
     assert sorted(i for batch in loader for i in batch.tolist()) == list(range(7))
@@ -265,6 +293,22 @@ def test_it_also_feeds_the_cpu(device, monkeypatch):
         assert marks == []
 
 
+@pytest.mark.parametrize("make", [list, lambda: numbers(0), lambda: iter([])])
+def test_a_loader_without_batches_is_an_empty_loop_and_is_pointed_out(
+    device, caplog, forget_said, make
+):
+    loader = torchacc.AsyncLoader(make(), device)
+    assert list(loader) == list(loader) == []
+    (said,) = (r.message for r in caplog.records if "gave no batch" in r.message)
+    assert ("which can be gone through once" in said) == ("iterator" in said)
+
+
+def test_a_pass_that_was_given_up_is_not_called_empty(device, caplog, forget_said):
+    iterator = iter(torchacc.AsyncLoader(numbers(4), device))
+    iterator.close()
+    assert list(iterator) == [] and not caplog.records
+
+
 @pytest.mark.parametrize(
     ("loader", "text"),
     [
@@ -278,7 +322,7 @@ def test_what_cannot_be_iterated_is_refused(device, loader, text):
         torchacc.AsyncLoader(loader, device)
 
 
-@pytest.mark.parametrize("name", ["device_prefetch_size", "batches_per_execution", "max_length"])
+@pytest.mark.parametrize("name", ["device_prefetch_size", "batches_per_execution"])
 def test_numbers_below_one_are_refused(device, name):
     with pytest.raises(ValueError, match=f"{name} = 0: should be at least 1"):
         torchacc.AsyncLoader([], device, **{name: 0})
@@ -527,111 +571,6 @@ def test_several_batches_can_make_one_step(device, marks):
         counts.append(len(marks))
     assert counts == [1, 1, 2, 2, 3]
     assert len(marks) == 4
-
-
-# --- padding to buckets -------------------------------------------------------------------------
-
-
-def texts(*lengths, **more):
-    return [
-        {
-            "input_ids": torch.full((2, n), 7),
-            "attention_mask": torch.ones(2, n, dtype=torch.long),
-            "labels": torch.full((2, n), 3),
-            **{key: make(n) for key, make in more.items()},
-        }
-        for n in lengths
-    ]
-
-
-def lengths(loader, key="input_ids"):
-    return [batch[key].shape[-1] for batch in loader]
-
-
-def test_batches_are_padded_to_the_next_bucket(device):
-    loader = torchacc.AsyncLoader(texts(3, 4, 5, 8), device, buckets=[8, 4])
-    assert lengths(loader) == [4, 4, 8, 8]
-    first = next(iter(loader))
-    assert first["input_ids"].tolist() == [[7, 7, 7, 0]] * 2
-    assert first["attention_mask"].tolist() == [[1, 1, 1, 0]] * 2
-    assert first["labels"].tolist() == [[3, 3, 3, -100]] * 2
-    assert first["labels"].device.type == device
-
-
-@pytest.mark.parametrize(
-    ("max_length", "num_buckets", "expected"),
-    [(64, 4, [16, 32, 48, 64]), (10, 4, [3, 5, 8, 10]), (3, 8, [1, 2, 3]), (16, None, [2, 16])],
-)
-def test_equal_buckets_reach_up_to_the_longest(device, max_length, num_buckets, expected):
-    loader = torchacc.AsyncLoader(
-        texts(*range(1, max_length + 1)), device, max_length=max_length, num_buckets=num_buckets
-    )
-    found = sorted(set(lengths(loader)))
-    assert found == expected if num_buckets else (found[0], found[-1], len(found)) == (2, 16, 8)
-
-
-def test_named_buckets_come_before_equal_ones(device):
-    loader = torchacc.AsyncLoader(texts(3), device, buckets=[5], max_length=64, num_buckets=4)
-    assert lengths(loader) == [5]
-
-
-def test_a_batch_longer_than_every_bucket_is_kept_and_said_once(device, caplog, forget_said):
-    loader = torchacc.AsyncLoader(texts(3, 9, 9, 11), device, buckets=[4])
-    assert lengths(loader) == [4, 9, 9, 11]
-    said = [r for r in caplog.records if "longer than the largest bucket (4)" in r.message]
-    assert len(said) == 1
-
-
-def test_other_keys_get_other_values(device):
-    batches = [{"tokens": torch.ones(1, 2), "score": torch.ones(1, 2), "id": torch.ones(1)}]
-    loader = torchacc.AsyncLoader(
-        batches, device, buckets=[4], pad_value_dict={"tokens": 9, "score": -1.5, "absent": 0}
-    )
-    (batch,) = loader
-    assert batch["tokens"].tolist() == [[1, 1, 9, 9]]
-    assert batch["score"].tolist() == [[1, 1, -1.5, -1.5]]
-    assert batch["id"].tolist() == [1]
-
-
-def test_labels_of_another_shape_are_left_alone(device):
-    batch = {"input_ids": torch.ones(2, 3), "labels": torch.tensor([1, 0])}
-    (got,) = torchacc.AsyncLoader([batch], device, buckets=[4])
-    assert got["input_ids"].shape == (2, 4) and got["labels"].tolist() == [1, 0]
-
-
-def test_a_tensor_as_long_that_nobody_named_is_pointed_out(device, caplog, forget_said):
-    batches = texts(3, 3, token_type_ids=lambda n: torch.zeros(2, n))
-    assert lengths(torchacc.AsyncLoader(batches, device, buckets=[4]), "token_type_ids") == [3, 3]
-    said = [r for r in caplog.records if "'token_type_ids' is as long as" in r.message]
-    assert len(said) == 1
-
-
-@pytest.mark.parametrize(
-    ("batch", "text"),
-    [([torch.ones(2, 3)], "only mappings can be padded"), ({"x": torch.ones(2)}, "has none of")],
-)
-def test_what_cannot_be_padded_passes_and_is_said_once(device, caplog, forget_said, batch, text):
-    assert len(list(torchacc.AsyncLoader([batch, batch], device, buckets=[4]))) == 2
-    assert len([r for r in caplog.records if text in r.message]) == 1
-
-
-def test_the_padded_batch_is_a_new_one(device):
-    batches = texts(3)
-    list(torchacc.AsyncLoader(batches, device, buckets=[4]))
-    assert batches[0]["input_ids"].shape == (2, 3)
-
-
-def test_the_padding_is_told_at_level_debug(device, caplog):
-    with caplog.at_level("DEBUG", logger="TorchAcc"):
-        list(torchacc.AsyncLoader(texts(3), device, buckets=[4]))
-    assert "original length: 3, bucket length: 4, padding length: 1" in caplog.text
-
-
-@pytest.fixture
-def forget_said():
-    from torchacc import logger
-
-    logger.forget_said_for_testing()
 
 
 # --- on the device itself -----------------------------------------------------------------------
