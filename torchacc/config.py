@@ -114,7 +114,7 @@ class DataLoaderConfig(Node):
 
     `buckets` lists the lengths. Without it, `max_length` is divided into `num_buckets` (8 if None)
     equal ones; without either nothing is padded. `buckets = "auto"` learns `num_buckets` lengths
-    from the data (`torchacc.bucketing.LearntBuckets`), the last of which is `max_length`, if that is
+    from the data (`torchacc.bucketing.LearntBuckets`), the last of which is `max_length` if that is
     set. `pad_value_dict` maps the keys of a batch to what their padding holds; None is input_ids 0,
     attention_mask 0, labels -100.
 

@@ -165,7 +165,7 @@ class _Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._thread is None:
+        if self._thread is None and not self._channel.is_closed:
             # Not before the first batch is asked for: sampler and data set draw their first random
             # numbers while the training thread waits here, so their order is always the same.
             self._thread = threading.Thread(
@@ -260,7 +260,7 @@ class AsyncLoader:
         loader: anything that can be iterated; usually a `torch.utils.data.DataLoader`.
         device: where the tensors go; None is the lazy device.
         buckets: lengths to pad to, or "auto", which learns them from the first batches
-            (`torchacc.bucketing.LearntBuckets`). What is padded of a batch, which is a mapping, says
+            (`torchacc.bucketing.LearntBuckets`). Batches are mappings; what of them is padded says
             `torchacc.bucketing.Bucketing`.
         max_length: without `buckets`, pads to `num_buckets` equal lengths up to this; with "auto"
             it is the last bucket.

@@ -182,12 +182,6 @@ report(norm=float(model.clip_grad_norm_(1.0)), after=float(model.clip_grad_norm_
         assert each.reports["after"] == pytest.approx(1.0, rel=1e-4)
 
 
-def test_checkpointed_units_train_the_same(device, alone):
-    code = SHARD + "config.memory.gc, config.memory.gc_cls = True, {'Block'}\n" + TRAIN
-    for each in run_ranks(code, 2):
-        close(each.reports["state"], alone[1])
-
-
 def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has(device):
     code = (
         SHARD

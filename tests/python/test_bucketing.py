@@ -92,7 +92,10 @@ def test_a_tensor_as_long_that_nobody_named_is_pointed_out(device, caplog, forge
 
 @pytest.mark.parametrize(
     ("batch", "text"),
-    [([torch.ones(2, 3)], "only mappings can be padded"), ({"x": torch.ones(2)}, "has no tensor under")],
+    [
+        ([torch.ones(2, 3)], "only mappings can be padded"),
+        ({"x": torch.ones(2)}, "has no tensor under"),
+    ],
 )
 def test_what_cannot_be_padded_passes_and_is_said_once(device, caplog, forget_said, batch, text):
     assert len(list(torchacc.AsyncLoader([batch, batch], device, buckets=[4]))) == 2

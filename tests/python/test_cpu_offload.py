@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests import helpers
 from tests.helpers import drawn
+from torchacc.utils import cpu_offload
 from torchacc.utils.cpu_offload import get_cpu_offload_context
 
 ROWS, WIDTH, LAYERS = 64, 32, 4
@@ -97,11 +98,13 @@ def test_less_of_the_device_is_needed_and_all_of_it_comes_back(acc_only, recordi
 
 
 def test_parameters_stay_and_other_devices_are_left_alone(device, monkeypatch):
-    moved = []
-    monkeypatch.setattr(
-        "torchacc.utils.cpu_offload._Block.offload",
-        lambda block, offload=_offload(): moved.append(block._there.numel()) or offload(block),
-    )
+    moved, offloaded = [], cpu_offload._Block.offload
+
+    def offload_it(block):
+        moved.append(block._there.numel())
+        return offloaded(block)
+
+    monkeypatch.setattr(cpu_offload._Block, "offload", offload_it)
     net = nn.Linear(8, 8).to(device)
     offload = get_cpu_offload_context()
     run([net], torch.ones(2, 8, device=device), offload).sum().backward()
@@ -109,12 +112,6 @@ def test_parameters_stay_and_other_devices_are_left_alone(device, monkeypatch):
     net.cpu()
     run([net], torch.ones(2, 8), offload).sum().backward()
     assert len(moved) == (1 if device != "cpu" else 0)
-
-
-def _offload():
-    from torchacc.utils.cpu_offload import _Block
-
-    return _Block.offload
 
 
 def test_a_pass_without_backward_does_not_count_for_the_next(device, caplog):

@@ -11,6 +11,6 @@ def replace_decompose() -> None:
     """Replaces nothing, and says so: what the lazy device records was not decomposed by torch."""
     say_once(
         "replace_decompose",
-        "[replace_decompose] nothing is replaced: operators are recorded as the program calls them.",
+        "[replace_decompose] nothing is replaced: operators are recorded as they are called.",
         logging.INFO,
     )
