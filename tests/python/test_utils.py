@@ -101,6 +101,14 @@ def test_a_model_is_traced_as_a_function_of_the_named_arguments():
         trace(model, ["inputs"])
 
 
+def test_what_is_checkpointed_stays_so_in_what_is_traced():
+    model = checkpoint.gradient_checkpoint(nn.Sequential(nn.Linear(3, 3), Scaled()), {"Scaled"})
+    calls = []
+    model[1].linear.register_forward_pre_hook(lambda *_: calls.append(1))
+    trace(model, ["input"])(torch.ones(1, 3)).sum().backward()
+    assert len(calls) == 2
+
+
 def test_checkpointing_returns_the_model():
     model = nn.Sequential(Scaled(), Scaled())
     assert checkpoint.gradient_checkpoint(model, {"Scaled"}) is model

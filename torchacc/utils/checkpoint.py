@@ -41,9 +41,14 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
     place; its class, its parameters and the keys of its state_dict are not. A second call changes
     nothing.
     """
-    if not isinstance(module.forward, _Checkpointed):
+    if not is_checkpointed(module):
         module.forward = _Checkpointed(module.forward)  # type: ignore[method-assign]
     return module
+
+
+def is_checkpointed(module: nn.Module) -> bool:
+    """Whether `module` computes again in backward."""
+    return isinstance(module.forward, _Checkpointed)
 
 
 def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:

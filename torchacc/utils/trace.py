@@ -7,9 +7,17 @@ from collections.abc import Collection, Iterable
 
 from torch import fx, nn
 
+from torchacc.utils.checkpoint import is_checkpointed
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        # Its operations alone would be ordinary ones.
+        return is_checkpointed(module) or super().is_leaf_module(module, name)
+
 
 def trace(model: nn.Module, input_names: Iterable[str] | None) -> fx.GraphModule:
-    """Traces `model` with torch.fx.
+    """Traces `model` with torch.fx. Checkpointed modules are called as a whole.
 
     Args:
         model: its forward may not branch on the values of tensors.
@@ -38,7 +46,7 @@ def graph_of(model: nn.Module, names: Collection[str]) -> fx.Graph:
     """The operations of `model` as a function of these arguments; others have their defaults."""
     parameters = inspect.signature(model.forward).parameters
     fixed = {n: p.default for n, p in parameters.items() if n not in names}
-    graph = fx.Tracer().trace(model, concrete_args=fixed)
+    graph = _Tracer().trace(model, concrete_args=fixed)
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in names:
             _erase(graph, node)
