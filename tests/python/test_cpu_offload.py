@@ -55,7 +55,7 @@ def gradients(net, offload=None):
     return [x.grad.cpu(), *(p.grad.cpu() for p in net.parameters())]
 
 
-@pytest.mark.parametrize(("count", "ahead"), [(1, 1), (2, 0), (3, 1), (LAYERS, 2), (9, 9)])
+@pytest.mark.parametrize(("count", "ahead"), [(1, 1), (2, 0), (9, 9)])
 def test_gradients_are_the_same(device, unfused, count, ahead):
     net = layers()
     expected = gradients(net)
