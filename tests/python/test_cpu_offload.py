@@ -55,8 +55,13 @@ def gradients(net, offload=None):
     return [x.grad.cpu(), *(p.grad.cpu() for p in net.parameters())]
 
 
-@pytest.mark.parametrize(("count", "ahead"), [(1, 1), (2, 0), (9, 9)])
-def test_gradients_are_the_same(device, unfused, count, ahead):
+@pytest.mark.parametrize(
+    ("count", "ahead", "pinned"), [(1, 1, False), (2, 0, False), (9, 9, False), (2, 1, True)]
+)
+def test_gradients_are_the_same(device, unfused, monkeypatch, count, ahead, pinned):
+    """With pinned memory copies are waited for by events, as on a GPU."""
+    if pinned:
+        monkeypatch.setattr(cpu_offload, "reads_pinned_memory", lambda device: True)
     net = layers()
     expected = gradients(net)
     offload = get_cpu_offload_context(count, ahead)
@@ -151,6 +156,32 @@ def test_layers_may_return_more_than_a_tensor(device):
     assert got["y"] is not outputs["y"] and got["more"][2] is outputs["more"][2]
     (got["y"].sum() + got["more"][2].sum()).backward()
     torch.testing.assert_close(x.grad.cpu(), torch.full((3,), 2 + torch.e))
+
+
+def test_a_layer_that_fails_is_forgotten(device, monkeypatch):
+    net = layers()
+    context, synchronizer = get_cpu_offload_context(1, debug=True)
+    x = drawn(ROWS, WIDTH, device=device, grad=True)
+    with pytest.raises(ZeroDivisionError), context:
+        kept = net[0](x)
+        raise ZeroDivisionError
+    moved = []
+    monkeypatch.setattr(cpu_offload.logger, "info", lambda *text: moved.append(text[1]))
+    run(net, x, (context, synchronizer)).sum().backward()
+    assert kept is not None and moved == ([0] if device != "cpu" else [])
+
+
+def test_conjugates_are_what_they_were(device):
+    x = torch.tensor([1 + 2j, 3 - 1j])
+
+    def gradient(where, offload):
+        z = x.to(where).requires_grad_()
+        (y,) = run([lambda z: [(z.conj() * z * z).exp()]], z, offload)
+        y.abs().sum().backward()
+        return z.grad.cpu()
+
+    mine = gradient(device, get_cpu_offload_context())
+    torch.testing.assert_close(mine, gradient("cpu", None))
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -8,7 +8,7 @@ more comes back. Otherwise the whole step would be one plan, in which everything
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -102,10 +102,10 @@ class _Forward:
 
     def __init__(self) -> None:
         # Per layer that ended, what of it is offloaded, as long as the graph needs it.
-        self.layers: list[weakref.WeakSet[_Block]] = []
+        self.layers: list[list[weakref.ref[_Block]]] = []
         # Of the present layer: the memory, by its identity and type, and what lies in it.
         self.present: dict[tuple[int, torch.dtype], _Block] = {}
-        self.leaving: weakref.WeakSet[_Saved] = weakref.WeakSet()
+        self.leaving: list[weakref.ref[_Saved]] = []
         self.in_backward = False
 
 
@@ -121,17 +121,20 @@ class _LayerEnd(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers, layer = ctx.forward_pass.layers, ctx.layer
         ctx.forward_pass.in_backward = True
-        for done in layers[layer + 1 :]:
-            for block in done:
-                block.release()
-        wanted = layers[max(layer - ctx.ahead, 0) : layer + 1]
-        if any(map(len, wanted)):
+        for block in _alive(layers[layer + 1 :]):
+            block.release()
+        wanted = _alive(reversed(layers[max(layer - ctx.ahead, 0) : layer + 1]))
+        if wanted:
             # The layers behind this one run, and give back their memory, before more is taken.
             _boundary.mark_step("explicit")
-            for blocks in reversed(wanted):
-                for block in blocks:
-                    block.reload()
+            for block in wanted:
+                block.reload()
         return grad, None, None, None
+
+
+def _alive(layers: Iterable[list[weakref.ref[_Block]]]) -> list[_Block]:
+    found = [reference() for layer in layers for reference in layer]
+    return [block for block in found if block is not None]
 
 
 class _Offload:
@@ -164,20 +167,22 @@ class _Offload:
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.pop().__exit__(*error)
+        if error[0] is not None:
+            self._last = self._current = None
 
     def end_layer(self, outputs: Any) -> Any:
         forward, self._current = self._current, None
         if forward is None or not torch.is_grad_enabled():
             return outputs
         # A change in place would be copied, and lost sight of.
-        for saved in forward.leaving:
+        for saved in filter(None, (reference() for reference in forward.leaving)):
             saved.leave()
         blocks = list(forward.present.values())
         forward.present.clear()
         forward.leaving.clear()
         bytes_ = sum(block.offload() for block in blocks)
         layer = len(forward.layers)
-        forward.layers.append(weakref.WeakSet(blocks))
+        forward.layers.append([weakref.ref(block) for block in blocks])
         if self._debug and blocks:
             logger.info("layer %d: %.1f MiB are offloaded", layer, bytes_ / 2**20)
         marked: list[Tensor] = []
@@ -199,13 +204,15 @@ def _pack(forward: _Forward, tensor: Tensor) -> _Saved:
     if block is None:
         block = forward.present[key] = _Block(tensor)
     saved = _Saved(tensor, block, forward)
-    forward.leaving.add(saved)
+    forward.leaving.append(weakref.ref(saved))
     return saved
 
 
 def _is_activation(tensor: Tensor) -> bool:
     """Whether memory is freed where nothing but the graph holds `tensor`: it is no parameter's."""
     if not is_lazy_device(tensor.device) or tensor.layout != torch.strided:
+        return False
+    if tensor.is_conj() or tensor.is_neg():  # their memory alone does not say what they are
         return False
     base = tensor if tensor._base is None else tensor._base
     return not isinstance(base, nn.Parameter) and not (base.is_leaf and base.requires_grad)
