@@ -95,7 +95,7 @@ def measure(name: str, workers: int, rounds: int) -> dict[str, list[tuple[float,
 
     def loader() -> DataLoader:
         data = Images(batches * ROWS)
-        return DataLoader(data, ROWS, num_workers=workers, persistent_workers=workers > 0)  # type: ignore[arg-type]
+        return DataLoader(data, ROWS, num_workers=workers, persistent_workers=workers > 0)
 
     loaders = {"plain": loader(), "async": torchacc.AsyncLoader(loader())}
     for each in loaders.values():
