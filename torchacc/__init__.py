@@ -11,7 +11,7 @@ __acc_front_end__ = True
 import torch  # noqa: F401  (first: the device's libraries link against torch's)
 
 import torchacc_device  # noqa: F401  (registers the device)
-from torchacc import amp, dist, syncfree, utils
+from torchacc import amp, dist, ops, syncfree, utils
 from torchacc.accelerate import accelerate
 from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
@@ -40,6 +40,7 @@ __all__ = [
     "is_lazy_tensor",
     "lazy_device",
     "mark_step",
+    "ops",
     "patch",
     "profile_plans",
     "report",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, overload
 
@@ -15,9 +16,14 @@ from torchacc.dist import several
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
-from torchacc.logger import logger
+from torchacc.logger import logger, say_once
 from torchacc.patch import patch
 from torchacc.utils.checkpoint import checkpoint_classes
+
+_SAME_ATTENTION = (
+    "compute.acc_scaled_dot_attn: torch's scaled_dot_product_attention stays in place, since it is "
+    "recorded and runs as a fused kernel on acc as it is."
+)
 
 
 @overload
@@ -111,6 +117,8 @@ def accelerate(
 
     install_hooks()
     patch()
+    if config.compute.acc_scaled_dot_attn:
+        say_once("acc_scaled_dot_attn", _SAME_ATTENTION, logging.INFO)
     if config.memory.gc and not isinstance(model, ParallelModule):
         count = checkpoint_classes(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)

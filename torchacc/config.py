@@ -60,7 +60,9 @@ class ComputeConfig(Node):
     and forward runs under autocast. Elsewhere the program's own autocast regions say what is
     computed in half precision.
 
-    `disable_kernel_patches` has nothing to switch off: no kernel of another library is patched.
+    `acc_scaled_dot_attn` has nothing to switch on: torch's `scaled_dot_product_attention` is
+    recorded, and a fused kernel, as it is. `disable_kernel_patches` has nothing to switch off: no
+    kernel of another library is patched.
     """
 
     fp16: bool = setting(False, is_bool, "of bool type")
@@ -77,10 +79,6 @@ class ComputeConfig(Node):
     def _validate(self) -> None:
         if self.fp16 and self.bf16:
             raise ValueError("[config] compute.fp16 and compute.bf16 cannot both be True.")
-        if self.acc_scaled_dot_attn:
-            self._not_available(
-                "acc_scaled_dot_attn", True, "The attention of torch runs as it is: leave it False."
-            )
 
 
 @dataclass(eq=True)

@@ -90,8 +90,10 @@ class Mesh:
 
     def group(self, name: str) -> ProcessGroup:
         """The processes that differ from this one in the dimension `name` only, and this one."""
-        if self._sizes[name] > 1:
-            return self.device_mesh.get_group(name)
+        return self.device_mesh.get_group(name) if self._sizes[name] > 1 else self.own_group()
+
+    def own_group(self) -> ProcessGroup:
+        """The group of this process alone."""
         if self._alone is None:
             # Only its member makes it; the others need not be here.
             self._alone = dist.new_group([self._rank], use_local_synchronization=True)
@@ -229,11 +231,7 @@ _made_for: ProcessGroup | None = None
 
 def mesh_of_sizes(sizes: dict[str, int], topology: tuple[str, ...]) -> Mesh:
     """The mesh of these sizes; one that was made before for the same processes is used again."""
-    global _made_for
-    default = dist.group.WORLD if dist.is_initialized() else None
-    if default is not _made_for:
-        _made.clear()
-        _made_for = default
+    _forget_others()
     key = (tuple(sorted(sizes.items())), topology)
     if key not in _made:
         asked = {f"dist.{name}.size": size for name, size in sizes.items()}
@@ -241,6 +239,21 @@ def mesh_of_sizes(sizes: dict[str, int], topology: tuple[str, ...]) -> Mesh:
         numbers = {f"{name}_num": size for name, size in sizes.items()}
         _made[key] = Mesh(**numbers, topology=list(topology))
     return _made[key]
+
+
+def made_meshes() -> list[Mesh]:
+    """Those that were made for the present processes, the first one first."""
+    _forget_others()
+    return list(_made.values())
+
+
+def _forget_others() -> None:
+    """Drops the meshes of a default group that has been replaced."""
+    global _made_for
+    default = dist.group.WORLD if dist.is_initialized() else None
+    if default is not _made_for:
+        _made.clear()
+        _made_for = default
 
 
 def forget() -> None:
