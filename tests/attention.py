@@ -34,27 +34,23 @@ def one(
 ) -> tuple[Tensor, Tensor]:
     """Of one sequence [seqlen, heads, headdim]: the result, and lse [heads, queries]."""
     queries, keys, heads = q.shape[0], k.shape[0], q.shape[1]
-    shared = heads // k.shape[1]
+    shared, scale = heads // k.shape[1], q.shape[2] ** -0.5 if scale is None else scale
     before, behind = window_size
     behind = 0 if causal else behind
+    unseen = torch.zeros(queries, keys, dtype=torch.bool)
+    apart = torch.zeros(queries, keys, dtype=q.dtype)
+    for i in range(queries):
+        for j in range(keys):
+            distance = i + keys - queries - j
+            apart[i, j] = abs(distance)
+            unseen[i, j] = 0 <= before < distance or 0 <= behind < -distance
     rows = []
     for head in range(heads):
-        scores = (
-            q[:, head] @ k[:, head // shared].T * (q.shape[2] ** -0.5 if scale is None else scale)
-        )
-        unseen = torch.zeros(queries, keys, dtype=torch.bool)
-        bias = torch.zeros(queries, keys, dtype=q.dtype)
-        for i in range(queries):
-            for j in range(keys):
-                distance = i + keys - queries - j
-                unseen[i, j] = (before >= 0 and distance > before) or (
-                    behind >= 0 and distance < -behind
-                )
-                if slopes is not None:
-                    bias[i, j] = -slopes[head] * abs(distance)
-        rows.append((scores + bias).masked_fill(unseen, -torch.inf))
+        scores = q[:, head] @ k[:, head // shared].T * scale
+        if slopes is not None:
+            scores = scores - slopes[head] * apart
+        rows.append(scores.masked_fill(unseen, -torch.inf))
     scores = torch.stack(rows)
-    unseen = scores.isneginf()
     shares = scores.masked_fill(unseen, -1e9).softmax(-1).masked_fill(unseen, 0)
     values = v.repeat_interleave(shared, dim=1)
     return torch.einsum("hij,jhd->ihd", shares, values), scores.logsumexp(-1)
@@ -64,16 +60,10 @@ def batched(
     q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None = None, **options
 ) -> tuple[Tensor, Tensor]:
     """Of sequences of one length, [batch, seqlen, heads, headdim]; slopes [heads] or with batch."""
-    found = [
-        one(
-            q[i],
-            k[i],
-            v[i],
-            slopes=slopes[i] if slopes is not None and slopes.dim() == 2 else slopes,
-            **options,
-        )
-        for i in range(q.shape[0])
-    ]
+    found = []
+    for i in range(q.shape[0]):
+        own = slopes[i] if slopes is not None and slopes.dim() == 2 else slopes
+        found.append(one(q[i], k[i], v[i], slopes=own, **options))
     return torch.stack([out for out, _ in found]), torch.stack([lse for _, lse in found])
 
 

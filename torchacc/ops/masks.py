@@ -42,8 +42,8 @@ class Window:
     def cover(self, offset: int, queries: int, keys: int) -> Cover:
         """For a block whose first query has the distance `offset` from its first key."""
         nearest, farthest = offset - (keys - 1), offset + queries - 1
-        behind = farthest if self.behind is None else self.behind
         before = farthest if self.before is None else self.before
+        behind = -nearest if self.behind is None else self.behind
         if farthest < -behind or nearest > before:
             return Cover.NONE
         if nearest >= -behind and farthest <= before:
