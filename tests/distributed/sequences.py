@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests import attention
+from torchacc import ops
 from torchacc.ops import context_parallel as cp
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
@@ -122,6 +123,38 @@ def _padded(
             6e-2,
         )
     return wrong
+
+
+class Net(nn.Module):
+    """Whole outside and split between `first` and `last`, or without a group whole everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, 16), nn.Linear(16, 48), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, group: Any = None) -> Tensor:
+        x = self.first(x)
+        if group is not None:
+            x = cp.split_forward_gather_backward(x, 1, group, "down")
+        q, k, v = self.middle(x).unflatten(-1, (3, 2, 8)).unbind(2)
+        if group is not None:
+            out = cp.ulysses(q, k, v, causal=True, process_group=group)
+            out = cp.gather_forward_split_backward(out, 1, group, "up")
+        else:
+            out = ops.flash_attn_xla(q, k, v, causal=True)
+        return self.last(out.flatten(2))
+
+
+def trained(model: nn.Module, device: Any, group: Any = None) -> dict[str, list[float]]:
+    """Its parameters after some steps on the same whole sequences."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(2, 8, n, generator=generator).to(device) for n in (3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (model(x, group) - y).square().mean().backward()
+        optimizer.step()
+    return {name: value.flatten().tolist() for name, value in model.state_dict().items()}
 
 
 def flash_arguments(options: dict[str, Any], device: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from tests.distributed.ranks import run_ranks
 pytestmark = pytest.mark.usefixtures("acc_only")
 
 BEGIN = """
+import copy
 import torchacc
 from tests import attention, helpers
 from tests.distributed import sequences
@@ -86,6 +87,12 @@ report(
         q, q, q, intra_process_group=cp.get_inter_cp_process_group())),
 )
 
+# Data parallel training takes the mean over those who share a sequence; the scales allow for that.
+torch.manual_seed(0)
+alone = sequences.Net()
+together = torchacc.accelerate(copy.deepcopy(alone), config=config)
+report(net=[sequences.trained(alone, "cpu"), sequences.trained(together, device, group)])
+
 # A training step is one plan, exchanges included; other lengths are not another.
 def train(attend, steps):
     helpers.extension().skip_passes("")
@@ -122,6 +129,10 @@ def test_sequences_in_two_processes(device):
         assert found["plans"] == [{"flush_step": 4}] * 2
         first, second = found["losses"]
         assert first == pytest.approx(second, rel=1e-4) and len(set(first)) == len(first)
+        one, several = found["net"]
+        assert one.keys() == several.keys()
+        for name, values in one.items():
+            assert several[name] == pytest.approx(values, abs=1e-5), name
         refusals(found)
         scales(rank, found["scales"])
 

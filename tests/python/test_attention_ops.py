@@ -352,6 +352,16 @@ def test_a_name_that_there_is_not():
     assert all(getattr(ops, name) is not None for name in ops.__all__)
 
 
+def test_the_package_is_imported_name_by_name(acc_only):
+    helpers.run_python(
+        "import sys, torchacc\n"
+        "assert not [name for name in sys.modules if name.startswith('torchacc.ops.')]\n"
+        "torchacc.ops.flash_attn_xla\n"
+        "assert 'torchacc.ops.context_parallel' not in sys.modules\n"
+        "torchacc.ops.context_parallel.ulysses\n"
+    )
+
+
 # --- switches and Liger -----------------------------------------------------------------------
 
 

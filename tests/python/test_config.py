@@ -227,7 +227,6 @@ def test_both_half_types_at_once_are_a_contradiction():
     ("path", "value"),
     [
         ("backend", "eager"),
-        ("compute.acc_scaled_dot_attn", True),
         ("dist.fsdp.use_spmd", True),
         ("dist.fsdp.shard_output_callable", print),
     ],
