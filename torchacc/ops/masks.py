@@ -1,9 +1,9 @@
 """Which keys a query sees, and what its distance to them adds to the scores.
 
 A query and a key of the same place in a sequence have the distance 0; keys before the query have
-positive distances. Where there are more keys than queries, the last query has the place of the last
-key: flash-attention's alignment, "to the bottom right corner of the attention matrix" (the
-docstring of its `flash_attn_func`, since version 2.1). Torch's own `is_causal` aligns the first.
+positive distances. Where there are not as many keys as queries, the last query has the place of the
+last key: flash-attention's rule since its version 2.1 (docstring of `flash_attn_func`). Torch's
+`is_causal` gives the first query the place of the first key.
 
 Masks are made on the device, of numbers that are there: nothing is read, and a step stays one plan.
 """
