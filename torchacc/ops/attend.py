@@ -93,22 +93,15 @@ def attend(
     counts = q.shape[2], k.shape[2]
     offset = counts[1] - counts[0]
     cover = options.window.cover(offset, *counts)
-    can_be_empty = places is not None or options.window.leaves_queries_out(offset, *counts)
+    if places is None and options.slopes is None and cover in (Cover.ALL, Cover.TRIANGLE):
+        return _fused(q, k, v, None, cover is Cover.TRIANGLE, options).transpose(1, 2)
     if places is None:
         places = masks.in_order(range(counts[0]), range(counts[1]), offset, q.device)
-        if options.slopes is None and cover in (Cover.ALL, Cover.TRIANGLE):
-            return _fused(q, k, v, None, cover is Cover.TRIANGLE, options).transpose(1, 2)
-    allowed, bias = places.allowed(options.window), places.alibi(options.slopes)
-    if allowed is None:
-        return _fused(q, k, v, bias, False, options).transpose(1, 2)
-    seen = None
-    if can_be_empty:
-        # Their softmax is over nothing, which not every kernel gives as 0: they see all instead.
-        seen = allowed.any(-1, keepdim=True)
-        allowed = allowed | ~seen
-    mask = allowed if bias is None else bias.masked_fill(~allowed, -torch.inf)
-    out = _fused(q, k, v, mask, False, options)
-    return (out if seen is None else out.masked_fill(~seen, 0)).transpose(1, 2)
+    # Where a row of the mask lets nothing through, torch's kernels give 0, and no gradient.
+    mask, bias = places.allowed(options.window), places.alibi(options.slopes)
+    if bias is not None:
+        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    return _fused(q, k, v, mask, False, options).transpose(1, 2)
 
 
 def logsumexp(q: Tensor, k: Tensor, options: Options, places: Places | None = None) -> Tensor:

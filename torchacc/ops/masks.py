@@ -52,12 +52,6 @@ class Window:
             return Cover.TRIANGLE
         return Cover.SOME
 
-    def leaves_queries_out(self, offset: int, queries: int, keys: int) -> bool:
-        """Whether the first query, or the last one, sees no key."""
-        first = self.behind is not None and offset + self.behind < 0
-        last = self.before is not None and offset + queries - 1 - self.before > keys - 1
-        return first or last
-
 
 @dataclass(frozen=True)
 class Places:
