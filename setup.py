@@ -85,7 +85,10 @@ setuptools.setup(
     cmdclass={"build_ext": BuildModule, "build_py": BuildPython},
     entry_points={
         "torch.backends": ["acc = torchacc_device:_autoload"],
-        "console_scripts": ["xlarun = tiacc_training.launcher:xlarun"],
+        "console_scripts": [
+            "consolidate_and_reshard_fsdp_ckpts = torchacc.dist.consolidate:main",
+            "xlarun = tiacc_training.launcher:xlarun",
+        ],
     },
     zip_safe=False,
 )

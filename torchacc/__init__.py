@@ -22,6 +22,7 @@ from torchacc.graph_view import graph, profile_plans
 from torchacc.loader import AsyncLoader
 from torchacc.patch import patch, unpatch
 from torchacc.report import report
+from torchacc.serialization import save, send_cpu_data_to_device
 from torchacc_device._build_info import VERSION as __version__
 
 _install_hooks()
@@ -44,6 +45,8 @@ __all__ = [
     "patch",
     "profile_plans",
     "report",
+    "save",
+    "send_cpu_data_to_device",
     "sync",
     "syncfree",
     "unpatch",

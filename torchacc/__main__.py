@@ -1,4 +1,7 @@
-"""`python -m torchacc env`: what is installed; `cache`: the kernels kept on disk."""
+"""`python -m torchacc env`: what is installed; `cache`: the kernels kept on disk.
+
+And `consolidate_and_reshard_fsdp_ckpts`, which is a command of its own as well.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from torchacc.dist import consolidate
 from torchacc.environment import environment, render, size_text
 from torchacc_device import _C
 
@@ -19,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     env.add_argument("--json", action="store_true", help="as JSON")
     cache = commands.add_parser("cache", help="report or remove the kernels kept on disk")
     cache.add_argument("action", choices=("info", "clear"))
+    consolidate.add_arguments(commands.add_parser(consolidate.NAME, help=consolidate.HELP))
     options = parser.parse_args(arguments)
+    if options.command == consolidate.NAME:
+        return consolidate.run(options)
     if options.command == "cache":
         return _cache(options.action)
     report = environment()

@@ -89,7 +89,7 @@ report(modules=list(dict(model.named_modules())) == whole,
         assert found["parameters"] == ["_flat_param", *blocks]
         assert found["units"] == 4 and found["same"]  # three blocks and the rest
         assert found["total"] / 2 <= found["held"] <= found["total"] / 2 + 4
-        assert found["kinds"] == ["DistributedParallel"] + ["FullyShardedDataParallel"] * 2
+        assert found["kinds"] == ["DistributedParallel", "FullyShardedDataParallel", "ShardedUnits"]
 
 
 def test_names_are_the_models_where_parameters_are_kept(device):
@@ -145,8 +145,6 @@ train(batches[:HALF])
 state = model.state_dict()
 whole = Sharded.full_optim_state_dict(model, optimizer)
 assert bool(whole) == (RANK == 0)
-part = Sharded.sharded_optim_state_dict(model, optimizer)
-assert part["state"].keys() == {name for name, _ in models.made(0).named_parameters()}
 if RANK == 0:
     assert whole["state"]["head.bias"]["exp_avg"].shape == (2,)
     torch.save({"model": state, "optimizer": whole}, FILE)

@@ -400,7 +400,9 @@ def test_the_wheel_names_its_torch_and_its_entry_point(unpacked: Path) -> None:
     assert set(python.split()[1].split(",")) == {">=3.10", "<3.14"}
     entry_points = (info / "entry_points.txt").read_text()
     assert "[torch.backends]\nacc = torchacc_device:_autoload\n" in entry_points
-    assert "[console_scripts]\nxlarun = tiacc_training.launcher:xlarun\n" in entry_points
+    assert "xlarun = tiacc_training.launcher:xlarun\n" in entry_points
+    name = "consolidate_and_reshard_fsdp_ckpts"
+    assert f"{name} = torchacc.dist.consolidate:main\n" in entry_points
 
 
 def test_the_wheel_holds_no_path_of_its_builder(unpacked: Path) -> None:

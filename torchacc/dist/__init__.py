@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchacc.dist import tp
+    from torchacc.dist import state_dict_utils, tp
     from torchacc.dist.data_parallel import DataParallel
     from torchacc.dist.distributed_parallel import DistributedParallel
     from torchacc.dist.fsdp import FullyShardedDataParallel
@@ -45,8 +45,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tp":
-        return importlib.import_module("torchacc.dist.tp")
+    if name in ("state_dict_utils", "tp"):
+        return importlib.import_module(f"torchacc.dist.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'torchacc.dist' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
@@ -70,6 +70,7 @@ __all__ = [
     "local_rank",
     "rank",
     "rendezvous",
+    "state_dict_utils",
     "tp",
     "world_size",
 ]

@@ -8,7 +8,7 @@ not depend on the number of processes, and it has the functions for optimizer st
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,16 @@ from torch.distributed import fsdp
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from torchacc.device import device_type
+from torchacc.dist import shards
 from torchacc.dist.group import current_index
 from torchacc.dist.half import run_in_half
 from torchacc.dist.parallel_module import ParallelModule
+from torchacc.dist.shard_format import METADATA
+from torchacc.dist.shards import ShardedUnits, model_name
 from torchacc.logger import logger
 
 if TYPE_CHECKING:
     from torchacc.config import Config
-
-_WRAPPER = "_fsdp_wrapped_module"  # the attribute that holds what torch's wrapper wraps
-_FULL = fsdp.StateDictType.FULL_STATE_DICT
-_SHARDED = fsdp.StateDictType.SHARDED_STATE_DICT
 
 
 class FullyShardedDataParallel(ParallelModule):
@@ -43,15 +42,15 @@ class FullyShardedDataParallel(ParallelModule):
         super().__init__(model, config)
         options = config.dist.fsdp
         mesh = self._mesh
-        shards = mesh.group("fsdp")
+        parts = mesh.group("fsdp")
         # What trains on other data with the same parts.
         several = mesh.joint_num("dp", "sp") > 1
         strategy = fsdp.ShardingStrategy
         units = wrapped_classes(model, options.wrap_layer_cls)
         half = config.compute.half()
-        wrapped = fsdp.FullyShardedDataParallel(
+        wrapped = ShardedUnits(
             model,
-            process_group=(shards, mesh.joint_group("dp", "sp")) if several else shards,
+            process_group=(parts, mesh.joint_group("dp", "sp")) if several else parts,
             sharding_strategy=strategy.HYBRID_SHARD if several else strategy.FULL_SHARD,
             auto_wrap_policy=ModuleWrapPolicy(units) if units else None,
             device_id=torch.device(device_type(), current_index()),
@@ -61,6 +60,7 @@ class FullyShardedDataParallel(ParallelModule):
             mixed_precision=None if half is None else _mixed_precision(half),
         )
         run_in_half(half, fsdp.FullyShardedDataParallel.fsdp_modules(wrapped))
+        wrapped.replica = mesh.joint_coordinate("dp", "sp")
         self._wrap(wrapped, wrapped)
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
@@ -70,30 +70,50 @@ class FullyShardedDataParallel(ParallelModule):
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in super().named_parameters(*args, **kwargs):
-            yield _model_name(name), parameter
+            yield model_name(name), parameter
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in super().named_buffers(*args, **kwargs):
-            yield _model_name(name), buffer
+            yield model_name(name), buffer
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         for name, module in super().named_modules(*args, **kwargs):
             if not isinstance(module, fsdp.FullyShardedDataParallel):
-                yield _model_name(name), module
+                yield model_name(name), module
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         return self._user.named_children()
 
-    @staticmethod
-    def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state of `optim` with this process's part of each tensor, under the model's names.
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes whole tensors, or this process's shards (`sharded_model_state_dict`)."""
+        if shards.holds_shards(state_dict):
+            return shards.load_model_shards(sharded_module(self), state_dict, *args, **kwargs)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
-        All processes have to call it.
+    def get_shard_metadata(self) -> dict[str, Any]:
+        """What this process's shards are, in plain values: for files (`docs/checkpoints.md`)."""
+        return sharded_module(self).get_shard_metadata()
+
+    @staticmethod
+    def sharded_model_state_dict(model: nn.Module) -> dict[str, Any]:
+        """This process's shards as a file holds them: `model` and `shard_metadata`.
+
+        They share memory with the model. All processes have to call it.
         """
         sharded = sharded_module(model)
-        settings = fsdp.ShardedOptimStateDictConfig()
-        with _settings(sharded, _SHARDED, fsdp.ShardedStateDictConfig(), settings):
-            return fsdp.FullyShardedDataParallel.optim_state_dict(sharded, optim)
+        layout = shards.layout_of(sharded, shards.new_save_id())
+        return {"model": shards.model_shards(sharded), METADATA: layout.to_dict()}
+
+    @staticmethod
+    def sharded_optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of `optim` in this process as a file holds it: `optimizer`, `shard_metadata`.
+
+        Its tensors share memory with the optimizer's. All processes have to call it.
+        """
+        sharded = sharded_module(model)
+        held = shards.optimizer_shards(sharded, optim)
+        layout = shards.layout_of(sharded, shards.new_save_id())
+        return {"optimizer": held, METADATA: layout.to_dict()}
 
     @staticmethod
     def full_optim_state_dict(
@@ -114,14 +134,17 @@ class FullyShardedDataParallel(ParallelModule):
     def optim_state_dict_to_load(
         model: nn.Module,
         optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any],
+        optim_state_dict: dict[str, Any] | None,
         rank0_only: bool = True,
     ) -> dict[str, Any]:
         """This process's part of a state with whole tensors, ready for `optim.load_state_dict`.
 
-        All processes have to call it; with `rank0_only` the others need not have the state.
+        All processes have to call it; with `rank0_only` the others need not have the state. What
+        `sharded_optim_state_dict` gave is this process's part already; each brings its own.
         """
         sharded = sharded_module(model)
+        if optim_state_dict is not None and METADATA in optim_state_dict:
+            return shards.optimizer_shards_to_load(sharded, optim, optim_state_dict)
         with _full(sharded, rank0_only, cpu_offload=True):
             return fsdp.FullyShardedDataParallel.optim_state_dict_to_load(
                 sharded, optim, optim_state_dict
@@ -138,17 +161,17 @@ def _mixed_precision(half: torch.dtype) -> fsdp.MixedPrecision:
     )
 
 
-def _model_name(name: str) -> str:
-    """The model's name of what is in torch's wrappers."""
-    return ".".join(part for part in name.split(".") if part != _WRAPPER)
-
-
-def sharded_module(model: nn.Module) -> fsdp.FullyShardedDataParallel:
+def sharded_module(model: nn.Module) -> ShardedUnits:
     """torch's wrapper inside `model`. Raises ValueError if there is none."""
     found = model
     while isinstance(found, ParallelModule):
         found = found._inner
-    if not isinstance(found, fsdp.FullyShardedDataParallel):
+    if isinstance(found, fsdp.FSDPModule):
+        raise ValueError(
+            f"[fsdp] the parameters of this {type(found).__name__} are DTensors, since its layers "
+            "or stages are split, too. Use torch.distributed.checkpoint (docs/checkpoints.md)."
+        )
+    if not isinstance(found, ShardedUnits):
         raise ValueError(
             f"[fsdp] the model is a {type(model).__name__} that is not sharded. Pass what "
             "accelerate returned with dist.fsdp.size above 1."
@@ -197,24 +220,12 @@ def check_trained_alike(model: nn.Module, names: set[str]) -> None:
 
 
 @contextmanager
-def _full(
-    sharded: fsdp.FullyShardedDataParallel, rank0_only: bool, cpu_offload: bool
-) -> Iterator[None]:
+def _full(sharded: ShardedUnits, rank0_only: bool, cpu_offload: bool) -> Iterator[None]:
     model = fsdp.FullStateDictConfig(offload_to_cpu=cpu_offload, rank0_only=rank0_only)
     optim = fsdp.FullOptimStateDictConfig(offload_to_cpu=cpu_offload, rank0_only=rank0_only)
-    with _settings(sharded, _FULL, model, optim):
-        yield
-
-
-@contextmanager
-def _settings(
-    sharded: fsdp.FullyShardedDataParallel,
-    kind: fsdp.StateDictType,
-    model: fsdp.StateDictConfig,
-    optim: fsdp.OptimStateDictConfig,
-) -> Iterator[None]:
     with warnings.catch_warnings():
         # It recommends functions for code that shall work with all of torch's wrappers.
         warnings.filterwarnings("ignore", message="FSDP.state_dict_type", category=FutureWarning)
+        kind = fsdp.StateDictType.FULL_STATE_DICT
         with fsdp.FullyShardedDataParallel.state_dict_type(sharded, kind, model, optim):
             yield
