@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import fsdp
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from torchacc.device import device_type
@@ -28,6 +29,7 @@ from torchacc.logger import logger
 
 if TYPE_CHECKING:
     from torchacc.config import Config
+    from torchacc.dist.mesh import Mesh
 
 
 class FullyShardedDataParallel(ParallelModule):
@@ -42,7 +44,6 @@ class FullyShardedDataParallel(ParallelModule):
         super().__init__(model, config)
         options = config.dist.fsdp
         mesh = self._mesh
-        parts = mesh.group("fsdp")
         # What trains on other data with the same parts.
         several = mesh.joint_num("dp", "sp") > 1
         strategy = fsdp.ShardingStrategy
@@ -50,7 +51,7 @@ class FullyShardedDataParallel(ParallelModule):
         half = config.compute.half()
         wrapped = ShardedUnits(
             model,
-            process_group=(parts, mesh.joint_group("dp", "sp")) if several else parts,
+            device_mesh=_device_mesh(mesh),
             sharding_strategy=strategy.HYBRID_SHARD if several else strategy.FULL_SHARD,
             auto_wrap_policy=ModuleWrapPolicy(units) if units else None,
             device_id=torch.device(device_type(), current_index()),
@@ -149,6 +150,23 @@ class FullyShardedDataParallel(ParallelModule):
             return fsdp.FullyShardedDataParallel.optim_state_dict_to_load(
                 sharded, optim, optim_state_dict
             )
+
+
+def _device_mesh(mesh: Mesh) -> DeviceMesh:
+    """The shards, and before them what has the same ones, if several do: torch's order.
+
+    With a mesh states are DTensors for torch.distributed.checkpoint. Its other kind, ShardedTensor,
+    cannot be loaded where a process has nothing of some tensor.
+    """
+    shards_group, names = mesh.group("fsdp"), ("dp", "sp")
+    if mesh.joint_num(*names) == 1:
+        return DeviceMesh.from_group(shards_group, device_type(), mesh_dim_names=("fsdp",))
+    return DeviceMesh.from_group(
+        [mesh.joint_group(*names), shards_group],
+        device_type(),
+        mesh.joint_array(names, ("fsdp",)),
+        mesh_dim_names=("replica", "fsdp"),
+    )
 
 
 def _mixed_precision(half: torch.dtype) -> fsdp.MixedPrecision:

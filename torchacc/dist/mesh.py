@@ -124,6 +124,19 @@ class Mesh:
         at = tuple(slice(None) if name in names else place[name] for name in self._sizes)
         return self._ranks[at].flatten().tolist()
 
+    def joint_array(self, *parts: tuple[str, ...]) -> torch.Tensor:
+        """The ranks that differ from this one in the dimensions of `parts` only.
+
+        Each part, whose dimensions count together, is one dimension of the result.
+        """
+        place = self._place()
+        wanted = {name for part in parts for name in part}
+        at = tuple(slice(None) if name in wanted else place[name] for name in self._sizes)
+        kept = [name for name in self._sizes if name in wanted]
+        order = [kept.index(name) for part in parts for name in kept if name in part]
+        sizes = [self.joint_num(*part) for part in parts]
+        return self._ranks[at].permute(order).reshape(sizes)
+
     def joint_coordinate(self, *names: str) -> int:
         """Where this process is in the group of several dimensions together."""
         place, found = self._place(), 0
