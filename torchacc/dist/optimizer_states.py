@@ -40,11 +40,12 @@ def names_of(optimizer: Mapping[str, Any], layout: Layout, where: str) -> dict[A
             )
         names = dict(zip(keys, given, strict=True))
     known = {*layout.units, *layout.parts()}
-    for name in (*names.values(), *optimizer["state"]):
-        if name not in known and name not in names:
-            raise ValueError(
-                f"[checkpoint] {where}: the optimizer holds {name!r}, which the model has not."
-            )
+    unknown = [name for name in names.values() if name not in known]
+    unknown += [key for key in optimizer["state"] if key not in names]
+    if unknown:
+        raise ValueError(
+            f"[checkpoint] {where}: the optimizer holds {unknown[0]!r}, which the model has not."
+        )
     return names
 
 

@@ -1,0 +1,497 @@
+"""Files of shards without a model: made whole, divided anew, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+
+from torchacc.__main__ import main
+from torchacc.dist import consolidate
+from torchacc.dist import state_dict_utils as utils
+from torchacc.dist.optimizer_states import same
+from torchacc.dist.shard_format import Layout, Part, Unit
+
+A = torch.arange(6.0).view(2, 3)
+B = torch.arange(10.0, 14.0)
+IMAGE = torch.arange(100.0, 108.0).view(1, 2, 2, 2).contiguous(memory_format=torch.channels_last)
+# Two elements lie between A and B, as where addresses are aligned.
+ROOT = Unit(12, "float32", (Part("a", (2, 3), (3, 1), 0), Part("b", (4,), (1,), 8)))
+BLOCK = Unit(8, "float32", (Part("block.image", (1, 2, 2, 2), (8, 1, 4, 2), 0),))
+UNITS = {"_flat_param": ROOT, "block._flat_param": BLOCK}
+WHOLE = {"a": A, "b": B, "block.image": IMAGE, "tied": A, "count": torch.tensor(7)}
+NAMES = ("a", "b", "block.image")
+
+
+def layout(rank, world, **changes):
+    made = {"units": UNITS, "order": tuple(UNITS), "shared": {"tied": "a"}}
+    return Layout(rank=rank, world_size=world, **{**made, **changes})
+
+
+def model_shards(world, **changes):
+    """Shards of WHOLE, by hand: slices of the two vectors, filled up."""
+    length = {name: -(-unit.numel // world) for name, unit in UNITS.items()}
+    vectors = {
+        "_flat_param": torch.cat([A.flatten(), torch.full((2,), 42.0), B]),
+        "block._flat_param": torch.tensor([100.0, 104, 101, 105, 102, 106, 103, 107]),
+    }
+    made = []
+    for rank in range(world):
+        shards = {}
+        for name, vector in vectors.items():
+            filled = torch.cat([vector, torch.full((length[name] * world - len(vector),), 9.0)])
+            shards[name] = filled[rank * length[name] :][: length[name]].clone()
+        metadata = layout(rank, world, **changes).to_dict()
+        made.append({"model": {**shards, "count": WHOLE["count"]}, "shard_metadata": metadata})
+    return made
+
+
+def optimizer_shards(world, **changes):
+    """Adam's state of the units: the parameters, and twice as much."""
+    made = []
+    for shard in model_shards(world, **changes):
+        state = {
+            name: {"step": torch.tensor(3.0), "exp_avg": held, "exp_avg_sq": held * 2, "lr": None}
+            for name, held in shard["model"].items()
+            if name in UNITS
+        }
+        held = {"state": state, "param_groups": [{"lr": 0.1, "params": list(UNITS)}]}
+        made.append({"optimizer": held, "shard_metadata": shard["shard_metadata"]})
+    return made
+
+
+WHOLE_OPTIMIZER = {
+    "state": {
+        name: {
+            "step": torch.tensor(3.0),
+            "exp_avg": WHOLE[name],
+            "exp_avg_sq": WHOLE[name] * 2,
+            "lr": None,
+        }
+        for name in NAMES
+    },
+    "param_groups": [{"lr": 0.1, "params": list(NAMES)}],
+}
+
+
+def write(folder, models=(), optimizers=()):
+    folder.mkdir(exist_ok=True)
+    for kind, shards in (("model", models), ("optimizer", optimizers)):
+        for shard in shards:
+            rank, world = (shard["shard_metadata"][key] for key in ("rank", "world_size"))
+            torch.save(shard, folder / f"rank-{rank}-of-{world}-{kind}.pth")
+    return folder
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- what is right --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 13])  # 13: more than a unit has elements
+def test_a_model_is_made_whole(world):
+    whole = utils.consolidate_sharded_model_checkpoints("here", model_shards(world))
+    assert same(whole, WHOLE)
+    assert whole["tied"] is whole["a"]
+    assert whole["block.image"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("world", [1, 2, 5, 13])
+def test_an_optimizer_is_made_whole(world):
+    shards = optimizer_shards(world)
+    whole = utils.consolidate_sharded_optimizer_checkpoints("here", shards)
+    assert same(whole, WHOLE_OPTIMIZER)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (3, 5), (2, 2), (2, 13)])
+def test_shards_of_another_number_are_what_that_number_would_have_saved(before, after):
+    """But for what fills vectors up, which is 0."""
+    whole = utils.consolidate_sharded_model_checkpoints("here", model_shards(before))
+    kept = copy.deepcopy(whole)
+    made, metadata = utils.reshard_model_dict(whole, model_shards(before)[0], after)
+    assert same(whole, kept), "the state that was divided was changed"
+    expected = model_shards(after)
+    assert metadata == [shard["shard_metadata"] for shard in expected]
+    for rank, (state, shard) in enumerate(zip(made, expected, strict=True)):
+        assert state.keys() == shard["model"].keys()
+        for name, tensor in state.items():
+            other = shard["model"][name]
+            filled = (other == 9) | (other == 42)
+            assert torch.equal(torch.where(filled, 0, other), tensor), (rank, name)
+    template = optimizer_shards(before)[0]
+    states, again = utils.reshard_optim_dict(WHOLE_OPTIMIZER, template, after)
+    assert again == metadata
+    for state, shard in zip(states, made, strict=True):
+        held = state["state"]["_flat_param"]
+        assert torch.equal(held["exp_avg"], shard["_flat_param"])
+        assert torch.equal(held["exp_avg_sq"], shard["_flat_param"] * 2)
+        assert held["step"] == 3 and held["lr"] is None
+        assert state["param_groups"] == [{"lr": 0.1, "params": list(UNITS)}]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 13])
+def test_states_of_parameters_that_are_kept_are_made_whole_and_divided(world):
+    """With flatten_parameters off a shard has states of what lies in it: pieces, by name."""
+    template = {
+        "optimizer": {"state": {}, "param_groups": [{"lr": 0.2, "params": list(NAMES)}]},
+        "shard_metadata": layout(0, 2, order=NAMES).to_dict(),
+    }
+    states, metadata = utils.reshard_optim_dict(WHOLE_OPTIMIZER, template, world)
+    if world == 5:  # three elements each: a has 3 and 3, b (from 8 on) 1, 3 and 0
+        assert [sorted(each["state"]) for each in states] == [
+            ["a", "block.image"],
+            ["a", "block.image"],
+            ["b", "block.image"],
+            ["b", "block.image"],
+            [],
+        ]
+        assert torch.equal(states[1]["state"]["a"]["exp_avg"], torch.tensor([3.0, 4, 5]))
+        assert torch.equal(states[2]["state"]["b"]["exp_avg"], torch.tensor([10.0]))
+        pieces = states[0]["state"]["block.image"]["exp_avg"]
+        assert torch.equal(pieces, torch.tensor([100.0, 104]))
+    shards = [
+        {"optimizer": state, "shard_metadata": each}
+        for state, each in zip(states, metadata, strict=True)
+    ]
+    assert same(utils.consolidate_sharded_optimizer_checkpoints("", shards), WHOLE_OPTIMIZER)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_states_by_numbers_stay_so(named):
+    """optimizer.state_dict() as it is: in the order of the model's, or by the names beside."""
+    shards, order = optimizer_shards(2), list(UNITS)
+    if named:
+        order.reverse()
+    for shard in shards:
+        held = shard["optimizer"]
+        held["state"] = {number: held["state"][name] for number, name in enumerate(order)}
+        held["param_groups"][0]["params"] = [0, 1]
+        if named:
+            held["param_groups"][0]["param_names"] = order
+    whole = utils.consolidate_sharded_optimizer_checkpoints("here", shards)
+    assert same(whole["state"], WHOLE_OPTIMIZER["state"])
+    states, _ = utils.reshard_optim_dict(whole, shards[0], 2)
+    assert states[0]["param_groups"][0]["params"] == [0, 1]
+    for rank in range(2):
+        number = order.index("block._flat_param")
+        saved = shards[rank]["optimizer"]["state"][number]["exp_avg"]
+        assert torch.equal(states[rank]["state"][number]["exp_avg"], saved)
+
+
+def test_whole_tensors_in_shards_are_taken_as_they_are():
+    """What model.state_dict() and get_shard_metadata() give: each process has the whole model."""
+    shards = [{**shard, "model": dict(WHOLE)} for shard in model_shards(2)]
+    whole = utils.consolidate_sharded_model_checkpoints("here", shards)
+    assert same(whole, WHOLE)
+    states, _ = utils.reshard_model_dict(whole, shards[0], 4)
+    assert torch.equal(states[1]["_flat_param"], torch.tensor([3.0, 4, 5]))
+
+
+def test_of_shards_that_several_processes_hold_one_is_taken(tmp_path):
+    for number, shard in enumerate((*model_shards(2, replica=1), *model_shards(2, replica=0))):
+        shard["model"]["count"] = torch.tensor(shard["shard_metadata"]["replica"])
+        torch.save(shard, tmp_path / f"rank{number}-of-4-model.pth")
+    loaded = utils.load_checkpoints(tmp_path, utils.MODEL_PATTERN)
+    assert [each["shard_metadata"]["rank"] for each in loaded] == [0, 1]
+    assert [each["model"]["count"].item() for each in loaded] == [0, 0]
+
+
+def test_ranks_are_in_the_order_of_their_numbers(tmp_path):
+    write(tmp_path, model_shards(13))
+    loaded = utils.load_checkpoints(tmp_path, utils.MODEL_PATTERN)
+    assert [each["shard_metadata"]["rank"] for each in loaded] == list(range(13))
+
+
+def test_metadata_are_plain_values():
+    metadata = layout(1, 2, save_id="x").to_dict()
+    assert json.loads(json.dumps(metadata)) == metadata
+    assert (metadata["format"], metadata["version"]) == ("torchacc.fsdp", 1)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def truncate(folder):
+    path = folder / "rank-1-of-3-model.pth"
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def other_program(folder):
+    metadata = {"rank": 1, "world_size": 3, "shard_info": {}, "flatten_info": {}}
+    change(folder, lambda shard: {**shard, "shard_metadata": metadata})
+
+
+def change(folder, how):
+    path = folder / "rank-1-of-3-model.pth"
+    torch.save(how(torch.load(path)), path)
+
+
+def metadata(**changes):
+    def how(shard):
+        return {**shard, "shard_metadata": {**shard["shard_metadata"], **changes}}
+
+    return lambda folder: change(folder, how)
+
+
+def model(**changes):
+    def how(shard):
+        return {**shard, "model": {**shard["model"], **changes}}
+
+    return lambda folder: change(folder, how)
+
+
+OTHER = Unit(12, "float32", (Part("a", (12,), (1,), 0),))
+OTHER_UNITS = layout(0, 1, units={**UNITS, "_flat_param": OTHER}).to_dict()["units"]
+DAMAGE = {
+    "missing": (
+        lambda folder: (folder / "rank-1-of-3-model.pth").unlink(),
+        ["of 3 shards", "none of rank 1", "rank-0-of-3-model.pth"],
+    ),
+    "truncated": (truncate, ["rank-1-of-3-model.pth", "cannot be read", "truncated"]),
+    "empty": (
+        lambda folder: (folder / "rank-2-of-3-model.pth").write_bytes(b""),
+        ["rank-2-of-3-model.pth (0 bytes)"],
+    ),
+    "not plain": (
+        lambda folder: change(folder, lambda shard: {**shard, "schedule": utils.replace}),
+        ["rank-1-of-3-model.pth", "more than tensors and plain values"],
+    ),
+    "no shard": (
+        lambda folder: change(folder, lambda shard: [1, 2]),
+        ["rank-1-of-3-model.pth", "a list without 'shard_metadata'"],
+    ),
+    "neither": (
+        lambda folder: change(folder, lambda shard: {"shard_metadata": shard["shard_metadata"]}),
+        ["rank-1-of-3-model.pth", "neither 'model' nor 'optimizer'"],
+    ),
+    "other program": (other_program, ["rank-1-of-3-model.pth", "is None, and not 'torchacc.fsdp'"]),
+    "newer": (metadata(version=2), ["rank-1-of-3-model.pth", "version 2", "newer"]),
+    "incomplete": (metadata(units=None), ["rank-1-of-3-model.pth", "are incomplete"]),
+    "rank": (metadata(rank=3), ["rank-1-of-3-model.pth", "shard 3 of 3"]),
+    "same rank": (metadata(rank=0), ["of 3 shards", "none of rank 1"]),
+    "other world": (
+        lambda folder: write(folder, model_shards(2)[:1]),
+        ["rank-0-of-3-model.pth", "one of 3 shards", "one of 2", "pattern"],
+    ),
+    "two of one": (
+        lambda folder: shutil.copy(
+            folder / "rank-0-of-3-model.pth", folder / "rank0-of-3-model.pth"
+        ),
+        ["rank-0-of-3-model.pth", "rank0-of-3-model.pth", "are both shard 0"],
+    ),
+    "other save": (metadata(save_id="b"), ["rank-1-of-3-model.pth", "'b' and ''", "interrupted"]),
+    "other model": (
+        metadata(units=OTHER_UNITS),
+        ["rank-1-of-3-model.pth", "different models", "_flat_param holds other parameters"],
+    ),
+    "short": (
+        model(_flat_param=torch.ones(3)),
+        ["rank-1-of-3-model.pth", "4 elements, and is [3]"],
+    ),
+    "type": (
+        model(_flat_param=torch.ones(4, dtype=torch.float64)),
+        ["rank-1-of-3-model.pth", "should be of float32", "torch.float64"],
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_in_any_file_and_nothing_is_written(tmp_path, capsys, damage):
+    """Beside two good files, of which the first is read first."""
+    spoil, texts = DAMAGE[damage]
+    write(tmp_path, model_shards(3), optimizer_shards(3))
+    spoil(tmp_path)
+    before = names_in(tmp_path)
+    arguments = ["--ckpt_dir", str(tmp_path), "--save_dir", str(tmp_path / "new")]
+    assert consolidate.main(arguments) == 1
+    said = capsys.readouterr().err
+    for text in texts:
+        assert text in said
+    assert names_in(tmp_path) == before
+
+
+def changed(shards, how):
+    how(shards[1])
+    return shards
+
+
+def drop_unit(shard):
+    del shard["model"]["block._flat_param"]
+
+
+def later(shard):
+    shard["optimizer"]["state"]["_flat_param"]["step"] = torch.tensor(4.0)
+
+
+def rate(shard):
+    shard["optimizer"]["param_groups"][0]["lr"] = 0.2
+
+
+def odd_shape(shard):
+    shard["optimizer"]["state"]["_flat_param"]["exp_avg"] = torch.ones(2, 3)
+
+
+def no_state(shard):
+    del shard["optimizer"]["state"]["_flat_param"]
+
+
+def unknown(shard):
+    shard["optimizer"]["param_groups"][0]["params"].append("other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "texts"),
+    [
+        ("model", drop_unit, ["block._flat_param is missing in shards 1"]),
+        ("optimizer", later, ["_flat_param, step, is 3.0 in one place and 4.0", "moments"]),
+        ("optimizer", rate, ["parameter groups", "shards 0 and 1 differ"]),
+        ("optimizer", odd_shape, ["exp_avg, in shard 1", "6 elements", "[2, 3]"]),
+        ("optimizer", no_state, ["_flat_param differs between shards", "None"]),
+        ("optimizer", unknown, ["shard 1 of here", "'other', which the model has not"]),
+    ],
+)
+def test_contents_that_do_not_go_together_are_refused(kind, how, texts):
+    make, whole = {
+        "model": (model_shards, utils.consolidate_sharded_model_checkpoints),
+        "optimizer": (optimizer_shards, utils.consolidate_sharded_optimizer_checkpoints),
+    }[kind]
+    with pytest.raises(ValueError) as caught:
+        whole("here", changed(make(2), how))
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_numbers_in_several_groups_cannot_be_told_apart():
+    shards = optimizer_shards(2)
+    for shard in shards:
+        held = shard["optimizer"]
+        held["state"] = dict(enumerate(held["state"].values()))
+        held["param_groups"] = [{"lr": 0.1, "params": [0]}, {"lr": 0.1, "params": [1]}]
+    with pytest.raises(ValueError, match="2 groups, by numbers.*sharded_optim_state_dict"):
+        utils.consolidate_sharded_optimizer_checkpoints("here", shards)
+
+
+def test_states_of_another_model_are_not_divided():
+    shard = model_shards(2)[0]
+    with pytest.raises(ValueError, match=r"b is missing, and the shards say \[4\]"):
+        utils.reshard_model_dict({**WHOLE, "b": None}, shard, 2)
+    with pytest.raises(ValueError, match=r"b is of shape \[1\], and the shards say \[4\]"):
+        utils.reshard_model_dict({**WHOLE, "b": torch.ones(1)}, shard, 2)
+    with pytest.raises(ValueError, match="reshard_num = 0 should be 1 or more"):
+        utils.reshard_model_dict(WHOLE, shard, 0)
+    half = {**WHOLE_OPTIMIZER, "state": {"a": WHOLE_OPTIMIZER["state"]["a"]}}
+    with pytest.raises(ValueError, match="a state of a and none of b"):
+        utils.reshard_optim_dict(half, optimizer_shards(2)[0], 2)
+
+
+# --- files and the command ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["all", "model", "optimizer"])
+@pytest.mark.parametrize("number", [1, 4])
+def test_every_type_is_converted(tmp_path, kind, number):
+    write(tmp_path, model_shards(2), optimizer_shards(2))
+    kinds = ["model", "optimizer"] if kind == "all" else [kind]
+    if kind != "all":  # the other's files are not needed
+        for path in tmp_path.glob(f"*-{'model' if kind == 'optimizer' else 'optimizer'}.pth"):
+            path.unlink()
+    arguments = ["--ckpt_dir", str(tmp_path), "--ckpt_type", kind, "--reshard_num", str(number)]
+    to = tmp_path / "new" / "folder"
+    assert main([consolidate.NAME, *arguments, "--save_dir", str(to)]) == 0
+    if number == 1:
+        assert names_in(to) == [f"{each}_consolidated.pth" for each in kinds]
+        for each, whole in (("model", WHOLE), ("optimizer", WHOLE_OPTIMIZER)):
+            if each in kinds:
+                assert same(torch.load(to / f"{each}_consolidated.pth"), whole)
+        return
+    assert names_in(to) == sorted(
+        f"rank-{rank}-of-4-{each}.pth" for rank in range(4) for each in kinds
+    )
+    if "model" in kinds:
+        loaded = utils.load_checkpoints(to, utils.MODEL_PATTERN)
+        assert same(utils.consolidate_sharded_model_checkpoints(to, loaded), WHOLE)
+    if "optimizer" in kinds:
+        again, none = utils.consolidate_and_reshard_fsdp_optim_dict(to, save_optimizer=False)
+        assert same(again, WHOLE_OPTIMIZER) and none is None
+        assert len(names_in(to)) == 4 * len(kinds)
+
+
+def test_names_may_be_chosen_and_progress_is_said(tmp_path, caplog):
+    folder = write(tmp_path / "a [1]", model_shards(2))  # no pattern, though it looks like one
+    for rank in range(2):
+        old = folder / f"rank-{rank}-of-2-model.pth"
+        old.rename(folder / f"step7.{rank}")
+    arguments = ["--ckpt_dir", str(folder), "--ckpt_type", "model"]
+    arguments += ["--model_ckpt_name_pattern", "step7.?", "--reshard_num", "3"]
+    assert consolidate.main([*arguments, "--model_save_name_pattern", "part*of*.pt"]) == 0
+    assert names_in(folder) == [*(f"part{rank}of3.pt" for rank in range(3)), "step7.0", "step7.1"]
+    said = caplog.text
+    for text in ("shard 2 of 2", "dividing the model into 3", "written", "part2of3.pt"):
+        assert text in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        ([], 2, "--ckpt_dir"),
+        (["--ckpt_dir", "x", "--ckpt_type", "weights"], 2, "'weights'"),
+        (["--ckpt_dir", "x", "--reshard_num", "0"], 2, "'0' should be a number of at least 1"),
+        (["--ckpt_dir", "x", "--reshard", "two"], 2, "'two' should be a number"),
+        (["--ckpt_dir", "no folder"], 1, "no file matches no folder/rank*-of-*-model.pth"),
+        (
+            ["--ckpt_dir", "x", "--reshard_num", "2", "--model_save_name_pattern", "one"],
+            1,
+            "model_save_name_pattern = 'one' should have two stars",
+        ),
+        (
+            ["--ckpt_dir", "x", "--optimizer_save_name_pattern", "a*"],
+            1,
+            "optimizer_save_name_pattern = 'a*' should have no star",
+        ),
+    ],
+)
+def test_arguments_that_are_wrong_are_named(arguments, status, text, capsys):
+    try:
+        found = consolidate.main(arguments)
+    except SystemExit as ended:
+        found = ended.code
+    assert found == status
+    assert text in capsys.readouterr().err
+
+
+def test_the_optimizer_has_to_be_the_models(tmp_path):
+    write(tmp_path, model_shards(2), optimizer_shards(2, order=("block._flat_param",)))
+    with pytest.raises(ValueError, match="of another model than the model's files"):
+        utils.consolidate_and_reshard_fsdp_checkpoint(tmp_path)
+    assert len(names_in(tmp_path)) == 4
+
+
+def test_shards_are_written_together_or_not_at_all(tmp_path):
+    """Over the files that they were made from, which stay where one cannot be written."""
+    write(tmp_path, model_shards(2))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    states, metadata = utils.consolidate_and_reshard_fsdp_model_dict(
+        tmp_path, reshard_num=2, save_model=False
+    )
+    states[1]["count"] = (each for each in ())  # cannot be pickled
+    paths = [tmp_path / name for name in sorted(before)]
+    with pytest.raises(TypeError, match="pickle"):
+        utils.save_checkpoints(states, metadata, paths, "model")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    utils.consolidate_and_reshard_fsdp_model_dict(tmp_path, reshard_num=2)
+    assert names_in(tmp_path) == sorted(before)
+    whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(tmp_path, save_model=False)
+    assert same(whole, WHOLE)
+
+
+def test_numbers_of_shards_and_paths_have_to_agree(tmp_path):
+    with pytest.raises(ValueError, match="2 shards, 1 metadata and 2 paths"):
+        utils.save_checkpoints([{}, {}], [{}], [tmp_path / "a", tmp_path / "b"], "model")
+    with pytest.raises(ValueError, match="save_type = 'weights'"):
+        utils.save_checkpoints({}, None, tmp_path / "a", "weights")
+    assert names_in(tmp_path) == []

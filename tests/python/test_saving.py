@@ -1,0 +1,175 @@
+"""`torchacc.save`, files that are whole or not there, and what is sent to the device."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import torchacc
+from torchacc import files
+from torchacc.files import replacing
+
+
+class Refuses:
+    def __reduce__(self):
+        raise RuntimeError("cannot be pickled")
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- torchacc.save --------------------------------------------------------------------------------
+
+
+def test_what_is_saved_lies_on_the_cpu_and_shares_memory_as_before(device, tmp_path):
+    layer = nn.Linear(3, 2).to(device)
+    layer.note = torch.arange(6.0, device=device).view(2, 3)
+    data = {"model": layer.state_dict(), "parts": (layer.note, layer.note[1:].t()), "n": [1, None]}
+    torchacc.save({**data, "weight": layer.weight, "whole": layer}, tmp_path / "file")
+    found = torch.load(tmp_path / "file", weights_only=False)
+    first, second = found["parts"]
+    assert first.device.type == second.device.type == "cpu"
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert torch.equal(second, torch.tensor([[3.0], [4.0], [5.0]]))
+    assert isinstance(found["weight"], nn.Parameter) and found["weight"].requires_grad
+    assert found["weight"].data_ptr() == found["model"]["weight"].data_ptr()
+    assert torch.equal(found["weight"], layer.weight.cpu()) and found["n"] == [1, None]
+    assert found["whole"].note.device.type == "cpu"  # in an object that is no container
+    assert found["model"]._metadata == layer.state_dict()._metadata
+
+
+def test_conjugates_and_what_only_the_cpu_has_are_saved_too(device, tmp_path):
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    data = {"conj": z.to(device).conj(), "cpu": z.conj(), "sparse": torch.eye(2).to_sparse()}
+    torchacc.save(data, tmp_path / "file")
+    found = torch.load(tmp_path / "file")
+    assert torch.equal(found["conj"], z.conj()) and torch.equal(found["cpu"], z.conj())
+    assert torch.equal(found["sparse"].to_dense(), torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "options", "written"),
+    [
+        (0, 0, {}, True),
+        (3, 1, {}, False),
+        (2, 0, {}, True),  # the first of the second machine
+        (2, 0, {"global_master": True}, False),
+        (0, 0, {"global_master": True}, True),
+        (3, 1, {"master_only": False}, True),
+    ],
+)
+def test_which_processes_write(device, tmp_path, monkeypatch, rank, local, options, written):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    torchacc.save(torch.ones(2, device=device), tmp_path / "file", **options)
+    assert (tmp_path / "file").exists() == written
+
+
+def test_an_open_file_is_written_to(device):
+    file = io.BytesIO()
+    torchacc.save(torch.ones(2, device=device), file)
+    file.seek(0)
+    assert torch.equal(torch.load(file), torch.ones(2))
+
+
+def test_what_cannot_be_saved_leaves_the_file_that_was_there(device, tmp_path):
+    torchacc.save(torch.ones(2, device=device), tmp_path / "file")
+    with pytest.raises(RuntimeError, match="cannot be pickled"):
+        torchacc.save([torch.zeros(1000, device=device), Refuses()], tmp_path / "file")
+    assert torch.equal(torch.load(tmp_path / "file"), torch.ones(2))
+    assert names_in(tmp_path) == ["file"]
+
+
+# --- replacing ------------------------------------------------------------------------------------
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_file_whole(tmp_path):
+    target = tmp_path / "rank-0-of-2-model.pth"
+    target.write_bytes(b"old" * 1000)
+    code = f"""
+import importlib.util, os, signal
+spec = importlib.util.spec_from_file_location("files", {files.__file__!r})
+files = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(files)
+with files.replacing({str(target)!r}) as path:
+    with open(path, "wb") as file:
+        file.write(b"new" * 500)
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert target.read_bytes() == b"old" * 1000
+    left = [name for name in names_in(tmp_path) if name != target.name]
+    assert len(left) == 1 and left[0].startswith(f".{target.name}.") and left[0].endswith(".part")
+    assert list(tmp_path.glob("rank*-of-*-model.pth")) == [target]
+    with replacing(target) as path:
+        path.write_bytes(b"new")
+    assert target.read_bytes() == b"new"
+
+
+def test_the_new_file_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypatch):
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(descriptor):
+        events.append(("fsync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    def replaced(source, target):
+        events.append(("replace", str(source)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    with replacing(tmp_path / "file") as path:
+        path.write_bytes(b"new")
+        assert not (tmp_path / "file").exists()
+    assert events == [("fsync", str(path)), ("replace", str(path)), ("fsync", str(tmp_path))]
+
+
+def test_links_and_permissions_stay(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "file", tmp_path / "link"
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    with replacing(link) as path:
+        path.write_bytes(b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    assert target.stat().st_mode & 0o777 == 0o640
+    before = os.umask(0o027)
+    try:
+        with replacing(tmp_path / "fresh") as path:
+            path.write_bytes(b"new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with replacing(tmp_path / "pipe") as path:
+        assert path == tmp_path / "pipe"
+    assert names_in(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()
+
+
+# --- to the device --------------------------------------------------------------------------------
+
+
+def test_containers_are_copied_and_their_tensors_sent(device):
+    datas = {"x": torch.ones(2), "more": [torch.zeros(1), "text", None]}
+    moved = torchacc.send_cpu_data_to_device(datas, device)
+    assert moved["x"].device.type == moved["more"][0].device.type == device
+    assert moved["more"][1:] == ["text", None]
+    assert datas["x"].device.type == datas["more"][0].device.type == "cpu"
+    (single,) = torchacc.send_cpu_data_to_device(torch.ones(2), torch.device(device))
+    assert single.device.type == device
