@@ -73,7 +73,7 @@ for way, flat in (("flat", True), ("kept", False)):
     again = torch.load(path.replace("model.pth", "optimizer.pth"))
     with torch.no_grad():
         x = batches[0][0].to(DEVICE)
-        before = model.eval()(x).cpu()  # the root's whole parameters stay for now
+        before = model.eval()(x).cpu()  # the root's whole parameters stay
         at = values(model)
         report(**{f"{way} refused": [
             refused(lambda: model.load_state_dict(other)),

@@ -187,7 +187,8 @@ def sharded_module(model: nn.Module) -> ShardedUnits:
     if isinstance(found, fsdp.FSDPModule):
         raise ValueError(
             f"[fsdp] the parameters of this {type(found).__name__} are DTensors, since its layers "
-            "or stages are split, too. Use torch.distributed.checkpoint (docs/checkpoints.md)."
+            "or stages are split, too: there are no flat shards. Save model.state_dict(), which "
+            "gathers whole tensors (docs/checkpoints.md)."
         )
     if not isinstance(found, ShardedUnits):
         raise ValueError(

@@ -112,7 +112,8 @@ def save_checkpoints(
         contents: Sequence[dict[str, Any]] = [dict(state_dict_list)]
         paths = [save_paths]
     else:
-        metadata, paths = list(shard_metadata_list or ()), list(save_paths)  # type: ignore[arg-type]
+        metadata = list(shard_metadata_list or ())
+        paths = list(save_paths)  # type: ignore[arg-type]
         if not len(state_dict_list) == len(metadata) == len(paths):
             raise ValueError(
                 f"[checkpoint] {len(state_dict_list)} shards, {len(metadata)} metadata and "
