@@ -11,12 +11,14 @@ __acc_front_end__ = True
 import torch  # noqa: F401  (first: the device's libraries link against torch's)
 
 import torchacc_device  # noqa: F401  (registers the device)
-from torchacc import amp, dist, ops, syncfree, utils
+from torchacc import amp, core, dist, import_utils, ops, syncfree, utils
 from torchacc.accelerate import accelerate
 from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
 from torchacc.capture import capture
 from torchacc.config import Config
+from torchacc.context import GlobalContext, get_global_context
+from torchacc.core import send_cpu_data_to_device
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.graph_view import graph, profile_plans
 from torchacc.loader import AsyncLoader
@@ -30,13 +32,17 @@ _install_hooks()
 __all__ = [
     "AsyncLoader",
     "Config",
+    "GlobalContext",
     "__version__",
     "accelerate",
     "amp",
     "capture",
+    "core",
     "dist",
     "fetch_gradients",
+    "get_global_context",
     "graph",
+    "import_utils",
     "is_lazy_device",
     "is_lazy_tensor",
     "lazy_device",

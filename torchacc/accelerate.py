@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchacc.boundary import install_hooks
 from torchacc.config import Config
+from torchacc.context import get_global_context
 from torchacc.device import is_lazy_device, lazy_device
 from torchacc.dist import several
 from torchacc.dist.parallel_module import ParallelModule
@@ -115,6 +116,7 @@ def accelerate(
         several.check(model, config)
     wrapped = None if loader is None else _wrap(loader, device, config)
 
+    get_global_context().config = config
     install_hooks()
     patch()
     if config.compute.acc_scaled_dot_attn:

@@ -47,8 +47,9 @@ RUNS_EVERYTHING_AT_ONCE = os.environ.get("ACC_MODE", "").lower() == "eager"
 
 # The operator on contiguous arguments; its gradient; its in-place form; operator and in-place
 # form on non-contiguous views; its out= form; arguments that it must refuse; operator and gradient
-# on tensors of two types, and on images with their channels last; its second gradient.
-FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST, DOUBLE = (
+# on tensors of two types, and on images with their channels last; its second gradient; the operator
+# in half types, within tolerances (half.py).
+FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST, DOUBLE, HALF = (
     "forward",
     "gradient",
     "inplace",
@@ -59,9 +60,11 @@ FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST
     "mixed",
     "channels_last",
     "double",
+    "half",
 )
 VARIANTS = (FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST)
 ALL_VARIANTS = (*VARIANTS, DOUBLE)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def full_name(op: OpInfo) -> str:
@@ -70,7 +73,9 @@ def full_name(op: OpInfo) -> str:
 
 
 def supports(op: OpInfo, variant: str, dtype: torch.dtype) -> bool:
-    """Whether PyTorch's database says that the CPU can run this variant."""
+    """Whether PyTorch's database says that the CPU can run this variant; of `HALF`, CPU or CUDA."""
+    if variant == HALF:
+        return dtype in HALVES and any(dtype in op.supported_dtypes(d) for d in ("cpu", "cuda"))
     if dtype not in op.supported_dtypes("cpu"):
         return False
     if variant in (GRADIENT, DOUBLE):
@@ -268,7 +273,7 @@ class Checker:
         random: bool,
     ) -> list[Failure]:
         values = not random and not self.uninitialised
-        found = helpers.differences(actual.value, expected.value, values=values)
+        found = self._differences(actual.value, expected.value, values)
         found += self._devices(actual.value, expected.value, expected_args)
         if random and not found and not self.uninitialised:
             together = 2 if self.name in exceptions.DRAWS_CHANNELS else None
@@ -279,9 +284,12 @@ class Checker:
             found.append(("alias", "the in-place operator does not return its argument"))
         changed = helpers.differences(actual_args.tensors(), expected_args.tensors(), values=values)
         found += [("input", text) for kind, text in changed if kind != "type"]
-        if self.variant in (FORWARD, VIEW):
+        if self.variant in (FORWARD, VIEW, HALF):
             found += self._aliases(actual, actual_args, expected, expected_args, values)
         return found
+
+    def _differences(self, actual: Any, expected: Any, values: bool) -> list[Failure]:
+        return helpers.differences(actual, expected, values=values)
 
     @staticmethod
     def _devices(actual: Any, expected: Any, expected_args: Arguments) -> list[Failure]:
@@ -441,7 +449,7 @@ class Checker:
             return []  # nothing to compute
         if self.name in exceptions.METADATA_ONLY or self.uninitialised:
             return []
-        views = self.variant in (FORWARD, VIEW, MIXED, CHANNELS_LAST)
+        views = self.variant in (FORWARD, VIEW, MIXED, CHANNELS_LAST, HALF)
         if (
             views
             and len(sharing(made, a)) == len([t for t in made if t.numel()])

@@ -120,6 +120,7 @@ _LSTSQ = "LAPACK's last bits depend on the alignment of its buffers: the CPU dif
 _SPARSE = "acc has no sparse tensors and says so"
 _RESIZED = "eager gives the tensor that it writes another shape, which no Meta kernel tells"
 _PROMOTES = "what eager makes of two types is not what PyTorch's Meta kernel says"
+_HOST_KERNELS = "CUDA has kernels of this half type, the host's ATen has none"
 _DATA = "whether it is wrong depends on data, which is known when the step runs"
 
 
@@ -158,5 +159,25 @@ EXCEPTED: Rows = (
     ),
     Excepted("vdot", "forward", "not_recorded", _CONJUGATED, ("complex64", "complex128")),
     *_each(("addbmm",), ("inplace", "inplace_view"), "not_recorded", _RESIZED),
+    *_each(("sparse.mm.reduce", "to_sparse"), ("half",), "raises", _SPARSE),
+    *_each(
+        (
+            "_upsample_bilinear2d_aa",
+            "nn.functional.avg_pool3d",
+            "nn.functional.multi_margin_loss",
+            "nn.functional.multilabel_margin_loss",
+            "trace",
+            *(
+                f"fft.{inverse}{kind}fft{dims}"
+                for inverse in ("", "i")
+                for kind in ("", "h", "r")
+                for dims in ("", "2", "n")
+            ),
+        ),
+        ("half",),
+        "raises",
+        _HOST_KERNELS,
+    ),
+    Excepted("ldexp", "half", "not_recorded", _PROMOTES),
     *_each(("gather", "scatter", "scatter_add", "multinomial"), ("error",), "late", _DATA),
 )

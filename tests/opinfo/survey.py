@@ -2,6 +2,7 @@
 
     python tests/opinfo/survey.py                      all float32 samples, every variant
     python tests/opinfo/survey.py --grad               gradients only
+    python tests/opinfo/survey.py --half               half types within tolerances (half.py)
     python tests/opinfo/survey.py --op add --op mm     these operators (with their variants)
     python tests/opinfo/survey.py --op add --sample 3 --variant forward --here
                                                        one sample in this process, for a debugger
@@ -149,6 +150,7 @@ def main() -> int:
     parser.add_argument("--op", action="append", default=[], help="an operator; repeatable")
     parser.add_argument("--variant", action="append", choices=check.ALL_VARIANTS, default=[])
     parser.add_argument("--grad", action="store_true", help="short for --variant gradient")
+    parser.add_argument("--half", action="store_true", help="half types, within tolerances")
     parser.add_argument("--dtype", action="append", default=[], help="default float32")
     parser.add_argument("--full", action="store_true", help="every dtype, second gradients too")
     parser.add_argument("--sample", type=int, help="this sample only")
@@ -165,6 +167,10 @@ def main() -> int:
     dtypes: list[torch.dtype] | None = [getattr(torch, d) for d in args.dtype or ["float32"]]
     if args.full and not args.dtype:
         dtypes = None
+    env = None
+    if args.half:
+        variants, dtypes = [check.HALF], list(check.HALVES)
+        env = helpers.child_env(ACC_DETERMINISTIC="1")  # no result before its kernels are there
     wanted = runner.requests(runner.SOURCE, variants, dtypes, args.op)
     if not wanted:
         parser.error("no operator of that name, variant and dtype")
@@ -180,7 +186,7 @@ def main() -> int:
         if sys.stderr.isatty():
             print(f"\r{done}/{of} {time.monotonic() - began:.0f} s ", end="", file=sys.stderr)
 
-    results = runner.run(wanted, jobs=args.jobs, progress=show)
+    results = runner.run(wanted, jobs=args.jobs, env=env, progress=show)
     if args.json:
         json.dump([dataclasses.asdict(r) for r in results], sys.stdout, indent=1)
         print()

@@ -1,7 +1,7 @@
 """The process that runs operators: reads requests from stdin, writes results to stdout.
 
-A request is one JSON line {"op", "variant", "dtype", "skip", "limit"}: the operator's name, and the
-number of samples to leave out at the front. Answers are JSON lines: {"failure": [index, category,
+A request is one JSON line {"op", "variant", "dtype", "skip", "limit", "first"}: the operator's name,
+the number of samples to leave out at the front, how many to run, and how many to make at all. Answers are JSON lines: {"failure": [index, category,
 text]} as each is found, and {"op", "variant", "dtype", "samples", "random"} at the end. Before each
 sample its index is written to the shared progress file, so that the parent can name what a crash
 was in.
@@ -16,6 +16,7 @@ Not for calling by hand: `survey.py` is.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import mmap
 import os
@@ -36,7 +37,7 @@ from tests import helpers
 if helpers.ON_ACC:
     torch.utils.rename_privateuse1_backend(helpers.DEVICE)
 
-from tests.opinfo import check
+from tests.opinfo import check, half
 
 Failure = tuple[int, str, str]  # index of the sample, category, text
 ENDED = 77  # the exit status of a child that has nothing left to do
@@ -113,11 +114,13 @@ def run(
     skip, limit = request.get("skip", 0), request.get("limit")
     only = request.get("only")
     count = 0
-    checker = check.Checker(op, variant, dtype)
+    checker = (
+        half.HalfChecker(op, dtype) if variant == check.HALF else check.Checker(op, variant, dtype)
+    )
     progress.write(number, skip)
     seed()
     try:
-        samples = list(check.samples(op, variant, dtype))
+        samples = list(itertools.islice(check.samples(op, variant, dtype), request.get("first")))
     except Exception as error:  # the database itself cannot make the samples
         return {**request, "samples": 0, "random": False, "unmade": str(error)}
     for index, sample in enumerate(samples):

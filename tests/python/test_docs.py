@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import api_docs  # noqa: E402
+from api_table import DIFFERS, NOT_OFFERED, WORKS, Row  # noqa: E402
 
 
 def test_the_environment_table_is_the_one_in_the_code() -> None:
@@ -14,6 +21,59 @@ def test_the_environment_table_is_the_one_in_the_code() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "environment_docs.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, f"run scripts/environment_docs.py\n{done.stderr}"
+
+
+def test_the_table_of_the_api_is_borne_out_by_the_code(device: str, monkeypatch) -> None:
+    """`python scripts/api_docs.py` was run after the last change of a public name."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    page, faults = api_docs.text()
+    assert not faults, "scripts/api_table.py:\n" + "\n".join(faults)
+    assert page == api_docs.DOCUMENT.read_text(), "run scripts/api_docs.py"
+
+
+@pytest.mark.parametrize(
+    ("documented", "told"),
+    [
+        ("(a, b=1, *args, c=2, **kwargs)", ""),
+        ("(a)", ""),
+        ("(a, b=[1])", "b has the default 1, not [1]"),
+        ("(b=1)", "b is not parameter 1; a has to be given"),
+        ("(a, d)", "it has no parameter d"),
+        ("(a, b=1, c=2)", "c is not parameter 3"),
+    ],
+)
+def test_signatures_are_held_against_the_documented_ones(documented: str, told: str) -> None:
+    def there(a, b=1, *args, c=2, **kwargs):
+        """What there is."""
+
+    found = api_docs.mismatches(
+        api_docs.documented(documented), list(inspect.signature(there).parameters.values())
+    )
+    assert "; ".join(found) == told
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (Row("sync", "(wait=False)"), None),
+        (Row("sync", "(wait=True)"), "sync(wait=True): wait has the default False, not True"),
+        (Row("sink"), "sink is said to work, and is not there"),
+        (Row("sync", "", NOT_OFFERED, "why"), "sync is called not offered, and is there"),
+        (Row("sink", "", NOT_OFFERED), "sink is not offered, and there is no reason"),
+        (Row("sync", "", DIFFERS), "sync differs, and it is not said how"),
+        (Row("__version__", "()"), "__version__ cannot be called"),
+        (Row("dist.Mesh.stage_to_global", "(stage_id)"), None),
+        (Row("dist.nothing.at_all"), "dist.nothing.at_all is said to work, and is not there"),
+    ],
+)
+def test_a_row_that_is_not_so_is_told(device: str, row: Row, told: str | None) -> None:
+    assert api_docs.wrong(row, api_docs.find(row.name)) == told
+
+
+def test_a_name_that_a_version_may_have_is_settled_by_the_code(device: str) -> None:
+    here, away = Row("sync", "(wait=False)", WORKS, "why"), Row("sink", "()", WORKS, "why")
+    assert api_docs.settled(here, api_docs.find("sync"))[2:] == (WORKS, "")
+    assert api_docs.settled(away, api_docs.find("sink"))[2:] == (NOT_OFFERED, "why")
 
 
 def test_every_document_that_the_readme_names_exists() -> None:

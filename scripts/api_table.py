@@ -1,0 +1,422 @@
+"""What TorchAcc's documents promise its users, and what became of it here.
+
+`api_docs.py` makes docs/api.md of it and holds every row against the code. Names are those below
+`torchacc`. The facts are those of TorchAcc 2.3 (AlibabaPAI/torchacc, its documents and signatures).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+WORKS, DIFFERS, NOT_OFFERED = "works", "differs", "not offered"
+REFUSED = "only the default"  # of options: what else it may be is refused
+
+
+class Row(NamedTuple):
+    """One documented name.
+
+    `signature` is the documented one without types, empty for what is not called. `why`: in what it
+    differs, or why it is not there.
+    """
+
+    name: str
+    signature: str = ""
+    verdict: str = WORKS
+    why: str = ""
+
+
+class Option(NamedTuple):
+    """One field of `Config`, with its documented default."""
+
+    path: str
+    default: object
+    verdict: str = WORKS
+    why: str = ""
+
+
+_SPMD = "there is no SPMD mode: each process runs its own program"
+_TRACER = "a part of how TorchAcc traces a model for torch_xla"
+_UTIL = "an internal helper of TorchAcc"
+
+TOP = (
+    Row(
+        "accelerate",
+        "(model, dataloader=None, config=Config())",
+        DIFFERS,
+        "`dataloader` is also called `loader`; without a config there is a new one for each call; "
+        "any iterable is a loader, an empty one too; `torch.distributed` works afterwards with one "
+        "process as well; nothing of `torch.optim` is replaced, so an optimizer may be built before",
+    ),
+    Row("Config"),
+    Row(
+        "AsyncLoader",
+        "(loader, device, buckets=None, max_length=None, num_buckets=8, pad_value_dict=None)",
+        DIFFERS,
+        "`device` may be left out; `num_buckets=None` means 8; what else it takes is keyword only",
+    ),
+    Row("AsyncLoader.__iter__", "()"),
+    Row("AsyncLoader.__len__", "()"),
+    Row(
+        "amp.GradScaler",
+        "(init_scale=2**16, growth_factor=2.0, backoff_factor=.5, growth_interval=2000, "
+        "enabled=True, use_zero_grad=False)",
+        WORKS,
+        "an overflow is one for all processes that hold parts, not only those of a pipeline",
+    ),
+    Row("fetch_gradients", "(optimizer)"),
+    Row("lazy_device", "()"),
+    Row("is_lazy_device", "(device)", WORKS, "the type is `acc`, not `xla`"),
+    Row("is_lazy_tensor", "(tensor)"),
+    Row("sync", "(wait=False)"),
+    Row("mark_step", "()"),
+    Row("send_cpu_data_to_device", "(datas, device, input_sharding=None)"),
+    Row("syncfree.SGD.step", "(closure=None, found_inf=None)"),
+    Row("syncfree.Adam.step", "(closure=None, found_inf=None)"),
+    Row("syncfree.AdamW.step", "(closure=None, found_inf=None)"),
+    Row("get_global_context", "()"),
+    Row("GlobalContext.mesh", "", WORKS, "made when it is asked for"),
+    Row(
+        "GlobalContext.python_dispatcher",
+        "",
+        NOT_OFFERED,
+        "nothing is dispatched in Python",
+    ),
+    Row("core"),
+    Row(
+        "import_utils.is_torch_xla_available",
+        "()",
+        DIFFERS,
+        "says whether there is a lazy device: torch_xla is not needed",
+    ),
+    Row(
+        "decompose.replace_decompose",
+        "()",
+        NOT_OFFERED,
+        "torch's decompositions are left as they are",
+    ),
+    Row(
+        "patch",
+        "",
+        DIFFERS,
+        "a function, which undoes with `unpatch`: see `docs/mixed-precision.md`. TorchAcc's module "
+        "of this name patches at import",
+    ),
+    Row("__version__"),
+)
+
+CONFIG_METHODS = (
+    Row(
+        "Config.validate",
+        "()",
+        DIFFERS,
+        "TypeError, ValueError or NotImplementedError instead of AssertionError; each names the "
+        "field, its value and what to do",
+    ),
+    Row("Config.get_mesh", "()"),
+    Row("Config.is_distributed_parallel", "()"),
+    Row("Config.is_tracing_enabled", "()"),
+    Row("Config.is_lazy_backend", "()"),
+    Row("Config.is_eager_backend", "()"),
+)
+
+OPTIONS = (
+    Option("backend", "lazy", REFUSED, "`ACC_MODE=eager` in the environment is the other"),
+    Option("compute.fp16", False),
+    Option("compute.bf16", False),
+    Option(
+        "compute.acc_scaled_dot_attn",
+        False,
+        REFUSED,
+        "torch's `scaled_dot_product_attention` is one operator on the device already",
+    ),
+    Option(
+        "compute.disable_kernel_patches",
+        False,
+        WORKS,
+        "without effect: no other library's kernels are patched",
+    ),
+    Option("memory.gc", False),
+    Option("memory.gc_cls", None),
+    Option("memory.gc_cnt", None, WORKS, "without `fsdp` too"),
+    Option("dataloader.buckets", None, WORKS, "a list, as documented; TorchAcc's check refuses it"),
+    Option("dataloader.max_length", None),
+    Option("dataloader.num_buckets", None, WORKS, "None is 8"),
+    Option("dataloader.pad_value_dict", None),
+    Option("dist.dp.size", None),
+    Option("dist.tp.size", 1),
+    Option("dist.pp.size", 1),
+    Option("dist.pp.num_micro_batches", 1),
+    Option("dist.pp.input_names", None),
+    Option("dist.pp.split_points", []),
+    Option("dist.pp.broadcast_loss", True),
+    Option("dist.fsdp.size", 1),
+    Option("dist.fsdp.wrap_layer_cls", set()),
+    Option("dist.fsdp.flatten_parameters", True),
+    Option(
+        "dist.fsdp.sync_module_states",
+        False,
+        DIFFERS,
+        "always done: every process starts from the first one's parameters and buffers",
+    ),
+    Option("dist.fsdp.use_spmd", False, REFUSED, _SPMD),
+    Option("dist.fsdp.shard_output_callable", None, REFUSED, _SPMD),
+    Option("dist.sp.size", 1),
+    Option("dist.topology", ["dp", "fsdp", "pp", "tp"], WORKS, "`sp` may be named too"),
+)
+
+_DIMENSIONS = ("dp", "pp", "tp", "fsdp")
+
+DIST = (
+    Row("dist.world_size", "()"),
+    Row("dist.rank", "()"),
+    Row("dist.local_rank", "()"),
+    Row("dist.init_process_group", "(config)"),
+    Row("dist.init_nccl_context", "(config)"),
+    Row("dist.rendezvous", "(tag, payload=b'', replicas=[])"),
+    Row("dist.BACKEND_NAME"),
+    Row("dist.EAGER_BACKEND_NAME"),
+    Row(
+        "dist.ProcessGroupLazy",
+        "",
+        NOT_OFFERED,
+        "the backend is called `acc` (`lazy` names it too) and has every collective of "
+        "torch.distributed, those that TorchAcc lacks as well: `docs/distributed.md`",
+    ),
+    Row(
+        "dist.Mesh",
+        "(dp_num=1, pp_num=1, tp_num=1, fsdp_num=1, sp_num=1, topology=None)",
+        WORKS,
+        "`sp` counts as a dimension",
+    ),
+    *(
+        Row(f"dist.Mesh.get_{name}_{what}", "()")
+        for name in _DIMENSIONS
+        for what in ("rank", "num", "proc_group", "rank_groups")
+    ),
+    Row("dist.Mesh.get_sp_num", "()"),
+    Row("dist.Mesh.get_stage_id", "()"),
+    Row("dist.Mesh.is_first_stage", "()"),
+    Row("dist.Mesh.is_last_stage", "()"),
+    Row("dist.Mesh.stage_to_global", "(stage_id)"),
+    Row("dist.Mesh.get_global_rank", "()"),
+    Row("dist.Mesh.get_world_size", "()"),
+    Row("dist.ParallelModule", "(model, config)"),
+    Row("dist.ParallelModule.device"),
+    Row("dist.ParallelModule.clip_grad_norm_", "(max_grad_norm)", WORKS, "returns the norm"),
+    Row("dist.ParallelModule.forward_backward", "(*args, output_fn=None, **kwargs)"),
+    Row(
+        "dist.DataParallel",
+        "(model, config)",
+        WORKS,
+        "gradients travel in buckets, while the backward goes on",
+    ),
+    Row(
+        "dist.FullyShardedDataParallel",
+        "(model, config)",
+        WORKS,
+        "torch's own, not torch_xla's; `dp` above 1 makes it a hybrid",
+    ),
+    Row(
+        "dist.FullyShardedDataParallel.sharded_optim_state_dict",
+        "(model, optim)",
+        WORKS,
+        "torch's form, under the model's names",
+    ),
+    Row(
+        "dist.FullyShardedDataParallel.full_optim_state_dict",
+        "(model, optim, rank0_only=True, cpu_offload=True)",
+    ),
+    Row(
+        "dist.FullyShardedDataParallel.optim_state_dict_to_load",
+        "(model, optim, optim_state_dict, rank0_only=True)",
+    ),
+    Row("dist.SpmdFullyShardedDataParallel", "", NOT_OFFERED, _SPMD),
+    Row(
+        "dist.tp.Mesh",
+        "",
+        NOT_OFFERED,
+        "`dist.tp.device_mesh(config)` is the mesh; `dist.tp.parallelize` splits layers by a plan",
+    ),
+    Row(
+        "dist.tp.mark_sharding",
+        "(tensor, mesh, partition_spec)",
+        DIFFERS,
+        "takes the module and the parameter's name, since a split parameter is a new object",
+    ),
+    Row("dist.PipelineParallel", "(model, config)"),
+    Row(
+        "dist.PipelineParallel.forward_backward",
+        "(*args, output_fn=None, **kwargs)",
+        WORKS,
+        "batches have a row for each sample, and the same number of rows for each micro batch",
+    ),
+    Row("dist.DistributedParallel", "(model, config)"),
+    Row("dist.fsdp.split_fsdp_wrap_modules", "", NOT_OFFERED, _TRACER),
+    Row("dist.fsdp.fx_auto_wrap_policy", "", NOT_OFFERED, _TRACER),
+)
+
+_FLASH = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None, "
+    "deterministic=False, return_attn_probs=False"
+)
+_CONTEXT = (
+    "q, k, v, q_lens=None, k_lens=None, dropout_p=0.0, softmax_scale=None, causal=False, "
+    "window_size=(-1, -1), alibi_slopes=None, deterministic=False"
+)
+_LIGER = "liger_kernel replaces classes of transformers with Triton kernels, which need a GPU"
+
+# --- names that a version may have or not ---------------------------------------------------------
+# A row of these is "works", and its signature held against the code, where there is such a name,
+# and "not offered" because of `why` where there is none.
+_LATER = "not in this version"
+TOP_IF_THERE = (
+    Row("mark_dynamic", "(x, dims, bounds)", why=_LATER),
+    Row("accelerate_hf_trainer", "(enable=True)", why=_LATER),
+    Row("patch_qwen_model", "(model)", why=_LATER),
+    Row("save", "(data, file_or_path, master_only=True, global_master=False)", why=_LATER),
+)
+DIST_IF_THERE = (
+    Row("dist.state_dict_utils.load_checkpoints", "(ckpt_dir, ckpt_name)", why=_LATER),
+    Row(
+        "dist.state_dict_utils.save_checkpoints",
+        "(state_dict_list, shard_metadata_list, save_paths, save_type)",
+        why=_LATER,
+    ),
+    Row(
+        "dist.state_dict_utils.consolidate_sharded_model_checkpoints",
+        "(ckpt_dir, checkpoints)",
+        why=_LATER,
+    ),
+    Row(
+        "dist.state_dict_utils.consolidate_sharded_optimizer_checkpoints",
+        "(ckpt_dir, checkpoints, layer_info)",
+        why=_LATER,
+    ),
+    Row("dist.state_dict_utils.reshard_model_dict", why=_LATER),
+    Row("dist.state_dict_utils.reshard_optim_dict", why=_LATER),
+    Row(
+        "dist.state_dict_utils.consolidate_and_reshard_fsdp_model_dict",
+        "(ckpt_dir, model_ckpt_name_pattern, save_dir='', model_save_name_pattern='', "
+        "reshard_num=1, save_model=True)",
+        why=_LATER,
+    ),
+    Row(
+        "dist.state_dict_utils.consolidate_and_reshard_fsdp_optim_dict",
+        "(ckpt_dir, optimizer_ckpt_name_pattern, save_dir='', optimizer_save_name_pattern='', "
+        "reshard_num=1, save_optimizer=True)",
+        why=_LATER,
+    ),
+    Row(
+        "dist.state_dict_utils.consolidate_and_reshard_fsdp_checkpoint",
+        "(ckpt_dir, model_ckpt_name_pattern, optimizer_ckpt_name_pattern, save_dir='', "
+        "model_save_name_pattern='', optimizer_save_name_pattern='', reshard_num=1, "
+        "save_checkpoint=True)",
+        why=_LATER,
+    ),
+)
+OPS_IF_THERE = (
+    Row("ops.flash_attn_xla", f"(q, k, v, {_FLASH})", why=_LATER),
+    Row("ops.flash_attn_varlen_xla", f"(q, k, v, attention_mask, {_FLASH})", why=_LATER),
+    Row("ops.flash_attn_varlen_qkvpacked_xla", f"(qkv, attention_mask, {_FLASH})", why=_LATER),
+    Row("ops.flash_attn_varlen_position_ids_xla", f"(q, k, v, position_ids, {_FLASH})", why=_LATER),
+    Row("ops.spmd_flash_attn_varlen_xla", why=_SPMD),
+    Row(
+        "ops.scaled_dot_product_attention",
+        "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None)",
+        why=_LATER,
+    ),
+    Row("ops.apply_liger_kernel", "()", why=_LIGER),
+    Row("ops.apply_liger_kernel_to_llama", why=_LIGER),
+    Row("ops.apply_liger_kernel_to_qwen2", why=_LIGER),
+    Row(
+        "ops.context_parallel.initialize_context_parallel",
+        "(context_parallel_size, intra_parallel_size=None)",
+        why=_LATER,
+    ),
+    Row("ops.context_parallel.get_context_parallel_group", "()", why=_LATER),
+    Row("ops.context_parallel.get_intra_cp_process_group", "()", why=_LATER),
+    Row("ops.context_parallel.get_inter_cp_process_group", "()", why=_LATER),
+    Row(
+        "ops.context_parallel.ulysses",
+        f"({_CONTEXT}, process_group=None, position_ids=None, rope_func=None)",
+        why=_LATER,
+    ),
+    Row("ops.context_parallel.ring_attention", f"({_CONTEXT}, process_group=None)", why=_LATER),
+    Row(
+        "ops.context_parallel.context_parallel_2d",
+        f"({_CONTEXT}, inter_process_group=None, intra_process_group=None)",
+        why=_LATER,
+    ),
+    Row(
+        "ops.context_parallel.split_forward_gather_backward",
+        "(tensor, seq_dim, process_group, grad_scale=None)",
+        why=_LATER,
+    ),
+    Row(
+        "ops.context_parallel.gather_forward_split_backward",
+        "(tensor, seq_dim, process_group, grad_scale=None)",
+        why=_LATER,
+    ),
+)
+UTILS_IF_THERE = (
+    Row("utils.checkpoint.gradient_checkpoint", "(model, gc_cls)", why=_LATER),
+    Row("utils.checkpoint.checkpoint_module", why=_LATER),
+    Row("utils.checkpoint.fx_checkpoint", why=_TRACER),
+    Row(
+        "utils.cpu_offload.get_cpu_offload_context",
+        "(num_offload_layers=1, num_prefetch_layers=1, num_offload_sync_layers=1.0, debug=False)",
+        why=_LATER,
+    ),
+    Row("utils.patch.patch_amp", "()", why="`torchacc.patch()` does that"),
+    Row("utils.patch.patch_autocast", "()", why="`torchacc.patch()` does that"),
+    Row("utils.patch.patch_fa", "()", why="the attention of torch runs as it is"),
+    Row("utils.patch.patch_llama", "(use_flash_attn)", why="the model runs as it is"),
+    Row("utils.patch.patch_qwen", "(use_flash_attn)", why="the model runs as it is"),
+    Row("utils.decompose.replace_decompose", "()", why="torch's decompositions stay"),
+    Row("utils.trace.trace", "(model, input_names)", why=_TRACER),
+    Row("utils.utils.apply_to_tensors", why=_UTIL),
+    Row("utils.utils.partition_balanced", why=_UTIL),
+    Row("utils.logger", why="`logging.getLogger('TorchAcc')` is the logger"),
+)
+
+_XLA = "a setting of torch_xla"
+_NOT_SET = f"{_XLA}, which is not there; nothing is set at import"
+VARIABLES = (
+    Row("ACC_LOG_LEVEL", why="debug, info, warning or error"),
+    Row("RANK"),
+    Row("WORLD_SIZE"),
+    Row("LOCAL_RANK"),
+    Row("MASTER_ADDR"),
+    Row("MASTER_PORT"),
+    Row("USE_TORCHACC", "", DIFFERS, "0 keeps `import torch` from loading the device; unset is 1"),
+    Row("TORCHACC_PATCH_FA", "", NOT_OFFERED, "nothing is patched at import"),
+    Row("TORCHACC_PATCH_TORCH_AUTOCAST", "", NOT_OFFERED, "`torchacc.unpatch()` undoes the patch"),
+    Row("LOW_CPU_MEM_USAGE", "", NOT_OFFERED, "it is for torchdistx; torch itself has the meta device"),
+    Row("PJRT_LOCAL_PROCESS_RANK", "", NOT_OFFERED, _NOT_SET),
+    Row("PJRT_DEVICE", "", NOT_OFFERED, _NOT_SET),
+    Row("PJRT_ALLOCATOR_FRACTION", "", NOT_OFFERED, _NOT_SET),
+    Row("XLA_IR_SHAPE_CACHE_SIZE", "", NOT_OFFERED, _NOT_SET),
+    Row("XLA_COORDINATOR_PORT", "", NOT_OFFERED, _NOT_SET),
+    Row("USE_BOUND_FOR_SHAPE_COMPARE", "", NOT_OFFERED, _NOT_SET),
+    Row("XLA_FLAGS", "", NOT_OFFERED, _NOT_SET),
+    Row("XLA_USE_SPMD", "", NOT_OFFERED, _SPMD),
+    Row("CUDA_DEVICE_MAX_CONNECTIONS", "", NOT_OFFERED, "nothing is set at import"),
+    Row("XLA_PERSISTENT_CACHE_PATH", "", NOT_OFFERED, "`ACC_CACHE_DIR` says where kernels are kept"),
+    Row("TORCHACC_VERSION", "", NOT_OFFERED, "for TorchAcc's own packaging"),
+    Row("TORCH_ACC_PACKAGE_NAME", "", NOT_OFFERED, "for TorchAcc's own packaging"),
+    Row("TORCHACC_TRIM_GRAPH", "", NOT_OFFERED, "of ms-swift, which reads it itself"),
+    Row("TORCHACC_DATA_BUCKETS", "", NOT_OFFERED, "of ms-swift: see `dataloader.buckets`"),
+)
+
+# The console command and its documented options; as `*_IF_THERE` above.
+COMMAND = "consolidate_and_reshard_fsdp_ckpts"
+COMMAND_OPTIONS = (
+    "--ckpt_dir",
+    "--model_ckpt_name_pattern",
+    "--optimizer_ckpt_name_pattern",
+    "--ckpt_type",
+    "--reshard_num",
+    "--save_dir",
+    "--model_save_name_pattern",
+    "--optimizer_save_name_pattern",
+)
