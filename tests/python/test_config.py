@@ -75,6 +75,8 @@ SWITCHES = {
 def no_launcher(monkeypatch):
     for name in ("WORLD_SIZE", *SWITCHES):
         monkeypatch.delenv(name, raising=False)
+    # Tests of other files leave a group of this process alone.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
 
 
 def owner(config, path):
@@ -434,6 +436,13 @@ def test_a_file(tmp_path, suffix, text):
         ("a.json", '{"memory": {"gc": "yes"}}', TypeError, r"memory\.gc.*'yes'.*a\.json"),
         ("a.json", '{"dist": {"fsdp": {"wrap_layer_cls": [[1]]}}}', TypeError, r"wrap_layer_cls"),
         ("a.json", '{"dist": 3}', TypeError, r"dist should be a mapping.*3"),
+        (
+            "a.yaml",
+            "dist: {fsdp: {wrap_layer: [Block]}}",
+            ValueError,
+            r"dist\.fsdp\.wrap_layer\..*wrap_layer_cls.*\['Block'\].*a\.yaml",
+        ),
+        ("a.yml", "dist: [", ValueError, r"a\.yml is not YAML"),
         ("a.json", "[1]", TypeError, r"the configuration should be a mapping"),
         ("a.json", "{", ValueError, r"a\.json is not JSON: .*line 1"),
         ("a.toml", "", ValueError, r"a\.toml should be a \.json"),
@@ -441,6 +450,8 @@ def test_a_file(tmp_path, suffix, text):
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, name, text, kind, message):
+    if name.endswith(("yaml", "yml")):
+        pytest.importorskip("yaml")
     path = tmp_path / name
     if text is not None:
         path.write_text(text)

@@ -168,6 +168,25 @@ def test_unscaling_twice_is_refused() -> None:
         training.scaler.unscale_(training.optimizer)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_without_autocast_the_scaler_takes_float32_and_refuses_what_torch_refuses(
+    dtype: torch.dtype,
+) -> None:
+    told = []
+    for device in (ACC, "cpu"):
+        net = nn.Linear(3, 2).to(device, dtype)
+        scaler = torch.amp.GradScaler(device, init_scale=4.0)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler.scale(net(torch.ones(1, 3, device=device, dtype=dtype)).sum()).backward()
+        try:
+            scaler.step(optimizer)
+            told.append("")
+        except ValueError as error:
+            told.append(str(error))
+    # Gradients in float16 have overflowed before they can be unscaled.
+    assert told[0] == told[1] and bool(told[0]) == (dtype == torch.float16)
+
+
 def hooked(parameters: Any) -> torch.optim.Optimizer:
     made = torch.optim.AdamW(parameters, lr=0.01)
     made.register_step_post_hook(lambda *_: None)
