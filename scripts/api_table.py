@@ -45,7 +45,7 @@ TOP = (
         DIFFERS,
         "`dataloader` is also called `loader`; without a config there is a new one for each call; "
         "any iterable is a loader, an empty one too; `torch.distributed` works afterwards with one "
-        "process as well; nothing of `torch.optim` is replaced, so an optimizer may be built before",
+        "process as well; `torch.optim` is left as it is; an optimizer may be built before",
     ),
     Row("Config"),
     Row(
@@ -391,7 +391,7 @@ VARIABLES = (
     Row("USE_TORCHACC", "", DIFFERS, "0 keeps `import torch` from loading the device; unset is 1"),
     Row("TORCHACC_PATCH_FA", "", NOT_OFFERED, "nothing is patched at import"),
     Row("TORCHACC_PATCH_TORCH_AUTOCAST", "", NOT_OFFERED, "`torchacc.unpatch()` undoes the patch"),
-    Row("LOW_CPU_MEM_USAGE", "", NOT_OFFERED, "it is for torchdistx; torch itself has the meta device"),
+    Row("LOW_CPU_MEM_USAGE", "", NOT_OFFERED, "it is for torchdistx; torch has the meta device"),
     Row("PJRT_LOCAL_PROCESS_RANK", "", NOT_OFFERED, _NOT_SET),
     Row("PJRT_DEVICE", "", NOT_OFFERED, _NOT_SET),
     Row("PJRT_ALLOCATOR_FRACTION", "", NOT_OFFERED, _NOT_SET),
@@ -401,7 +401,7 @@ VARIABLES = (
     Row("XLA_FLAGS", "", NOT_OFFERED, _NOT_SET),
     Row("XLA_USE_SPMD", "", NOT_OFFERED, _SPMD),
     Row("CUDA_DEVICE_MAX_CONNECTIONS", "", NOT_OFFERED, "nothing is set at import"),
-    Row("XLA_PERSISTENT_CACHE_PATH", "", NOT_OFFERED, "`ACC_CACHE_DIR` says where kernels are kept"),
+    Row("XLA_PERSISTENT_CACHE_PATH", "", NOT_OFFERED, "`ACC_CACHE_DIR` is where kernels are kept"),
     Row("TORCHACC_VERSION", "", NOT_OFFERED, "for TorchAcc's own packaging"),
     Row("TORCH_ACC_PACKAGE_NAME", "", NOT_OFFERED, "for TorchAcc's own packaging"),
     Row("TORCHACC_TRIM_GRAPH", "", NOT_OFFERED, "of ms-swift, which reads it itself"),

@@ -1,7 +1,7 @@
 """PyTorch's operator database in float16 and bfloat16, within PyTorch's tolerances for CUDA.
 
-The first sample of every fifth operator; with `ACC_TEST_FULL=1` every sample of each. `half.py` says
-what is compared with what.
+The first sample of every fifth operator; with `ACC_TEST_FULL=1` every sample of each. `half.py`
+says what is compared with what.
 """
 
 from __future__ import annotations

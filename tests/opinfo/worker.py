@@ -1,10 +1,10 @@
 """The process that runs operators: reads requests from stdin, writes results to stdout.
 
-A request is one JSON line {"op", "variant", "dtype", "skip", "limit", "first"}: the operator's name,
-the number of samples to leave out at the front, how many to run, and how many to make at all. Answers are JSON lines: {"failure": [index, category,
-text]} as each is found, and {"op", "variant", "dtype", "samples", "random"} at the end. Before each
-sample its index is written to the shared progress file, so that the parent can name what a crash
-was in.
+A request is one JSON line {"op", "variant", "dtype", "skip", "limit", "first"}: the operator's
+name, the number of samples to leave out at the front, how many to run, and how many to make at all.
+Answers are JSON lines: {"failure": [index, category, text]} as each is found, and {"op", "variant",
+"dtype", "samples", "random"} at the end. Before each sample its index is written to the shared
+progress file, so that the parent can name what a crash was in.
 
 The process loads the database, names the backend, and forks a child that starts the device and
 does the work. When the child dies the answer is {"died": how, "at": [request, sample]} and another
