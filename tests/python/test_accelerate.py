@@ -280,6 +280,38 @@ def test_gradients_can_be_fetched(device):
     assert gradient.data_ptr() == model.head.weight.grad.data_ptr()
 
 
+def test_the_context_has_the_options_of_the_last_call(device):
+    context = torchacc.get_global_context()
+    assert isinstance(context, torchacc.GlobalContext)
+    config, refused = torchacc.Config(), torchacc.Config()
+    refused.compute.fp16 = refused.compute.bf16 = True
+    torchacc.accelerate(Net(), config=config)
+    with pytest.raises(ValueError, match=r"compute\.fp16 and compute\.bf16"):
+        torchacc.accelerate(Net(), config=refused)
+    assert torchacc.get_global_context() is context and context.config is config
+    assert context.mesh.get_world_size() == 1
+
+
+def test_tensors_of_the_cpu_are_sent(device):
+    data = [torch.arange(3), torch.ones(2, 2)]
+    sent = torchacc.send_cpu_data_to_device(data, device)
+    for mine, given in zip(sent, data, strict=True):
+        assert mine.device.type == device and given.device.type == "cpu"
+        helpers.assert_same(mine, given)
+    with pytest.raises(NotImplementedError, match="input_sharding"):
+        torchacc.send_cpu_data_to_device(data, device, input_sharding=object())
+
+
+def test_what_is_lazy_is_there(acc_only, monkeypatch):
+    assert torchacc.import_utils.is_torch_xla_available()
+    monkeypatch.setattr(torch.acc, "device_count", lambda: 0)
+    assert not torchacc.import_utils.is_torch_xla_available()
+
+
+def test_core_has_the_same_names(device):
+    assert all(getattr(torchacc, n) is getattr(torchacc.core, n) for n in torchacc.core.__all__)
+
+
 def test_questions_about_devices_and_tensors(device):
     lazy = torchacc.lazy_device()
     assert lazy.type == device and lazy.index is not None

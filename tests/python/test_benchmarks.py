@@ -22,6 +22,7 @@ from benchmarks import (
     load,
     measure,
     models,
+    overhead,
     record,
     report,
     run,
@@ -258,6 +259,24 @@ def test_values_of_steps_within_tolerance(values, expected):
     base = Checksum("a", (1.0, 2.0, 3.0), ())
     why = mismatch(base, Checksum("b", tuple(values), ()), exact=False, tolerance=Tolerance())
     assert why is None if expected is None else expected in why
+
+
+def test_an_overhead_is_the_median_of_pairs_whose_order_alternates(monkeypatch):
+    # The machine gets slower from pair to pair, and disturbs the last.
+    runs = [("hand", 1.0), ("accelerate", 1.25), ("accelerate", 2.5), ("hand", 2.0)]
+    runs += [("hand", 4.0), ("accelerate", 40.0)]
+    left = iter(runs)
+
+    def run(case, way, threads):
+        expected, seconds = next(left)
+        assert (case, way, threads) == ("mlp", expected, 1)
+        return {"seconds": seconds, "cpu_seconds": 3.0}
+
+    monkeypatch.setattr(overhead, "_in_a_process", run)
+    line = overhead.compare("mlp", threads=1, pairs=3)
+    assert next(left, None) is None
+    assert (line["ratio"], line["ratio_low"], line["ratio_high"]) == (1.25, 1.25, 10.0)
+    assert line["cpu_ratio"] == 1.0 and line["hand_seconds"] == 2.0
 
 
 # --- cases --------------------------------------------------------------------------------------
