@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -246,18 +247,21 @@ def variable_table(faults: list[str], rows: Sequence[Row]) -> Iterator[str]:
 
 
 def command_table(faults: list[str], command: str, options: Sequence[str]) -> Iterator[str]:
-    """The console command and its options, by the source of its entry point."""
+    """The console command and its options, by the source of its entry point; then our own ones."""
     start = (ROOT / "setup.py").read_text().partition(f'"{command} = ')[2].partition('"')[0]
     yield "| command | |"
     yield "|---|---|"
-    if not start:
+    if start:
+        source = inspect.getsource(importlib.import_module(start.partition(":")[0]))
+        missing = [option for option in options if f'"{option}"' not in source]
+        if missing:
+            faults.append(f"{command} ({start}) does not take {', '.join(missing)}")
+        yield f"| `{command} {' '.join(options)}` | works |"
+    else:
         yield f"| `{command}` | not offered: not in this version |"
-        return
-    source = inspect.getsource(importlib.import_module(start.partition(":")[0]))
-    missing = [option for option in options if f'"{option}"' not in source]
-    if missing:
-        faults.append(f"{command} ({start}) does not take {', '.join(missing)}")
-    yield f"| `{command} {' '.join(options)}` | works |"
+    source = (ROOT / "torchacc" / "__main__.py").read_text()
+    for name, text in re.findall(r'add_parser\(\s*"(\w+)",\s*help="([^"]+)"', source):
+        yield f"| `python -m torchacc {name}` | only here: {text} |"
 
 
 def own_table(tables: Sequence[Sequence[Row]]) -> Iterator[str]:

@@ -57,8 +57,7 @@ SHOWN = {
         "test_ranks_that_log_alone_in_the_middle_of_a_step_are_no_fault",
     ),
     "H7: there is a process group after accelerate, of one process too": (
-        "tests/distributed/test_group.py::"
-        "test_a_process_without_a_launcher_is_a_group_of_its_own",
+        "tests/distributed/test_group.py::test_a_process_without_a_launcher_is_a_group_of_its_own",
         "tests/distributed/test_group.py::"
         "test_a_launched_process_joins_the_others_though_it_is_the_only_one",
         "tests/python/test_device.py::test_each_local_rank_has_a_host_device",
