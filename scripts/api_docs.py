@@ -6,17 +6,19 @@ places, with their defaults; one that is not offered does not exist.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import api_table
-from api_table import DIFFERS, NOT_OFFERED, REFUSED, WORKS, Option, Row
+from api_table import DIFFERS, EITHER, NOT_OFFERED, REFUSED, WORKS, Option, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "api.md"
@@ -137,7 +139,8 @@ def wrong(row: Row, thing: Any) -> str | None:
 def settled(row: Row, thing: Any) -> Row:
     """A row of a name that a version may have or not, with the verdict of this one."""
     if thing is _MISSING:
-        return row._replace(verdict=NOT_OFFERED)
+        why = row.why if row.verdict == WORKS else "not in this version"
+        return row._replace(verdict=NOT_OFFERED, why=why)
     return row._replace(verdict=WORKS, why="") if row.verdict == WORKS else row
 
 
@@ -187,7 +190,11 @@ def option_table(faults: list[str], options: Sequence[Option]) -> Iterator[str]:
         what, default = there.pop(option.path, ("", _MISSING))
         if default != option.default:
             faults.append(f"{option.path} is {default!r}, and documented as {option.default!r}")
-        if is_refused(option) != (option.verdict == REFUSED):
+        refused = is_refused(option)
+        if option.verdict == EITHER:
+            verdict, why = (REFUSED, option.why) if refused else (WORKS, "")
+            option = option._replace(verdict=verdict, why=why)
+        if refused != (option.verdict == REFUSED):
             faults.append(f"{option.path} is called {option.verdict!r}, and it is otherwise")
         told = cell(option.verdict, option.why)
         yield f"| `{option.path}` | {_plain(what)} | `{default!r}` | {told} |"
@@ -246,14 +253,29 @@ def variable_table(faults: list[str], rows: Sequence[Row]) -> Iterator[str]:
         yield f"| `{row.name}` | {cell(row.verdict, row.why)} |"
 
 
+def _help(main: Callable[[], object], command: str) -> str:
+    """What a command says when it is asked for help."""
+    before, said = sys.argv, io.StringIO()
+    sys.argv = [command, "--help"]
+    try:
+        with contextlib.redirect_stdout(said):
+            main()
+    except SystemExit:
+        pass
+    finally:
+        sys.argv = before
+    return said.getvalue()
+
+
 def command_table(faults: list[str], command: str, options: Sequence[str]) -> Iterator[str]:
     """The console command and its options, by the source of its entry point; then our own ones."""
     start = (ROOT / "setup.py").read_text().partition(f'"{command} = ')[2].partition('"')[0]
     yield "| command | |"
     yield "|---|---|"
     if start:
-        source = inspect.getsource(importlib.import_module(start.partition(":")[0]))
-        missing = [option for option in options if f'"{option}"' not in source]
+        module, _, function = start.partition(":")
+        usage = _help(getattr(importlib.import_module(module), function), command)
+        missing = [option for option in options if option not in usage]
         if missing:
             faults.append(f"{command} ({start}) does not take {', '.join(missing)}")
         yield f"| `{command} {' '.join(options)}` | works |"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 WORKS, DIFFERS, NOT_OFFERED = "works", "differs", "not offered"
 REFUSED = "only the default"  # of options: what else it may be is refused
+EITHER = "works, or only the default"  # as the code says
 
 
 class Row(NamedTuple):
@@ -69,7 +70,6 @@ TOP = (
     Row("is_lazy_tensor", "(tensor)"),
     Row("sync", "(wait=False)"),
     Row("mark_step", "()"),
-    Row("send_cpu_data_to_device", "(datas, device, input_sharding=None)"),
     Row("syncfree.SGD.step", "(closure=None, found_inf=None)"),
     Row("syncfree.Adam.step", "(closure=None, found_inf=None)"),
     Row("syncfree.AdamW.step", "(closure=None, found_inf=None)"),
@@ -126,7 +126,7 @@ OPTIONS = (
     Option(
         "compute.acc_scaled_dot_attn",
         False,
-        REFUSED,
+        EITHER,
         "torch's `scaled_dot_product_attention` is one operator on the device already",
     ),
     Option(
@@ -266,13 +266,19 @@ _CONTEXT = (
 _LIGER = "liger_kernel replaces classes of transformers with Triton kernels, which need a GPU"
 
 # --- names that a version may have or not ---------------------------------------------------------
-# A row of these is "works", and its signature held against the code, where there is such a name,
-# and "not offered" because of `why` where there is none.
+# A row of these is what it says ("works", and its signature held against the code) where there is
+# such a name. Where there is none it is "not offered", because of `why` if it would work.
 _LATER = "not in this version"
 TOP_IF_THERE = (
     Row("mark_dynamic", "(x, dims, bounds)", why=_LATER),
     Row("accelerate_hf_trainer", "(enable=True)", why=_LATER),
     Row("patch_qwen_model", "(model)", why=_LATER),
+    Row(
+        "send_cpu_data_to_device",
+        "(datas, device, input_sharding=None)",
+        DIFFERS,
+        f"takes no sharding: {_SPMD}",
+    ),
     Row("save", "(data, file_or_path, master_only=True, global_master=False)", why=_LATER),
 )
 DIST_IF_THERE = (
@@ -290,7 +296,8 @@ DIST_IF_THERE = (
     Row(
         "dist.state_dict_utils.consolidate_sharded_optimizer_checkpoints",
         "(ckpt_dir, checkpoints, layer_info)",
-        why=_LATER,
+        DIFFERS,
+        "needs no `layer_info`: each shard says what it holds",
     ),
     Row("dist.state_dict_utils.reshard_model_dict", why=_LATER),
     Row("dist.state_dict_utils.reshard_optim_dict", why=_LATER),

@@ -18,7 +18,6 @@ from torchacc.boundary import mark_step, sync
 from torchacc.capture import capture
 from torchacc.config import Config
 from torchacc.context import GlobalContext, get_global_context
-from torchacc.core import send_cpu_data_to_device
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.graph_view import graph, profile_plans
 from torchacc.loader import AsyncLoader

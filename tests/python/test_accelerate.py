@@ -292,16 +292,6 @@ def test_the_context_has_the_options_of_the_last_call(device):
     assert context.mesh.get_world_size() == 1
 
 
-def test_tensors_of_the_cpu_are_sent(device):
-    data = [torch.arange(3), torch.ones(2, 2)]
-    sent = torchacc.send_cpu_data_to_device(data, device)
-    for mine, given in zip(sent, data, strict=True):
-        assert mine.device.type == device and given.device.type == "cpu"
-        helpers.assert_same(mine, given)
-    with pytest.raises(NotImplementedError, match="input_sharding"):
-        torchacc.send_cpu_data_to_device(data, device, input_sharding=object())
-
-
 def test_what_is_lazy_is_there(acc_only, monkeypatch):
     assert torchacc.import_utils.is_torch_xla_available()
     monkeypatch.setattr(torch.acc, "device_count", lambda: 0)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import torchacc
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import api_docs  # noqa: E402
-from api_table import DIFFERS, NOT_OFFERED, WORKS, Row  # noqa: E402
+from api_table import DIFFERS, NOT_OFFERED, WORKS, Option, Row  # noqa: E402
 
 
 def test_the_environment_table_is_the_one_in_the_code() -> None:
@@ -71,9 +73,37 @@ def test_a_row_that_is_not_so_is_told(device: str, row: Row, told: str | None) -
 
 
 def test_a_name_that_a_version_may_have_is_settled_by_the_code(device: str) -> None:
-    here, away = Row("sync", "(wait=False)", WORKS, "why"), Row("sink", "()", WORKS, "why")
-    assert api_docs.settled(here, api_docs.find("sync"))[2:] == (WORKS, "")
-    assert api_docs.settled(away, api_docs.find("sink"))[2:] == (NOT_OFFERED, "why")
+    for verdict, there, away in (
+        (WORKS, (WORKS, ""), (NOT_OFFERED, "why")),
+        (DIFFERS, (DIFFERS, "why"), (NOT_OFFERED, "not in this version")),
+    ):
+        assert api_docs.settled(Row("sync", "()", verdict, "why"), torchacc.sync)[2:] == there
+        missing = api_docs.find("sink")
+        assert api_docs.settled(Row("sink", "()", verdict, "why"), missing)[2:] == away
+
+
+def test_options_of_a_command_are_held_against_its_help(device: str) -> None:
+    faults: list[str] = []
+    rows = list(api_docs.command_table(faults, "xlarun", ("--nproc_per_node", "--nothing")))
+    assert faults == ["xlarun (tiacc_training.launcher:xlarun) does not take --nothing"]
+    assert "| `xlarun --nproc_per_node --nothing` | works |" in rows
+    assert "not offered" in list(api_docs.command_table(faults, "nothing", ()))[2]
+
+
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        (Option("compute.fp16", False), False),
+        (Option("memory.gc", False), False),  # it asks for gc_cls, and is offered
+        (Option("dist.fsdp.use_spmd", False), True),
+        (Option("backend", "lazy"), True),
+        (Option("memory.gc_cnt", None), False),  # nothing to try
+    ],
+)
+def test_an_option_that_is_refused_is_told_from_one_that_works(
+    device: str, option: Option, refused: bool
+) -> None:
+    assert api_docs.is_refused(option) == refused
 
 
 def test_every_document_that_the_readme_names_exists() -> None:
