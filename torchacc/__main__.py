@@ -1,4 +1,4 @@
-"""`python -m torchacc env`: what is installed; `cache`: the kernels kept on disk.
+"""`python -m torchacc env`: what is installed; `cache`: the kernels kept on disk; `run`: a script.
 
 And `consolidate_and_reshard_fsdp_ckpts`, which is a command of its own as well.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torchacc.dist import consolidate
 from torchacc.environment import environment, render, size_text
+from torchacc.run import ScriptError, run
 from torchacc_device import _C
 
 
@@ -24,9 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache = commands.add_parser("cache", help="report or remove the kernels kept on disk")
     cache.add_argument("action", choices=("info", "clear"))
     consolidate.add_arguments(commands.add_parser(consolidate.NAME, help=consolidate.HELP))
+    native = commands.add_parser("run", help="run a script written for CUDA on the lazy device")
+    native.add_argument("script", help="a file, run as `python script` does")
+    native.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
     options = parser.parse_args(arguments)
     if options.command == consolidate.NAME:
         return consolidate.run(options)
+    if options.command == "run":
+        try:
+            run(options.script, options.arguments)
+        except ScriptError as error:
+            parser.error(str(error))
+        return 0
     if options.command == "cache":
         return _cache(options.action)
     report = environment()

@@ -8,8 +8,10 @@ from torchacc.launched import rank
 from torchacc.logger import logger
 from torchacc_device import _as_cuda, _patches
 
+_OURS = frozenset((*_patches.AS_CUDA, *_patches.DEVICES_AS_CUDA))
 
-def patch() -> tuple[str, ...]:
+
+def patch(devices: bool = False) -> tuple[str, ...]:
     """Lets what a program says of "cuda" and "xla" act on the lazy device. `accelerate` calls it.
 
     Concerned are `torch.autocast("cuda")`, `torch.cuda.amp.autocast` and `GradScaler`, however they
@@ -17,23 +19,33 @@ def patch() -> tuple[str, ...]:
     for memory, streams, events, random states and properties. What decides where tensors go stays:
     `torch.cuda.is_available`, `torch.cuda.device_count`, and devices themselves.
 
-    A second call changes nothing. The log of the first process says, at the level INFO, that it
+    With `devices` that changes too: the name "cuda" stands for the lazy device wherever torch takes
+    one, `torch.cuda.is_available()` is true, tensors of the device say `is_cuda`, and a process
+    group of NCCL's is one of the lazy device's. A device says what it is: its `type` is not "cuda".
+    `python -m torchacc run` does this for a script.
+
+    A second call changes nothing, or adds the devices. The log of the first process says, at the level INFO, that it
     happened, and each process's, at the level DEBUG, to what.
 
     Returns:
         The full names of what is patched now.
     """
     before = set(_patches.applied())
-    _patches.apply_as_cuda()
-    if not before.issuperset(_patches.AS_CUDA):
+    if devices:
+        _patches.apply_devices_as_cuda()
+    else:
+        _patches.apply_as_cuda()
+    names = tuple(name for name in _patches.applied() if name in _OURS)
+    if not before.issuperset(names):
         logger.log(
             logging.INFO if rank() == 0 else logging.DEBUG,
-            "autocast, GradScaler and %d names of torch.cuda act on the lazy device; "
+            "%sautocast, GradScaler and %d names of torch.cuda act on the lazy device; "
             "torchacc.unpatch() takes that back",
-            sum(name.startswith("torch.cuda.") for name in _patches.AS_CUDA),
+            "devices called cuda, " if devices else "",
+            sum(name.startswith("torch.cuda.") for name in names),
         )
-        logger.debug("patched: %s", ", ".join(_patches.AS_CUDA))
-    return _patches.AS_CUDA
+        logger.debug("patched: %s", ", ".join(names))
+    return names
 
 
 def unpatch() -> None:
@@ -45,6 +57,6 @@ def unpatch() -> None:
     """
     if _as_cuda.is_inside_a_region():
         raise RuntimeError("[unpatch] this is inside an autocast region: call it after its end.")
-    if set(_patches.applied()).intersection(_patches.AS_CUDA):
+    if set(_patches.applied()).intersection(_OURS):
         _patches.undo_as_cuda()
-        logger.info("autocast, GradScaler and torch.cuda are torch's again")
+        logger.info("what is called cuda is torch's again")

@@ -121,11 +121,11 @@ def _ours(name: str) -> Callable[[Any], Any]:
     return replace
 
 
-def _shared_names() -> list[str]:
+def _shared_names(module: ModuleType) -> list[str]:
     return [
         name
         for name in acc.__all__
-        if hasattr(torch.cuda, name)
+        if hasattr(module, name)
         and name not in _KEPT
         and not isinstance(getattr(acc, name), ModuleType)
     ]
@@ -137,5 +137,9 @@ TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (autocast_mode.autocast, "__exit__", _autocast_exit),
     (autocast_mode, "_cast", _cast),
     (torch.amp.GradScaler, "__init__", _scaler_init),
-    *((torch.cuda, name, _ours(name)) for name in _shared_names()),
+    *(
+        (module, name, _ours(name))
+        for module in (torch.cuda, torch.cuda.memory, torch.cuda.random)
+        for name in _shared_names(module)
+    ),
 )

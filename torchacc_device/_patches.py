@@ -13,13 +13,14 @@ its own, that one goes first.
 One more function tells Meta kernels for which device they infer: where the layout of a result
 differs between CPU and CUDA (FFTs, decompositions, embedding bags), they take CUDA for granted.
 
-A GradScaler's step asks the device nothing (_scaling.py).
+A GradScaler's step asks the device nothing (_scaling.py). `torch.compile` leaves compiling to acc
+where tensors are on it (_compile.py).
 
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
 
 `LATER` names what is wrapped only once there is a reason: the environment says how
 DistributedDataParallel is to exchange gradients. `AS_CUDA` names what acts on acc where a program
-says "cuda", once it is asked for.
+says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc then.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import _meta_registrations
 from torch._C import DispatchKey
 from torch.distributed import distributed_c10d
+from torch.jit import _builtins
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.dlpack import DLDeviceType
 
-from torchacc_device import _C, _as_cuda, _devices, _scaling
+from torchacc_device import _C, _as_cuda, _as_cuda_devices, _compile, _devices, _scaling
 
 _DEVICE = "acc"
 _ABSENT = object()
@@ -238,6 +241,8 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (_meta_registrations, "device_hint", _device_hint),
     (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
     (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
+    (torch._TorchCompileInductorWrapper, "__call__", _compile.instead_of_inductor),
+    (torch._TorchCompileWrapper, "__init__", _compile.registering),
     (distributed_c10d, "_new_process_group_helper", _named_backend),
     # both, and from the start: programs bind the function when they are imported
     (distributed_c10d, "init_process_group", _replacing_group),
@@ -265,13 +270,17 @@ _WRAPPED_LATER: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
 
 
 def _full_name(owner: Any, name: str) -> str:
-    return f"torch.{owner.__name__.removeprefix('torch.')}.{name}"
+    prefix = "" if owner is torch else f"{owner.__name__.removeprefix('torch.')}."
+    return f"torch.{prefix}{name}"
 
 
 # Everything that is wrapped, by its full name; and what is wrapped when there is a reason.
 LIST: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED)
 LATER: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED_LATER)
 AS_CUDA: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _as_cuda.TABLE)
+DEVICES_AS_CUDA: tuple[str, ...] = tuple(
+    _full_name(owner, name) for owner, name, _ in _as_cuda_devices.TABLE
+)
 
 # What the owner's own __dict__ held before, by full name; _ABSENT where it inherited.
 _before: dict[str, Any] = {}
@@ -284,8 +293,8 @@ _construct: Callable[..., None] | None = None
 
 
 def applied() -> tuple[str, ...]:
-    """The names in `LIST`, `LATER` and `AS_CUDA` that are wrapped now."""
-    return tuple(name for name in (*LIST, *LATER, *AS_CUDA) if name in _before)
+    """The names in all these lists that are wrapped now."""
+    return tuple(name for name in (*LIST, *LATER, *AS_CUDA, *DEVICES_AS_CUDA) if name in _before)
 
 
 def apply() -> None:
@@ -315,9 +324,25 @@ def apply_as_cuda() -> None:
     _devices.other_names = _as_cuda.MEANT
 
 
+def apply_devices_as_cuda() -> None:
+    """From now on devices that are called "cuda" are acc's, too (_as_cuda_devices.py)."""
+    apply_as_cuda()
+    _apply(_as_cuda_devices.TABLE)
+    for function in _wrapped_builtins():
+        _builtins._register_builtin(function, _builtins._find_builtin(function.__wrapped__))
+
+
+def _wrapped_builtins() -> list[Any]:
+    """What stands for functions that torch.jit.script knows by their identity."""
+    found = [getattr(owner, name) for owner, name, _ in _as_cuda_devices.TABLE]
+    return [f for f in found if _builtins._find_builtin(getattr(f, "__wrapped__", None))]
+
+
 def undo_as_cuda() -> None:
-    """Takes `apply_as_cuda` back; a second call does nothing."""
-    _undo(_as_cuda.TABLE)
+    """Takes `apply_as_cuda` and `apply_devices_as_cuda` back; a second call does nothing."""
+    for function in _wrapped_builtins():
+        _builtins._get_builtin_table().pop(id(function), None)
+    _undo((*_as_cuda.TABLE, *_as_cuda_devices.TABLE))
     _devices.other_names = ()
 
 
@@ -328,8 +353,10 @@ def _apply(wrapped: tuple[tuple[Any, str, Callable[[Any], Any]], ...]) -> None:
             continue
         original = getattr(owner, name)
         wrapper = wrap(original)
-        if not isinstance(wrapper, type):
+        if isinstance(wrapper, FunctionType):
             wrapper = functools.wraps(original)(wrapper)
+            if isinstance(owner, ModuleType):  # builtins call their class, which pickle looks for
+                wrapper.__module__, wrapper.__qualname__ = owner.__name__, name
         _before[full_name] = vars(owner).get(name, _ABSENT)
         setattr(owner, name, wrapper)
 
