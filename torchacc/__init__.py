@@ -19,7 +19,9 @@ from torchacc.capture import capture
 from torchacc.config import Config
 from torchacc.context import GlobalContext, get_global_context
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
+from torchacc.dynamic import mark_dynamic
 from torchacc.graph_view import graph, profile_plans
+from torchacc.huggingface import accelerate_hf_trainer, patch_qwen_model
 from torchacc.loader import AsyncLoader
 from torchacc.patch import patch, unpatch
 from torchacc.report import report
@@ -34,6 +36,7 @@ __all__ = [
     "GlobalContext",
     "__version__",
     "accelerate",
+    "accelerate_hf_trainer",
     "amp",
     "capture",
     "core",
@@ -45,9 +48,11 @@ __all__ = [
     "is_lazy_device",
     "is_lazy_tensor",
     "lazy_device",
+    "mark_dynamic",
     "mark_step",
     "ops",
     "patch",
+    "patch_qwen_model",
     "profile_plans",
     "report",
     "save",

@@ -25,7 +25,8 @@ def mark_dynamic(x: Tensor, dims: int | Sequence[int], bounds: int | Sequence[in
         ValueError: a dimension that `x` does not have, twice the same one, or a bound below its
             size.
     """
-    assert isinstance(x, Tensor), f"[mark_dynamic] x should be a Tensor, not {_kind(x)}."
+    if not isinstance(x, Tensor):
+        raise AssertionError(f"[mark_dynamic] x should be a Tensor, not {_kind(x)}.")
     dims, bounds = _integers("dims", dims), _integers("bounds", bounds)
     assert len(dims) == len(bounds), (
         f"[mark_dynamic] there are {len(dims)} dims and {len(bounds)} bounds. "

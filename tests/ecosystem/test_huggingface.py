@@ -1,0 +1,153 @@
+"""Hugging Face's Trainer and Accelerator on acc: examples/huggingface.py, and what it asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchacc
+from tests import helpers
+
+accelerate = pytest.importorskip("accelerate", reason="needs the package accelerate")
+pytest.importorskip("transformers", reason="needs the package transformers")
+
+pytestmark = [pytest.mark.usefixtures("acc_only"), pytest.mark.filterwarnings("ignore")]
+
+VARIABLE = "ACCELERATE_TORCH_DEVICE"
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    path = helpers.ROOT / "examples" / "huggingface.py"
+    spec = importlib.util.spec_from_file_location("huggingface_example", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def on_acc() -> Iterator[None]:
+    """The device is chosen anew before and after: accelerate keeps it for the process."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    torchacc.accelerate_hf_trainer()
+    yield
+    torchacc.accelerate_hf_trainer(enable=False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(example: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("cpu")
+    gpt2 = example.gpt2(folder / "gpt2", use_cpu=True)
+    bert = example.bert(folder / "bert", use_cpu=True)
+    assert str(gpt2.args.device) == "cpu"
+    return {
+        "gpt2": example.losses(gpt2),
+        "eval": example.losses(gpt2, "eval_loss"),
+        "bert": example.losses(bert),
+    }
+
+
+def assert_follows(losses: list[float], expected: list[float]) -> None:
+    """Lists of tensors are added up in another order than single ones: norms of gradients are."""
+    assert len(losses) == len(expected) > 0
+    assert losses == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.usefixtures("unfused", "on_acc")
+def test_gpt2_gives_the_cpus_losses_and_goes_on_from_a_checkpoint(example, on_cpu, tmp_path):
+    trained = example.gpt2(tmp_path / "first")
+    assert trained.args.device == trained.accelerator.device == torch.device("acc", 0)
+    assert {p.device.type for p in trained.model.parameters()} == {"acc"}
+    assert trained.model.lm_head.weight is trained.model.transformer.wte.weight
+    assert_follows(example.losses(trained), on_cpu["gpt2"])
+    assert_follows(example.losses(trained, "eval_loss"), on_cpu["eval"])
+    assert on_cpu["gpt2"][-1] < on_cpu["gpt2"][0]
+
+    half = tmp_path / "first" / "checkpoint-4"
+    again = example.gpt2(tmp_path / "again", resume=str(half))
+    assert_follows(example.losses(again), on_cpu["gpt2"])
+    for one, other in zip(trained.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("unfused", "on_acc")
+def test_bert_gives_the_cpus_losses(example, on_cpu, tmp_path):
+    assert_follows(example.losses(example.bert(tmp_path)), on_cpu["bert"])
+
+
+@pytest.mark.usefixtures("on_acc", "recording")
+def test_a_step_is_one_plan_that_settles(example, tmp_path):
+    example.bert(tmp_path / "first", steps=4)
+    with helpers.counting() as counted:
+        example.bert(tmp_path / "second", steps=6)
+    assert counted["plans_built"] == 0
+    assert counted["flush_step"] == 6
+
+
+@pytest.mark.usefixtures("on_acc")
+def test_bfloat16_is_autocast_on_acc(example, on_cpu, tmp_path):
+    seen = set()
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: (
+            seen.add(output.dtype) if isinstance(module, nn.Linear) else None
+        )
+    )
+    try:
+        trained = example.bert(tmp_path, steps=3, bf16=True)
+    finally:
+        handle.remove()
+    assert seen == {torch.bfloat16}
+    assert example.losses(trained) == pytest.approx(on_cpu["bert"][:3], rel=2e-2)
+
+
+@pytest.mark.usefixtures("on_acc")
+def test_an_accelerator_prepares_for_acc():
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=2)
+    assert accelerator.device == torch.device("acc", 0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    before = model.weight.tolist()
+    changed = []
+    for batch in data:
+        assert batch.device.type == "acc"
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        changed.append(model.weight.tolist() != before)
+        before = model.weight.tolist()
+    assert changed == [False, True, False, True]
+
+
+def test_it_is_taken_back(monkeypatch: pytest.MonkeyPatch):
+    from accelerate.state import PartialState
+    from transformers import training_args
+
+    monkeypatch.setenv(VARIABLE, "cpu")
+    before = PartialState._prepare_backend, training_args.is_torch_bf16_gpu_available
+    torchacc.accelerate_hf_trainer()
+    torchacc.accelerate_hf_trainer()
+    assert os.environ[VARIABLE] == "acc:0"
+    assert training_args.is_torch_bf16_gpu_available() is True
+    torchacc.accelerate_hf_trainer(enable=False)
+    torchacc.accelerate_hf_trainer(enable=False)
+    assert os.environ[VARIABLE] == "cpu"
+    assert (PartialState._prepare_backend, training_args.is_torch_bf16_gpu_available) == before
+
+
+def test_the_text_of_the_example_is_there(example):
+    for page in example.PAGES:
+        assert len(example.passages(page)) > 100, Path(page)
