@@ -28,11 +28,14 @@ def mark_dynamic(x: Tensor, dims: int | Sequence[int], bounds: int | Sequence[in
     if not isinstance(x, Tensor):
         raise AssertionError(f"[mark_dynamic] x should be a Tensor, not {_kind(x)}.")
     dims, bounds = _integers("dims", dims), _integers("bounds", bounds)
-    assert len(dims) == len(bounds), (
-        f"[mark_dynamic] there are {len(dims)} dims and {len(bounds)} bounds. "
-        "Give the largest size of each dimension."
-    )
+    if len(dims) != len(bounds):
+        raise AssertionError(
+            f"[mark_dynamic] there are {len(dims)} dims and {len(bounds)} bounds. "
+            "Give the largest size of each dimension."
+        )
     count = x.dim()
+    if dims and not count:
+        raise ValueError(f"[mark_dynamic] x has 0 dimensions, and dims names {dims}.")
     seen: set[int] = set()
     for dim, bound in zip(dims, bounds, strict=True):
         if not -count <= dim < count:
@@ -51,10 +54,11 @@ def mark_dynamic(x: Tensor, dims: int | Sequence[int], bounds: int | Sequence[in
 
 
 def _integers(name: str, value: int | Sequence[int]) -> list[int]:
-    values = [value] if isinstance(value, int) else value
-    assert isinstance(values, (list, tuple)) and all(
-        isinstance(item, int) and not isinstance(item, bool) for item in values
-    ), f"[mark_dynamic] {name} should be an int or a list of int, not {_kind(value)}."
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
+        raise AssertionError(
+            f"[mark_dynamic] {name} should be an int or a list of int, not {_kind(value)}."
+        )
     return list(values)
 
 

@@ -76,7 +76,8 @@ def accelerate_hf_trainer(enable: bool = True) -> None:
         importlib.import_module("accelerate")
     except ImportError as error:
         raise ImportError(
-            f"[accelerate_hf_trainer] accelerate cannot be imported ({error}): pip install accelerate"
+            f"[accelerate_hf_trainer] accelerate cannot be imported ({error}). "
+            "Install it: pip install accelerate"
         ) from error
     if not _before:
         _variable_before = os.environ.get(_VARIABLE)

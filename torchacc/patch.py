@@ -24,8 +24,8 @@ def patch(devices: bool = False) -> tuple[str, ...]:
     group of NCCL's is one of the lazy device's. A device says what it is: its `type` is not "cuda".
     `python -m torchacc run` does this for a script.
 
-    A second call changes nothing, or adds the devices. The log of the first process says, at the level INFO, that it
-    happened, and each process's, at the level DEBUG, to what.
+    A second call changes nothing, or adds the devices. The log of the first process says, at the
+    level INFO, that it happened, and each process's, at the level DEBUG, to what.
 
     Returns:
         The full names of what is patched now.

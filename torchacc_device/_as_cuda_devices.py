@@ -136,7 +136,11 @@ def _class(original: type) -> type:
         def __getattr__(cls, name: str) -> Any:
             return getattr(original, name)
 
-    names = {"__module__": original.__module__, "__doc__": original.__doc__, "__wrapped__": original}
+    names = {
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+        "__wrapped__": original,
+    }
     return Kind(original.__name__, (), {**names, "__qualname__": original.__qualname__})
 
 

@@ -70,7 +70,9 @@ def test_a_trainer_gives_the_cpus_numbers_and_goes_on_from_its_checkpoint(tmp_pa
     assert trainer.strategy.root_device == torch.device("acc", 0)
     again = Net()
     expected_more = 3 * len(loader())
-    more = L.Trainer(**QUIET | {"max_epochs": 3}, enable_checkpointing=False, strategy=LazyStrategy())
+    more = L.Trainer(
+        **QUIET | {"max_epochs": 3}, enable_checkpointing=False, strategy=LazyStrategy()
+    )
     more.fit(again, loader(), ckpt_path=trainer.checkpoint_callback.best_model_path)
     straight = Net()
     L.Trainer(**QUIET | {"max_epochs": 3}, enable_checkpointing=False, accelerator="cpu").fit(
@@ -92,7 +94,9 @@ def test_a_strategy_of_another_device_is_refused(tmp_path):
         fit(tmp_path, strategy=strategy)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("16-mixed", torch.float16), ("bf16-mixed", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("16-mixed", torch.float16), ("bf16-mixed", torch.bfloat16)]
+)
 def test_mixed_precision_is_accs(tmp_path, precision: str, dtype: torch.dtype):
     from torchacc.lightning import LazyStrategy
 

@@ -49,7 +49,8 @@ class Run:
     report: dict
 
 
-def run_script(script: Path, *arguments: str, eager: bool = False) -> Run:
+def run_script(script: Path, *arguments: str, eager: bool = False, by: tuple[str, ...] = ()) -> Run:
+    """`by`: what runs the driver, as in `python -m torchacc run driver.py script`."""
     # A network of fifty layers trains apart from eager's last bits within a few steps.
     changes: dict[str, str | None] = {
         "ACC_TEST_REGISTER": None if eager else "1",
@@ -58,7 +59,7 @@ def run_script(script: Path, *arguments: str, eager: bool = False) -> Run:
     if eager:
         changes |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, str(HERE / "driver.py"), str(script), *arguments],
+        [sys.executable, *by, str(HERE / "driver.py"), str(script), *arguments],
         cwd=script.parent,
         env=helpers.child_env(**changes),
         capture_output=True,

@@ -60,11 +60,12 @@ def test_the_accelerated_script_of_a_document(device, tmp_path, reference, numbe
 
 
 @pytest.mark.slow
-def test_the_native_script_with_our_device(device, tmp_path, reference):
+def test_the_native_script_by_the_command_run(acc_only, tmp_path, reference):
+    """It says "cuda:0", and not a letter of it is changed but for the sizes."""
     script = tmp_path / "resnet_native.py"
-    script.write_text(extract.on_device(small(extract.native_script(text_of("001"))), device))
-    run = run_script(script)
-    assert_ran_on(run, device)
+    script.write_text(small(extract.native_script(text_of("001"))))
+    run = run_script(script, by=("-m", "torchacc", "run"))
+    assert_ran_on(run, acc_only)
     assert run.report["loader"] == "DataLoader"
     assert_same_numbers(run, reference)
 
