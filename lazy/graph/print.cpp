@@ -121,4 +121,11 @@ std::string print(const Graph& graph, const Node& node) {
   return out.str();
 }
 
+std::string print(const int64_t* word) {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  print_item(word, out);
+  return out.str();
+}
+
 }  // namespace acc::graph

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "lazy/graph/graph.h"
@@ -12,5 +13,8 @@ std::string print(const Graph& graph);
 
 // The line of one node, without the end of line.
 std::string print(const Graph& graph, const Node& node);
+
+// One argument or result, by its tag word.
+std::string print(const int64_t* word);
 
 }  // namespace acc::graph

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 // The encoding of a node's arguments and results as 64-bit words.
@@ -71,7 +72,7 @@ std::vector<const int64_t*> items(std::span<const int64_t> words);
 
 // Calls `each` with the tag word of every tensor in `words`, those in lists included.
 template <class Word, class Each>
-void for_each_tensor(Word* word, const Word* end, const Each& each) {
+void for_each_tensor(Word* word, std::type_identity_t<const Word*> end, const Each& each) {
   while (word != end) {
     const Tag tag = tag_of(*word);
     if (tag == Tag::kTensor) each(word);
