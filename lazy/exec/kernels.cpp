@@ -154,6 +154,15 @@ void put_aside(plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower)
   TORCH_WARN(text);
 }
 
+// The compiler is done: from now on the kernels are compared with what they replace.
+void take_kernels(plan::Plan& plan) {
+  use_what_is_there(plan);
+  std::vector<bool> again;
+  again.reserve(plan.program.nodes.size());
+  for (const graph::Node& node : plan.program.nodes) again.push_back(node.again);
+  plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps, again);
+}
+
 // The kernels are chosen: what they replace is not needed any more.
 void settle(plan::Plan& plan) {
   plan.trial.reset();
@@ -173,11 +182,7 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   }
   if (compilation_of(plan).job != nullptr) {
     if (!await_kernels(plan)) return plan.unfused;
-    use_what_is_there(plan);
-    std::vector<bool> again;
-    again.reserve(plan.program.nodes.size());
-    for (const graph::Node& node : plan.program.nodes) again.push_back(node.again);
-    plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps, again);
+    take_kernels(plan);
   }
   if (plan.trial == nullptr) return plan.fused;
   if (plan.trial->decided() || !chooses_by_time(plan)) {
@@ -187,6 +192,22 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
     return plan.fused;
   }
   return plan.trial->next_is_fused() ? plan.fused : plan.unfused;
+}
+
+plan::Schedule& await_fused(plan::Plan& plan, c10::DeviceIndex device) {
+  if (plan.kernels.empty()) return plan.unfused;
+  if (plan.compilation == nullptr) request(plan, device);
+  if (compilation_of(plan).job != nullptr) {
+    while (!compilation_of(plan).job->wait_for(kPatience)) {
+      if (runtime::interrupted()) return plan.unfused;
+    }
+    take_kernels(plan);
+  }
+  return plan.fused;
+}
+
+std::string kernel_name(const plan::Plan& plan, uint32_t kernel) {
+  return compilation_of(plan).names[kernel];
 }
 
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {

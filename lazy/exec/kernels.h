@@ -21,6 +21,13 @@ namespace acc::exec {
 // processes that train together) a plan waits as long as it takes, and all kernels stay.
 plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device);
 
+// The schedule with all kernels that can be made, which are waited for; the one without where there
+// are none.
+plan::Schedule& await_fused(plan::Plan& plan, c10::DeviceIndex device);
+
+// The name of a kernel of the plan.
+std::string kernel_name(const plan::Plan& plan, uint32_t kernel);
+
 // Whether all runs of the plan from now on go by this schedule, as far as can be told.
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
 

@@ -33,9 +33,17 @@ Arena& arena_of(c10::DeviceIndex device) {
   return arenas.at(static_cast<size_t>(device));
 }
 
-std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) {
+// Slots are pointed at memory that others own, so they are the ones without an allocator and with a
+// deleter that does nothing.
+bool is_slot(const c10::Storage& storage) {
+  return storage.allocator() == nullptr && !storage.resizable();
+}
+
+}  // namespace
+
+std::vector<Result> results_of(const graph::Graph& graph, const graph::Node& node) {
   std::vector<Result> results;
-  const int64_t* word = plan.program.words.data() + node.outputs;
+  const int64_t* word = graph.words.data() + node.outputs;
   uint32_t position = 0;
   const auto add = [&](int32_t item) {
     if (graph::tag_of(*word) == graph::Tag::kTensor) results.push_back({position, item, word});
@@ -52,14 +60,6 @@ std::vector<Result> results_of(const plan::Plan& plan, const graph::Node& node) 
   }
   return results;
 }
-
-// Slots are pointed at memory that others own, so they are the ones without an allocator and with a
-// deleter that does nothing.
-bool is_slot(const c10::Storage& storage) {
-  return storage.allocator() == nullptr && !storage.resizable();
-}
-
-}  // namespace
 
 const at::Tensor& Result::of(const torch::jit::Stack& results) const {
   const c10::IValue& value = results[stack];
@@ -103,7 +103,7 @@ std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& 
       continue;
     }
     const graph::Node& node = plan.program.nodes[step.nodes[0]];
-    std::vector<Result> results = results_of(plan, node);
+    std::vector<Result> results = results_of(plan.program, node);
     const bool into = results.size() == 1 && node.op->out_handle != nullptr &&
                       schedule.places[static_cast<size_t>(results[0].word[1])] != Place::kAdopted;
     if (!into) made.results = std::move(results);

@@ -28,6 +28,9 @@ struct Result {
   const at::Tensor& of(const torch::jit::Stack& results) const;
 };
 
+// The results of an operator that are tensors of its own.
+std::vector<Result> results_of(const graph::Graph& graph, const graph::Node& node);
+
 // A step of a plan: one operator of ATen's, or launches of a kernel.
 struct PreparedStep {
   std::optional<library::AtenCall> call;

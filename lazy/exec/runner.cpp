@@ -1,8 +1,5 @@
 #include "lazy/exec/runner.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -18,14 +15,13 @@
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/exhaustion.h"
-#include "csrc/runtime/host_heap.h"
-#include "csrc/runtime/on_device.h"
 #include "csrc/runtime/transfers.h"
 #include "lazy/exec/captured.h"
 #include "lazy/exec/kernels.h"
 #include "lazy/exec/profile.h"
 #include "lazy/exec/refusals.h"
 #include "lazy/exec/run.h"
+#include "lazy/exec/surroundings.h"
 #include "lazy/plan/trial.h"
 
 namespace acc::exec {
@@ -81,25 +77,6 @@ class StepClock {
   const c10::DeviceIndex device_;
   std::vector<double> seconds_;
   Clock::time_point last_;
-};
-
-// What steps run in: as in a fresh thread, below autograd and outside the modes and transforms of
-// whoever caused the flush.
-class Surroundings {
- public:
-  explicit Surroundings(c10::DeviceIndex device)
-      : on_device_(device), transfers_(device), heap_(runtime::on_host()) {}
-
-  runtime::AmbientScope ambient;
-
- private:
-  c10::impl::ForceDispatchKeyGuard clean_{
-      c10::default_included_set,
-      c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView};
-  const runtime::OnDevice on_device_;
-  const runtime::TransfersOf transfers_;
-  // What operators allocate lives as long as what the plan allocates: both from one place.
-  const runtime::HostHeapScope heap_;
 };
 
 std::atomic<bool>& capturing() {
@@ -468,6 +445,7 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values, Places places, const MakeWay& make_way,
             const MayBegin& may_begin) {
   plan::Schedule& schedule = choose_schedule(plan, device);
+  if (&schedule == &plan.unfused && !plan.kernels.empty()) count(Counter::RunsUnfused);
   if (const auto captures = captures_of(plan, schedule, device, places)) {
     if (Captured* captured = captures->find(given, values)) {
       switch (make_way(*captured->number(), given)) {
