@@ -20,6 +20,7 @@
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
 #include "lazy/session/session.h"
+#include "lazy/session/strict.h"
 
 namespace acc::aten {
 namespace {
@@ -45,6 +46,7 @@ class DirectCall {
 
   void run(FlushReason reason) {
     reason_ = reason;
+    if (tensor_device_ >= 0) session::refuse_cut(tensor_device_, reason, schema_.name());
     torch::jit::Stack call;
     for (size_t i = 0; i < schema_.arguments().size(); ++i) {
       call.push_back(lower((*stack_)[base_ + i], *schema_.arguments()[i].type()));

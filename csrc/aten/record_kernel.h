@@ -11,6 +11,9 @@ namespace acc::aten {
 void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack);
 
+// Whether this thread's operators run at once from now on, as in ACC_MODE=eager. Returns what was.
+bool run_eagerly(bool on);
+
 // Registers the recorder for every recordable operator of `aten` and of our own library `acc`.
 // Called once, after the device is registered.
 void register_recorded_ops();

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "csrc/aten/fallback.h"
@@ -64,13 +65,17 @@ void register_recorded(torch::Library& library, const c10::OperatorHandle& handl
                    std::make_unique<RecordKernel>(make_op(handle)))));
 }
 
+thread_local bool eager_here = false;
+
 }  // namespace
+
+bool run_eagerly(bool on) { return std::exchange(eager_here, on); }
 
 void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack) {
   runtime::keep_backward_in_this_thread();
   const base::env::Mode mode = base::env::mode();
-  if (mode == base::env::Mode::Eager) {
+  if (mode == base::env::Mode::Eager || eager_here) {
     record::check_devices(op, *stack);
     return run_now(handle, stack);
   }

@@ -69,6 +69,7 @@ enum Id : size_t {
   kSkipPasses,
   kExact,
   kDeterministic,
+  kStrict,
   kCxx,
   kCompileTimeoutS,
   kCacheDir,
@@ -116,6 +117,9 @@ constexpr Entry kEntries[] = {
     flag("ACC_DETERMINISTIC", false,
          "1: nothing that changes bits depends on time, so that two runs agree bit by bit: kernels "
          "are waited for, and none is replaced because it is slow."),
+    flag("ACC_STRICT", false,
+         "1: after three training steps an operator without a device kernel, a read in the middle "
+         "of a step and a new plan are errors that name the line; see torchacc.strict."),
     string("ACC_CXX",
            "The C++ compiler for generated kernels, a path or a name; unset takes the first of "
            "g++, clang++ and c++ in PATH."),
@@ -256,6 +260,7 @@ Dump dump() { return static_cast<Dump>(get(kDump)); }
 std::string skip_passes() { return get_string(kSkipPasses); }
 bool exact() { return get(kExact) != 0; }
 bool deterministic() { return get(kDeterministic) != 0; }
+bool strict() { return get(kStrict) != 0; }
 std::string cxx() { return get_string(kCxx); }
 int compile_timeout_s() { return static_cast<int>(get(kCompileTimeoutS)); }
 std::string cache_dir() { return get_string(kCacheDir); }

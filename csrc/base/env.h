@@ -47,6 +47,8 @@ std::string skip_passes();
 bool exact();
 // Whether nothing that changes bits may depend on time.
 bool deterministic();
+// Whether threads begin in strict mode (lazy/session/strict.h).
+bool strict();
 // The C++ compiler for generated kernels, a path or a name; "" for the first that PATH has.
 std::string cxx();
 // Seconds after which a compiler is ended.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -56,7 +57,10 @@ namespace acc::base {
   X(Transfers, "transfers")                     \
   X(TransferUs, "transfer_us")                  \
   X(TransferWaitUs, "transfer_wait_us")         \
-  X(Errors, "errors")
+  X(Errors, "errors")                           \
+  X(RunsUnfused, "runs_unfused")                \
+  X(PlanUs, "plan_us")                          \
+  X(RunUs, "run_us")
 
 enum class Counter : uint32_t {
 #define ACC_COUNTER_ENUM(id, text) id,
@@ -85,6 +89,23 @@ inline void count(Counter counter, uint64_t n = 1) {
 inline uint64_t value(Counter counter) {
   return detail::counter_cells[static_cast<size_t>(counter)].value.load(std::memory_order_relaxed);
 }
+
+// Adds the microseconds that it lives to a counter.
+class CountedTime {
+ public:
+  explicit CountedTime(Counter counter) : counter_(counter) {}
+  ~CountedTime() {
+    using std::chrono::microseconds;
+    const auto time = std::chrono::steady_clock::now() - begin_;
+    count(counter_, static_cast<uint64_t>(std::chrono::duration_cast<microseconds>(time).count()));
+  }
+  CountedTime(const CountedTime&) = delete;
+  CountedTime& operator=(const CountedTime&) = delete;
+
+ private:
+  const Counter counter_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
 
 // The name of a counter in snake_case.
 const char* name(Counter counter);

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 
 #include "csrc/base/env.h"
 #include "csrc/runtime/backend.h"
@@ -227,6 +228,51 @@ uint64_t ambient_word(bool products) {
 }
 
 bool is_deterministic(uint64_t word) { return test(word, kDeterministic); }
+
+std::optional<bool> gradients_of(uint64_t word) {
+  if (!test(word, kForProducts)) return std::nullopt;
+  return test(word, kGradMode);
+}
+
+std::vector<ChangedSetting> changed_settings(uint64_t before, uint64_t after) {
+  std::vector<ChangedSetting> found;
+  const uint64_t changed = before ^ after;
+  const auto note = [&](const char* name, int position, int bits, const auto& text) {
+    if (field(changed, position, bits) == 0) return;
+    found.push_back(
+        {name, text(field(before, position, bits)), text(field(after, position, bits))});
+  };
+  const auto dtype = [](uint64_t value) {
+    return std::string(c10::toString(static_cast<c10::ScalarType>(value)));
+  };
+  const auto number = [](uint64_t value) { return std::to_string(value); };
+  const auto on_off = [](uint64_t value) { return std::string(value != 0 ? "on" : "off"); };
+  const auto precision = [](uint64_t value) {
+    return at::precision2str(static_cast<at::Float32Precision>(value));
+  };
+  note("default dtype", kDefaultDtype, 8, dtype);
+  note("number of threads", kThreads, 16, number);
+  constexpr std::array<std::pair<int, const char*>, 11> kSwitches{{
+      {kDeterministic, "deterministic algorithms"},
+      {kWarnOnly, "deterministic algorithms, warn only"},
+      {kFillUninitialized, "filling of uninitialized memory"},
+      {kCudnn, "cuDNN"},
+      {kCudnnBenchmark, "cuDNN's benchmark mode"},
+      {kCudnnDeterministic, "cuDNN's deterministic mode"},
+      {kMkldnn, "oneDNN"},
+      {kMkldnnDeterministic, "oneDNN's deterministic mode"},
+      {kFp16Accumulation, "accumulation in float16"},
+      {kFlushDenormal, "flushing of denormals"},
+      {kGradMode, "grad mode"},
+  }};
+  for (const auto& [position, name] : kSwitches) note(name, position, 1, on_off);
+  note("reduced precision of float16 sums", kFp16Reduction, 2, number);
+  note("reduced precision of bfloat16 sums", kBf16Reduction, 2, number);
+  for (size_t i = 0; i < kPrecisionSlots.size(); ++i) {
+    note("precision of float32 products", kPrecision + 2 * static_cast<int>(i), 2, precision);
+  }
+  return found;
+}
 
 uint64_t ambient_epoch() { return process().epoch.load(std::memory_order_acquire); }
 

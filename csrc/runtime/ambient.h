@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "csrc/runtime/gil.h"
 
@@ -24,6 +26,17 @@ uint64_t ambient_word(bool products);
 
 // Whether `word` asks for deterministic algorithms.
 bool is_deterministic(uint64_t word);
+
+// Whether gradients were wanted when an operator that multiplies was recorded; nothing for others.
+std::optional<bool> gradients_of(uint64_t word);
+
+// A setting in which two words differ, for people.
+struct ChangedSetting {
+  std::string name;
+  std::string before;
+  std::string after;
+};
+std::vector<ChangedSetting> changed_settings(uint64_t before, uint64_t after);
 
 // Changes when a plan begins or ends to have settings of its own in force; odd while one has. What
 // was learnt between two equal even answers was learnt under the settings of the program.

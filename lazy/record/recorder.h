@@ -60,6 +60,9 @@ class Recorder {
   // Whether `storage` occurs in the trace.
   bool knows(const LazyStorage& storage) const { return storage.trace == number_; }
 
+  // Begins with the `pending` operators that the trace has.
+  const graph::Graph& recorded() const { return expected_ != nullptr ? *expected_ : graph_; }
+
   // Gives a storage up: what was recorded keeps the old contents, later calls see a new storage of
   // `nbytes` without contents.
   void detach(LazyStorage& storage, size_t nbytes);

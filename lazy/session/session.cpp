@@ -38,9 +38,13 @@
 #include "lazy/record/storage.h"
 #include "lazy/record/watch.h"
 #include "lazy/session/captured_results.h"
+#include "lazy/session/explain.h"
 #include "lazy/session/failure.h"
 #include "lazy/session/planning.h"
+#include "lazy/session/reasons.h"
 #include "lazy/session/replay.h"
+#include "lazy/session/strict.h"
+#include "lazy/session/verify.h"
 
 namespace acc::session {
 
@@ -53,12 +57,6 @@ using record::LazyStorage;
 using record::Recorder;
 using record::Trace;
 
-constexpr std::array kReasonCounters{
-    Counter::FlushExplicit, Counter::FlushRead,          Counter::FlushStep,  Counter::FlushLoader,
-    Counter::FlushFallback, Counter::FlushDataDependent, Counter::FlushCap,   Counter::FlushEvent,
-    Counter::FlushResize,   Counter::FlushPointer,       Counter::FlushEager, Counter::FlushExit,
-    Counter::FlushExchange, Counter::FlushIdle};
-
 // A plan may be expected by a recorder when the cache drops it, so the cache shares ownership.
 using Cached = std::shared_ptr<plan::Plan>;
 
@@ -70,7 +68,7 @@ class Session {
     return *session;
   }
 
-  void flush(Recorder& recorder, FlushReason reason, const MayBegin& may_begin);
+  void flush(Recorder& recorder, FlushReason reason, uint32_t place, const MayBegin& may_begin);
   void settle(Recorder& recorder);
   bool submit_watched(Recorder& recorder, const Look& look);
   void replay(Recorder& recorder, const Cached& plan, const Replay& replay);
@@ -88,6 +86,8 @@ class Session {
     Trace trace;
     bool first = false;  // the plan was made of this very trace
     FlushReason reason = FlushReason::kExplicit;
+    uint32_t place = 0;  // in the program, where it was submitted
+    std::optional<NewPlan> news;
   };
   // A plan that ran to its end.
   struct Ran {
@@ -107,6 +107,7 @@ class Session {
     std::unique_ptr<Suspended> suspended;
     Cached expected;      // what the recorder compares with
     bool trains = false;  // an iteration has ended on it
+    bool cut = false;     // a step was, by a new plan: what comes next is its rest
     Ran last;
     Ran largest;  // of those that ran while steps were timed
     CapturedResults results;
@@ -116,11 +117,13 @@ class Session {
   // Sets the plan of the work, and whether it is a new one.
   void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
+  void note_new(Device& device, Work& work, NewPlan made);
   static void count_captures(Device& device);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
   void suspend(Recorder& recorder, Work work, exec::Outcome outcome);
-  void submit(Recorder& recorder, FlushReason reason, const Look& look = nullptr,
-              const MayBegin& may_begin = nullptr);
+  // Returns what strict mode has against the plan of what was submitted.
+  std::string submit(Recorder& recorder, FlushReason reason, uint32_t place = 0,
+                     const Look& look = nullptr, const MayBegin& may_begin = nullptr);
   void run(Recorder& recorder, Work work, const MayBegin& may_begin = nullptr);
   std::unique_ptr<runtime::Marker> end_step(Recorder& recorder);
   void resume(Recorder& recorder, const MayBegin& may_begin = nullptr);
@@ -132,6 +135,7 @@ class Session {
 
 void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
   Trace& trace = work.trace;
+  const bool after_cut = std::exchange(device.cut, false);
   if (trace.followed != nullptr) {
     if (overlaps_as_planned(*device.expected, trace)) {
       count(Counter::PlanFollows);
@@ -158,16 +162,31 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
     return;
   }
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
+  const base::CountedTime time(Counter::PlanUs);
+  NewPlan made = explain(trace.graph, device.plans, device.expected.get());
+  if (after_cut) made.why = Why::kRest;
+  device.cut = made.why == Why::kChanged && is_cut(work.reason);
+  note_new(device, work, std::move(made));
   work.plan = build(std::move(trace.graph), key, alive, pass_observer());
   work.first = true;
   dump(*work.plan);
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
 }
 
+// Remembers why there is a new plan.
+void Session::note_new(Device& device, Work& work, NewPlan made) {
+  made.device = static_cast<c10::DeviceIndex>(&device - devices_.data());
+  made.reason = work.reason;
+  made.submitted_at = work.place != 0 ? work.place : record::source_here();
+  note(made);
+  work.news = std::move(made);
+}
+
 // A buffer that no run so far kept is kept now: the plan is made again, once, and from then on
 // keeps it always.
 Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool>& alive) {
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
+  const base::CountedTime time(Counter::PlanUs);
   count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
@@ -344,18 +363,22 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   return false;
 }
 
-void Session::flush(Recorder& recorder, FlushReason reason, const MayBegin& may_begin) {
+void Session::flush(Recorder& recorder, FlushReason reason, uint32_t place,
+                    const MayBegin& may_begin) {
   std::unique_ptr<runtime::Marker> oldest;
+  std::string complaint;
   {
     const auto lock = recorder.lock();
     if (recorder.suspended()) resume(recorder, may_begin);
     if (recorder.pending() == 0) return;
-    submit(recorder, reason, nullptr, may_begin);
+    complaint = submit(recorder, reason, place, nullptr, may_begin);
     if (reason == FlushReason::kStep || reason == FlushReason::kLoader) oldest = end_step(recorder);
   }
-  if (oldest == nullptr) return;
-  count(Counter::StepWaits);
-  runtime::backend().wait(*oldest);
+  if (oldest != nullptr) {
+    count(Counter::StepWaits);
+    runtime::backend().wait(*oldest);
+  }
+  if (!complaint.empty()) throw base::Error(complaint);
 }
 
 // Marks the end of a step. Returns the end of the one that has to be over before the next is
@@ -372,14 +395,15 @@ std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
   return oldest;
 }
 
-void Session::submit(Recorder& recorder, FlushReason reason, const Look& look,
-                     const MayBegin& may_begin) {
+std::string Session::submit(Recorder& recorder, FlushReason reason, uint32_t place,
+                            const Look& look, const MayBegin& may_begin) {
   const Running running(recorder);
   Work work;
   work.trace = recorder.take();
   work.reason = reason;
+  work.place = place;
   count(Counter::Flushes);
-  count(kReasonCounters[static_cast<size_t>(reason)]);
+  count(counter_of(reason));
 
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   // Asked now, since the graph goes into the plan, which may not come about.
@@ -387,7 +411,11 @@ void Session::submit(Recorder& recorder, FlushReason reason, const Look& look,
   try {
     const std::vector<bool> alive = alive_buffers(work.trace);
     find_or_build(device, work, alive);
-    if (!covers(work.plan->outputs, alive)) work.plan = widen(device, work.plan, alive);
+    if (!covers(work.plan->outputs, alive)) {
+      NewPlan made = explain_kept(*work.plan, alive);
+      work.plan = widen(device, work.plan, alive);
+      if (!work.news.has_value()) note_new(device, work, std::move(made));
+    }
     if (look != nullptr) {
       if (Cached other = look(work.trace, work.plan, alive)) work.plan = std::move(other);
     }
@@ -398,7 +426,13 @@ void Session::submit(Recorder& recorder, FlushReason reason, const Look& look,
 
   if (reason == FlushReason::kStep || reason == FlushReason::kLoader) device.trains = true;
   if (device.trains) work.plan->repeats = true;
+  std::string complaint;
+  if (reason == FlushReason::kStep || reason == FlushReason::kLoader ||
+      reason == FlushReason::kExplicit) {
+    complaint = end_of_step(work.plan->graph, work.first ? &*work.news : nullptr);
+  }
   run(recorder, std::move(work), may_begin);
+  return complaint;
 }
 
 void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
@@ -413,9 +447,12 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
   };
   exec::Outcome outcome;
   try {
-    outcome =
-        exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
-                  {std::move(work.trace.places), &record::short_source_text}, make_way, may_begin);
+    const base::CountedTime time(Counter::RunUs);
+    outcome = verifies()
+                  ? run_verified(*work.plan, recorder.device(), std::move(given), work.trace.values)
+                  : exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
+                              {std::move(work.trace.places), &record::short_source_text}, make_way,
+                              may_begin);
   } catch (...) {  // not by a step, whose errors are in the outcome
     poison_all(work.trace, std::current_exception(), undone_of(work.plan->program));
     throw;
@@ -426,7 +463,7 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
 bool Session::submit_watched(Recorder& recorder, const Look& look) {
   const auto lock = recorder.lock();
   if (recorder.pending() == 0) return false;
-  submit(recorder, FlushReason::kStep, look);
+  submit(recorder, FlushReason::kStep, 0, look);
   return true;
 }
 
@@ -443,7 +480,7 @@ void Session::replay(Recorder& recorder, const Cached& plan, const Replay& repla
     replay.fill(work.trace);
     count(Counter::Replays);
     count(Counter::Flushes);
-    count(kReasonCounters[static_cast<size_t>(FlushReason::kStep)]);
+    count(counter_of(FlushReason::kStep));
     run(recorder, std::move(work));
     replay.done();
     oldest = end_step(recorder);
@@ -478,7 +515,7 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
   }
   made.cuda_preamble = codegen::cuda_preamble();
   made.cuda_options.assign(std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions));
-  made.ended_by = base::name(kReasonCounters[static_cast<size_t>(ran.reason)]);
+  made.ended_by = base::name(counter_of(ran.reason));
   constexpr size_t kLongestLoop = 64;
   Cached next = ran.plan;
   do {
@@ -517,36 +554,6 @@ std::atomic<bool> stopped{false};
 
 }  // namespace
 
-// Of the device, or of all for -1: those where something has been recorded.
-static std::vector<c10::DeviceIndex> with_pending(c10::DeviceIndex device) {
-  std::vector<c10::DeviceIndex> found;
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    const auto index = static_cast<c10::DeviceIndex>(i);
-    if (device >= 0 && device != index) continue;
-    if (record::recorder(index).pending() > 0) found.push_back(index);
-  }
-  return found;
-}
-
-// A call that is being captured is submitted at its end; what does so earlier cuts it.
-static void note_cuts(c10::DeviceIndex device, FlushReason reason) {
-  for (const c10::DeviceIndex index : with_pending(device)) record::note_cut(reason, index);
-}
-
-// Counts where in the program work was submitted that could have gone on being recorded. The ends
-// of steps are many, and no surprise.
-static void count_place(c10::DeviceIndex device, FlushReason reason) {
-  if (reason == FlushReason::kStep || reason == FlushReason::kLoader ||
-      reason == FlushReason::kEager || reason == FlushReason::kExit ||
-      reason == FlushReason::kIdle) {
-    return;
-  }
-  if (with_pending(device).empty()) return;
-  const std::string place = record::short_source_text(record::source_here());
-  base::count_keyed(base::name(kReasonCounters[static_cast<size_t>(reason)]),
-                    place.empty() ? "elsewhere" : place);
-}
-
 bool submit_watched(c10::DeviceIndex device, const Look& look) {
   runtime::GilRelease release;
   return Session::get().submit_watched(record::recorder(device), look);
@@ -573,12 +580,16 @@ bool runs(c10::DeviceIndex device) { return record::recorder(device).running(); 
 void flush(c10::DeviceIndex device, FlushReason reason, const MayBegin& may_begin) {
   if (stopped.load(std::memory_order_relaxed)) return;
   if (runtime::in_bad_fork()) runtime::note_use();
-  count_place(device, reason);
+  if (strict().on) {
+    for (const c10::DeviceIndex index : with_pending(device)) refuse_cut(index, reason);
+  }
+  const uint32_t place = count_place(device, reason);
   runtime::GilRelease release;
   if (record::watching()) note_cuts(device, reason);
-  if (device >= 0) return Session::get().flush(record::recorder(device), reason, may_begin);
+  if (device >= 0) return Session::get().flush(record::recorder(device), reason, place, may_begin);
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    Session::get().flush(record::recorder(static_cast<c10::DeviceIndex>(i)), reason, may_begin);
+    Session::get().flush(record::recorder(static_cast<c10::DeviceIndex>(i)), reason, place,
+                         may_begin);
   }
 }
 

@@ -27,6 +27,7 @@
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 #include "torchacc_device/csrc/capture_bindings.h"
+#include "torchacc_device/csrc/debug_bindings.h"
 #include "torchacc_device/csrc/distributed_bindings.h"
 #include "torchacc_device/csrc/locator.h"
 #include "torchacc_device/csrc/plan_bindings.h"
@@ -279,5 +280,6 @@ PYBIND11_MODULE(_C, m) {
   acc::bind_session(m);
   acc::bindings::bind_plans(m);
   acc::bindings::bind_capture(m);
+  acc::bindings::bind_debugging(m);
   acc::bindings::bind_distributed(m);
 }

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "lazy/graph/graph.h"
+#include "lazy/record/flush.h"
+#include "lazy/session/explain.h"
+
+// Strict mode: once a thread has warmed up, its training steps are submitted whole, and are plans
+// that were there. Anything else is an error that names the line.
+//
+// A step trains when an operator of it that multiplies was recorded with gradients on; where none
+// multiplies, when gradients are on where it is submitted. So evaluation is left alone.
+namespace acc::session {
+
+struct Strict {
+  bool on = false;
+  int64_t warm_up = 0;  // steps that may still do as they like
+  bool trains = false;  // the step does, part of which was submitted already
+};
+
+// Of the calling thread; ACC_STRICT says how it begins.
+Strict strict();
+void set_strict(const Strict& strict);
+
+// Throws where submitting what is pending on `device` would cut a step that may not be cut; nothing
+// has happened then. `op`: the operator that asks for it, if one does.
+void refuse_cut(c10::DeviceIndex device, record::FlushReason reason, std::string_view op = {});
+
+// A step of the calling thread is about to end. Returns what is wrong with its plan, a new one or
+// else null; "" where nothing is.
+std::string end_of_step(const graph::Graph& step, const NewPlan* made);
+
+}  // namespace acc::session
