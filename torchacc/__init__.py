@@ -20,12 +20,16 @@ from torchacc.config import Config
 from torchacc.context import GlobalContext, get_global_context
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.dynamic import mark_dynamic
+from torchacc.explain import explain
 from torchacc.graph_view import graph, profile_plans
 from torchacc.huggingface import accelerate_hf_trainer, patch_qwen_model
 from torchacc.loader import AsyncLoader
 from torchacc.patch import patch, unpatch
 from torchacc.report import report
+from torchacc.scopes import eager, step
 from torchacc.serialization import save, send_cpu_data_to_device
+from torchacc.strict import strict
+from torchacc.verify import verify
 from torchacc_device._build_info import VERSION as __version__
 
 _install_hooks()
@@ -41,6 +45,8 @@ __all__ = [
     "capture",
     "core",
     "dist",
+    "eager",
+    "explain",
     "fetch_gradients",
     "get_global_context",
     "graph",
@@ -57,8 +63,11 @@ __all__ = [
     "report",
     "save",
     "send_cpu_data_to_device",
+    "step",
+    "strict",
     "sync",
     "syncfree",
     "unpatch",
     "utils",
+    "verify",
 ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 
 from torchacc.device import lazy_device
 from torchacc.environment import render, size_text
 from torchacc_device import _C, _scaling
+
+_BEGAN = time.monotonic()
 
 # Counters of submitted work are named "flush_" and the reason; these end steps.
 _ENDS = {
@@ -46,7 +49,8 @@ class Report:
 
     `counters`: events by name, of all devices of the process. `memory`: bytes of the current
     device, by name, at the time of the report. `scaled_on_host`: optimizers that a GradScaler
-    cannot step without a read on the host, by class, and why.
+    cannot step without a read on the host, by class, and why. `seconds`: how long a time the
+    counters are about; `at`: its end, as `time.monotonic()` has it.
     """
 
     executor: str
@@ -54,6 +58,8 @@ class Report:
     counters: Mapping[str, int]
     memory: Mapping[str, int]
     scaled_on_host: Mapping[str, str]
+    seconds: float
+    at: float
 
     def of(self, group: str) -> dict[str, int]:
         """The counters that are named `group`/KEY, by KEY, the largest first.
@@ -88,6 +94,7 @@ class Report:
             "optimizers whose steps under a GradScaler read on the host": dict(self.scaled_on_host),
             "exchanges with other processes": dict(self._exchanges()),
             "kernels": dict(self._kernels()),
+            "time": dict(self._times()),
             "memory": {name: size_text(size) for name, size in self.memory.items()},
         }
         return render({title: section for title, section in sections.items() if section})
@@ -111,11 +118,14 @@ class Report:
                     yield f"  {place} ({reason})", times
 
     def _plans(self) -> Iterator[tuple[str, object]]:
-        yield "made", self._count("plans_built")
+        hits, follows = self._count("plan_hits"), self._count("plan_follows")
+        yield "replayed", hits + follows + self._count("replays")
+        yield "made (torchacc.explain() says why)", self._count("plans_built")
+        yield "run without their kernels, not there yet", self._count("runs_unfused")
         yield "made again with more results", self._count("plans_widened")
         yield "dropped from the cache", self._count("plans_evicted")
-        yield "found by their operators", self._count("plan_hits")
-        yield "followed while they were recorded", self._count("plan_follows")
+        yield "found by their operators", hits
+        yield "followed while they were recorded", follows
         yield "replayed by torchacc.capture", self._count("replays")
 
     def _captured(self) -> Iterator[tuple[str, object]]:
@@ -146,6 +156,12 @@ class Report:
         yield "slower than operators", len(self.of("kernel_put_aside"))
         yield "launched", self._count("kernel_launches")
 
+    def _times(self) -> Iterator[tuple[str, object]]:
+        running = "submitting plans to the GPU" if self.executor == "cuda" else "running plans"
+        yield f"{running}, waiting for kernels", f"{self._count('run_us') * 1e-6:.3f} s"
+        yield "making plans", f"{self._count('plan_us') * 1e-6:.3f} s"
+        yield "of", f"{self.seconds:.3f} s"
+
 
 def report(since: Report | None = None) -> Report:
     """What happened since the process began or, given an earlier report, since then.
@@ -166,5 +182,13 @@ def report(since: Report | None = None) -> Report:
             for name, count in counters.items()
             if count != since.counters.get(name, 0)
         }
-    memory = dict(_C.held_memory(lazy_device().index))
-    return Report(_C.executor_name(), _C.mode(), counters, memory, _scaling.synchronised())
+    now = time.monotonic()
+    return Report(
+        executor=_C.executor_name(),
+        mode=_C.mode(),
+        counters=counters,
+        memory=dict(_C.held_memory(lazy_device().index)),
+        scaled_on_host=_scaling.synchronised(),
+        seconds=now - (_BEGAN if since is None else since.at),
+        at=now,
+    )

@@ -55,8 +55,10 @@ class Loops:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.loops = Loops()
-        # Whether the end of a step is not one: the function that runs is captured as a whole.
+        # Whether the end of a step is not one: what runs is captured, or a step, as a whole.
         self.held = False
+        # Whether a loader's next batch is not one either.
+        self.batches_held = False
 
 
 _thread = _Thread()
@@ -70,19 +72,28 @@ def mark_step(reason: str = "step") -> None:
 
     `reason` is the name under which the flush is counted.
     """
-    if _thread.held and reason != "loader":
+    if _thread.batches_held if reason == "loader" else _thread.held:
         return
     _C.flush(-1, reason)
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Within this, the calling thread's step does not end: neither by an optimizer nor by hand."""
-    before, _thread.held = _thread.held, True
+def held(*, batches: bool = False) -> Iterator[None]:
+    """Within this, the calling thread's step does not end: neither by an optimizer nor by hand.
+
+    With `batches`, not by a loader's next batch either.
+    """
+    before = (_thread.held, _thread.batches_held)
+    _thread.held, _thread.batches_held = True, _thread.batches_held or batches
     try:
         yield
     finally:
-        _thread.held = before
+        _thread.held, _thread.batches_held = before
+
+
+def is_held() -> bool:
+    """Whether the calling thread is within `held`."""
+    return _thread.held
 
 
 def loops() -> Loops:

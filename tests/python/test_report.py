@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 
 import pytest
 import torch
 
 import torchacc
 from tests import helpers
+from tests.python.places import line
 
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
@@ -20,15 +21,6 @@ def since(recording):
     """A report before the test, so that a later one is of the test alone."""
     helpers.flush()
     return torchacc.report()
-
-
-def line(text: str) -> str:
-    """ "FILE:LINE in FUNCTION" of the caller's only line that ends in the comment `text`."""
-    caller = inspect.currentframe().f_back
-    lines, first = inspect.getsourcelines(caller)
-    numbers = [first + i for i, each in enumerate(lines) if each.rstrip().endswith(f"# {text}")]
-    assert len(numbers) == 1
-    return f"test_report.py:{numbers[0]} in {caller.f_code.co_name}"
 
 
 def test_lines_that_read_values_are_named(device, since):
@@ -123,3 +115,19 @@ def test_memory_is_that_of_tensors(device):
     assert found["at most"] >= found["tensors"]
     del x
     assert "MiB" in str(torchacc.report())
+
+
+def test_steps_are_told_as_replayed_or_made_with_their_time(device, recording, since):
+    x = torch.ones(64, device=device)
+    for _ in range(5):
+        kept = x.exp() * 2 + 1
+        torchacc.mark_step()
+    found = torchacc.report(since=since)
+    counters = found.counters
+    assert counters["plan_hits"] + counters["plan_follows"] == 5 - counters.get("plans_built", 0)
+    assert 0 < counters["run_us"] * 1e-6 < found.seconds
+    text = str(found)
+    assert int(re.search(r"\n  replayed +(\d+)\n", text)[1]) >= 3
+    assert re.search(r"\n  making plans +[0-9.]+ s\n", text)
+    assert re.search(r"\n  running plans, waiting for kernels +[0-9.]+ s\n", text)
+    assert kept.shape == (64,)
