@@ -126,6 +126,8 @@ c10::intrusive_ptr<c10d::Store> part_of(c10d::Store& store) {
   return c10::make_intrusive<c10d::PrefixStore>("ledger", store.clone());
 }
 
+std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
 std::string hex(uint64_t value) {
   char text[17];
   return {text, std::to_chars(text, text + sizeof text, value, 16).ptr};
@@ -232,19 +234,21 @@ std::optional<std::string> Ledger::get(const std::string& key) {
 }
 
 void Ledger::show() {
+  std::string newest;
   std::string text;
   {
     const std::lock_guard lock(mutex_);
     hidden_ = false;
     if (recorded_ == shown_) return;
     shown_ = recorded_;
-    text = hex(recorded_);
+    newest = text = hex(recorded_);
     size_t at = entries_.size() - (sequence_ - recorded_);
-    const std::string& newest = entries_[at - 1].text;
+    const std::string& call = entries_[at - 1].text;
     for (size_t i = 0; i < kShown && at > 0; ++i) text += " " + hex(entries_[--at].hash);
-    text += "\n" + newest;
+    text += "\n" + call;
   }
-  store_->set(key("shown", static_cast<uint64_t>(rank_)), text);
+  const auto rank = static_cast<uint64_t>(rank_);
+  store_->multiSet({key("shown", rank), key("newest", rank)}, {bytes(text), bytes(newest)});
 }
 
 std::optional<Ledger::Shown> Ledger::look(int rank) {
@@ -254,6 +258,23 @@ std::optional<Ledger::Shown> Ledger::look(int rank) {
   const uint64_t newest = hashes.front();
   hashes.erase(hashes.begin());
   return Shown{newest, std::move(hashes), behind_first_line(*text)};
+}
+
+// Whether all of `ranks` have shown that they have recorded so many. As many requests for many
+// ranks as for one.
+bool Ledger::have_recorded(const std::vector<int>& ranks, uint64_t count) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(key("newest", static_cast<uint64_t>(rank)));
+  if (keys.empty()) return true;
+  if (!store_->check(keys)) return false;
+  const std::vector<std::vector<uint8_t>> found = store_->multiGet(keys);
+  bool all = true;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    uint64_t& newest = come_[static_cast<size_t>(ranks[i])];
+    newest = numbers({reinterpret_cast<const char*>(found[i].data()), found[i].size()}).at(0);
+    all = all && newest >= count;
+  }
+  return all;
 }
 
 // The first collective, of those that both still know, that is another one there.
@@ -563,13 +584,15 @@ bool Ledger::everybody_has_come() {
     return ask([this, next] {
       show();
       come_.resize(static_cast<size_t>(size_));
+      std::vector<int> late;
       for (int rank = 0; rank < size_; ++rank) {
-        uint64_t& newest = come_[static_cast<size_t>(rank)];
-        if (rank == rank_ || newest >= next) continue;
-        if (const auto shown = look(rank)) newest = shown->newest;
-        if (newest < next) return false;  // the others need not be asked before it comes
+        if (rank != rank_ && come_[static_cast<size_t>(rank)] < next) late.push_back(rank);
       }
-      return true;
+      if (late.empty()) return true;
+      const int one = late.back();
+      late.pop_back();
+      // While it has not come the others need not be asked.
+      return have_recorded({one}, next) && have_recorded(late, next);
     });
   } catch (const std::exception&) {
     return true;  // the thread beside the program tells of it

@@ -128,6 +128,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::optional<std::string> get(const std::string& key);  // nothing where there is none
   void show();
   std::optional<Shown> look(int rank);
+  bool have_recorded(const std::vector<int>& ranks, uint64_t count);
   std::optional<uint64_t> first_difference(const Shown& other);
   void differs(uint64_t sequence, int other);
   void compare_with_neighbours();
