@@ -313,13 +313,14 @@ void Run::adopt(const Result& result, const at::Tensor& tensor) {
   library::alias(result.word, prepared_.slots[buffer]).copy_(tensor);
 }
 
-void keep_for_ever(const Run& run, c10::DeviceIndex device) {
+void keep_for_ever(Run& run, c10::DeviceIndex device) {
   struct Kept {
     std::vector<c10::Storage> memory;
     Arena arena;
+    c10::DataPtr own_arena;
   };
   static auto& kept = *new std::vector<Kept>;
-  kept.push_back({run.memory(), std::exchange(arena_of(device), Arena())});
+  kept.push_back({run.memory(), std::exchange(arena_of(device), Arena()), run.take_own_arena()});
 }
 
 void release_arena(c10::DeviceIndex device) { arena_of(device) = Arena(); }

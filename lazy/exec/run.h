@@ -108,6 +108,8 @@ class Run {
   // The memory of all buffers, and back to what it was: steps that were not submitted after all.
   std::vector<c10::Storage> memory() const { return memory_; }
   void go_back(std::vector<c10::Storage> memory);
+  // What `own_arena` has given it; null without.
+  c10::DataPtr take_own_arena() { return std::move(arena_); }
 
  private:
   void call(const PreparedStep& prepared, std::span<const int64_t> values);
@@ -127,6 +129,6 @@ class Run {
 };
 
 // Other processes may write to the memory of a run at any time: nothing else gets it.
-void keep_for_ever(const Run& run, c10::DeviceIndex device);
+void keep_for_ever(Run& run, c10::DeviceIndex device);
 
 }  // namespace acc::exec

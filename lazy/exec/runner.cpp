@@ -412,11 +412,12 @@ class Stopped {
     if (runtime::end_all_transfers()) return;
     // Other processes may write to its memory at any time: nothing else gets it.
     if (run_.has_value()) keep_for_ever(*run_, device_);
-    if (captures_ != nullptr) {
-      schedule_.captures = nullptr;
-      static auto& kept = *new std::vector<std::shared_ptr<Captures>>;
-      kept.push_back(captures_);
-    }
+    if (captures_ == nullptr) return;
+    schedule_.captures = nullptr;
+    std::erase_if(all_captures(device_),
+                  [&](const auto& each) { return each.lock() == captures_; });
+    static auto& kept = *new std::vector<std::pair<std::shared_ptr<Captures>, std::vector<Given>>>;
+    kept.emplace_back(captures_, given_);
   }
 
   std::vector<c10::Storage> take_outputs() {

@@ -167,6 +167,53 @@ def test_a_transfer_that_is_given_up_leaves_the_memory_of_captured_work():
         assert each.reports["more"] == [0, 2, 6, 12, 20]
 
 
+INTERRUPTED = """
+import os, signal, threading, time
+dist.init_process_group("acc")
+store = dist.distributed_c10d._get_default_store()
+x = torch.ones(1 << 20, device=DEVICE)
+def step():
+    dist.all_reduce(x)
+    x.mul_(0.5)
+    return x[0].item()
+for _ in range(8):
+    step()
+if RANK == 0:
+    begun = helpers.stats()["captures_submitted"]
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        try:
+            step()
+        except RuntimeError:
+            time.sleep(20)  # Python's own exception comes here at the latest
+    except KeyboardInterrupt:
+        report(captured=helpers.stats()["captures_submitted"] - begun)
+    del x
+    torch.acc.empty_cache()
+    kept = [torch.full((1 << 20,), 7.0, device=DEVICE) for _ in range(8)]
+    torch.acc.synchronize()
+    store.set("given up", "1")
+    store.wait(["come"])
+    report(same=all(bool((tensor == 7).all()) for tensor in kept))
+else:
+    store.wait(["given up"])
+    # Not by acc, which has heard that the other has given up.
+    transport = dist.group.WORLD._get_backend(torch.device(DEVICE)).transport
+    transport.allreduce([torch.full((1 << 20,), 5.0)], dist.AllreduceOptions()).wait()
+    store.set("come", "1")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_collective_that_goes_on_without_this_process_writes_to_nobodys_memory(captured):
+    graphs = {"ACC_HOST_GRAPHS": "1"} if captured else {}
+    code = "from tests import helpers\n" + INTERRUPTED
+    first, _ = run_ranks(code, 2, timeout=60, **graphs)
+    assert first.reports["captured"] == int(captured)
+    assert first.reports["same"]
+
+
 def test_ranks_need_not_capture_together(monkeypatch):
     """By default NCCL waits for that; who wants it so is told what it means."""
     made = []
