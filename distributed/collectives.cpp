@@ -151,7 +151,6 @@ void reduce_scatter_into(Backend& group, Tensors& outputs, Tensors& inputs, Opti
   }
 }
 
-// Gloo has no lists here: their parts behind each other.
 // A work of the transport, whose results go on to where they belong.
 class CopyingWork final : public c10d::Work {
  public:
@@ -177,6 +176,7 @@ class CopyingWork final : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+// Gloo has no lists here: their parts behind each other.
 void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
   Tensors received = bytes_of(outputs);
   Tensors sent = bytes_of(inputs);

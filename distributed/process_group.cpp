@@ -1,5 +1,6 @@
 #include "distributed/process_group.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
@@ -174,6 +175,7 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
   const at::AutoDispatchBelowADInplaceOrView below;
   Tensors to;
   for (const Tensor& output : outputs) {
+    at::assert_no_internal_overlap(output);
     if (output.is_contiguous()) {
       to.push_back(output);
     } else {
@@ -207,7 +209,10 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
                                          const ReduceOp& op, std::vector<int64_t> rest) {
   const char* what = name(collective);
   check_tensors(what, tensors);
-  for (const Tensor& tensor : tensors) check_reduces(what, op.op_, tensor.scalar_type());
+  for (const Tensor& tensor : tensors) {
+    check_reduces(what, op.op_, tensor.scalar_type());
+    at::assert_no_internal_overlap(tensor);
+  }
   const at::AutoDispatchBelowADInplaceOrView below;
   const Reduction by = reduction(op, tensors, what);
   rest.insert(rest.begin(), by.op);
@@ -216,7 +221,10 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
   Tensors to = tensors;
   if (bystander) to[0] = tensors[0].clone();
   if (by.factor.defined()) {
-    for (Tensor& tensor : to) tensor.mul_(by.factor);
+    // All before the first is changed: one of them may have no valid contents.
+    Tensors scaled;
+    for (const Tensor& tensor : to) scaled.push_back(at::mul(tensor, by.factor));
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(scaled[i]);
   }
   WorkPtr work = call(collective, to, {}, std::move(rest), /*in_place=*/true, &op);
   if (by.divides_after && !bystander) {

@@ -312,7 +312,11 @@ def test_bad_input_is_refused_before_anybody_waits():
     code = """
 import torchacc_device
 cpu, short = torch.ones(3), torch.ones(3, dtype=torch.int16, device=device)
+good, bad = torch.ones(3, device=device), x[torch.tensor([5000], device=device)]
+refused(torch.acc.synchronize)  # it has no valid contents
 report(
+    mixed=refused(lambda: dist.all_reduce_coalesced([good, bad], dist.ReduceOp.AVG)),
+    spread=refused(lambda: dist.all_reduce(x[:1].expand(4), dist.ReduceOp.AVG)),
     cpu=refused(lambda: dist.all_reduce(cpu)),
     short=refused(lambda: dist.all_reduce(short)),
     bits=refused(lambda: dist.all_reduce(x, dist.ReduceOp.BAND)),
@@ -321,9 +325,12 @@ report(
     rows=refused(lambda: dist.all_to_all_single(torch.empty(3, device=device), x[:3].clone())),
     twice=refused(lambda: dist.init_process_group("acc")),
     sparse=refused(lambda: dist.all_reduce(torch.ones(2, 2).to_sparse())),
+    good=good.tolist(),
 )
 """
     for rank in reduced(code):
+        assert "no valid contents" in rank["mixed"] and rank["good"] == [1] * 3
+        assert "single memory location" in rank["spread"]
         assert "cpu" in rank["cpu"]
         assert rank["short"].startswith("TypeError") and "Short" in rank["short"]
         assert rank["bits"].startswith("TypeError") and "bitwise" in rank["bits"]
@@ -397,9 +404,10 @@ else:
 
 def test_the_collective_that_fails_is_named_not_the_last_one():
     code = """
+dist.group.WORLD.set_timeout(datetime.timedelta(seconds=2))  # less than it was made with
 def late():
     if RANK == 1:
-        time.sleep(TIMEOUT + 4)
+        time.sleep(5)
     dist.all_reduce(x[:4].clone())
     dist.broadcast(x[:5].clone(), 0)
     dist.all_reduce(x[:6].clone())
