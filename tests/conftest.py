@@ -46,7 +46,7 @@ def all_kernels_compile() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def cuda_is_cuda() -> Iterator[None]:
-    """`torchacc.accelerate` lets what a program says of CUDA act on acc: here, until a test ends."""
+    """What `torchacc.accelerate` lets act on acc is CUDA's again when a test ends."""
     yield
     if not _missing and helpers.ON_ACC:
         from torchacc_device import _patches

@@ -3,6 +3,7 @@
 from torchacc.boundary import mark_step, sync
 from torchacc.device import fetch_gradients, is_lazy_device, is_lazy_tensor, lazy_device
 from torchacc.loader import AsyncLoader
+from torchacc.serialization import send_cpu_data_to_device
 
 __all__ = [
     "AsyncLoader",
@@ -11,5 +12,6 @@ __all__ = [
     "is_lazy_tensor",
     "lazy_device",
     "mark_step",
+    "send_cpu_data_to_device",
     "sync",
 ]

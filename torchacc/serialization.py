@@ -50,11 +50,20 @@ def save(
         torch.save(data, file_or_path, pickle_module=on_cpu)
 
 
-def send_cpu_data_to_device(datas: Any, device: torch.device | str | int) -> Any:
+def send_cpu_data_to_device(
+    datas: Any, device: torch.device | str | int, input_sharding: object = None
+) -> Any:
     """`datas` with every tensor in it on `device`, in the containers that it came in, copied.
 
     A single tensor comes back as a list of one, as torch_xla gives it.
+
+    Raises NotImplementedError when `input_sharding`, which is of SPMD programs, is given.
     """
+    if input_sharding is not None:
+        raise NotImplementedError(
+            "[send_cpu_data_to_device] input_sharding is not available in this version. "
+            "Leave it None."
+        )
     if isinstance(datas, Tensor):
         datas = [datas]
     return move_to_device(datas, torch.device(device))
