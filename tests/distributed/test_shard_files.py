@@ -247,6 +247,7 @@ def model(**changes):
 
 OTHER = Unit(12, "float32", (Part("a", (12,), (1,), 0),))
 OTHER_UNITS = layout(0, 1, units={**UNITS, "_flat_param": OTHER}).to_dict()["units"]
+A_PART = {"name": "a", "shape": [3, 4], "offset": 0}
 DAMAGE = {
     "missing": (
         lambda folder: (folder / "rank-1-of-3-model.pth").unlink(),
@@ -272,6 +273,10 @@ DAMAGE = {
     "other program": (other_program, ["rank-1-of-3-model.pth", "is None, and not 'torchacc.fsdp'"]),
     "newer": (metadata(version=2), ["rank-1-of-3-model.pth", "version 2", "newer"]),
     "incomplete": (metadata(units=None), ["rank-1-of-3-model.pth", "are incomplete"]),
+    "outside": (
+        metadata(units={"u": {**OTHER.__dict__, "parameters": [{**A_PART, "stride": [7, 1]}]}}),
+        ["rank-1-of-3-model.pth", "are incomplete", "a ends behind its unit"],
+    ),
     "rank": (metadata(rank=3), ["rank-1-of-3-model.pth", "shard 3 of 3"]),
     "same rank": (metadata(rank=0), ["of 3 shards", "none of rank 1"]),
     "other world": (

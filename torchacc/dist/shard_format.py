@@ -158,6 +158,12 @@ def _read_unit(unit: Mapping[str, Any]) -> Unit:
     end = max((part.offset + part.numel for part in parts), default=0)
     if end != read.numel:
         raise ValueError(f"a unit of {read.numel} elements has parameters up to {end}")
+    for part in parts:
+        steps = [(size - 1) * step for size, step in zip(part.shape, part.stride, strict=True)]
+        if part.offset < 0 or part.numel and not 0 <= min(steps, default=0) <= sum(steps):
+            raise ValueError(f"{part.name} begins before its unit")
+        if part.numel and part.offset + sum(steps) >= read.numel:
+            raise ValueError(f"{part.name} ends behind its unit")
     return read
 
 

@@ -42,7 +42,15 @@ class ShardedUnits(fsdp.FullyShardedDataParallel):
 
 def layout_of(sharded: ShardedUnits, save_id: str = "") -> Layout:
     shared: dict[str, str] = {}
-    units = {name: _unit(prefix, flat, shared) for name, prefix, flat in _flat_parameters(sharded)}
+    units = {}
+    for name, prefix, flat in _flat_parameters(sharded):
+        units[name] = unit = _unit(prefix, flat, shared)
+        if _local(flat).numel() != unit.shard_numel(sharded.world_size):
+            raise RuntimeError(
+                f"[fsdp] {name} has {unit.numel} elements in {sharded.world_size} shards of "
+                f"{_local(flat).numel()}: torch {torch.__version__} divides units in a way that "
+                "the files of torchacc.dist.shards do not describe."
+            )
     return Layout(
         rank=sharded.rank,
         world_size=sharded.world_size,
@@ -85,7 +93,7 @@ def _unit(prefix: str, flat: Any, shared: dict[str, str]) -> Unit:
         first = full(info.prim_module_name, info.prim_param_name)
         shared[full(info.module_name, info.param_name)] = first
     end = max(part.offset + part.numel for part in parts)
-    return Unit(end, str(flat.dtype).removeprefix("torch."), tuple(parts))
+    return Unit(end, str(_local(flat).dtype).removeprefix("torch."), tuple(parts))
 
 
 def _local(flat: Any) -> Tensor:
