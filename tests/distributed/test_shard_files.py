@@ -321,8 +321,13 @@ def test_damage_is_found_in_any_file_and_nothing_is_written(tmp_path, capsys, da
 
 
 def changed(shards, how):
-    how(shards[1])
+    how(shards[0 if how is whole_and_odd else 1])
     return shards
+
+
+def whole_and_odd(shard):
+    del shard["model"]["block._flat_param"]
+    shard["model"]["block.image"] = torch.ones(8)
 
 
 def drop_unit(shard):
@@ -353,6 +358,7 @@ def unknown(shard):
     ("kind", "how", "texts"),
     [
         ("model", drop_unit, ["block._flat_param is missing in shards 1"]),
+        ("model", whole_and_odd, ["here: block.image is of shape [8]", "[1, 2, 2, 2]"]),
         ("optimizer", later, ["_flat_param, step, is 3.0 in one place and 4.0", "moments"]),
         ("optimizer", rate, ["parameter groups", "shards 0 and 1 differ"]),
         ("optimizer", odd_shape, ["exp_avg, in shard 1", "6 elements", "[2, 3]"]),

@@ -161,9 +161,8 @@ def consolidate_sharded_model_checkpoints(
                 f"[checkpoint] {ckpt_dir}: {name} is missing in shards {', '.join(without)}."
             )
         whole |= layout.units[name].whole([shard[name] for shard in shards])
-    for name in layout.parts():
-        if name not in whole:
-            raise ValueError(f"[checkpoint] {ckpt_dir}: the shards have no parameter {name}.")
+    for name, (part, _) in layout.parts().items():
+        check_whole(whole.get(name), part, f"{ckpt_dir}: {name}")
     for other, name in layout.shared.items():
         whole[other] = whole[name]
     return whole
