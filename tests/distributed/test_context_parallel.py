@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
+import torchacc
 from tests.distributed.ranks import run_ranks
+from tests.distributed.test_mesh import fake_world, leave_world
+from torchacc.ops import context_parallel as cp
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -19,6 +23,39 @@ device = torchacc.lazy_device()
 # No kernels are compiled for what is done once.
 helpers.extension().skip_passes(helpers.BIT_BY_BIT)
 """
+
+
+def test_groups_are_those_of_the_mesh_and_of_the_present_processes(device):
+    """c10d's fake group: which ranks, in which order, wherever the topology puts them."""
+    getters = (
+        cp.get_context_parallel_group,
+        cp.get_inter_cp_process_group,
+        cp.get_intra_cp_process_group,
+    )
+    try:
+        fake_world(5, 16)
+        config = torchacc.Config()
+        config.dist.sp.size = 8
+        config.dist.topology = ["sp", "dp", "fsdp", "pp", "tp"]
+        mesh = config.get_mesh()
+        cp.initialize_context_parallel(8, 2)
+        found = [dist.get_process_group_ranks(get()) for get in getters]
+        assert found == [[1, 3, 5, 7, 9, 11, 13, 15], [1, 5, 9, 13], [5, 7]]
+        assert cp.get_context_parallel_group() is mesh.get_sp_proc_group()
+        fake_world(5, 8)
+        with pytest.raises(RuntimeError, match="no groups yet"):
+            cp.get_context_parallel_group()
+        cp.initialize_context_parallel(4, 1)
+        found = [dist.get_process_group_ranks(get()) for get in getters]
+        assert found == [[4, 5, 6, 7], [4, 5, 6, 7], [5]]
+        config = torchacc.Config()
+        config.dist.sp.size = 4
+        assert config.get_mesh().get_sp_proc_group() is cp.get_context_parallel_group()
+    finally:
+        leave_world()
+    with pytest.raises(RuntimeError, match="there is no process group"):
+        cp.initialize_context_parallel(1)
+
 
 TWO = (
     BEGIN

@@ -91,7 +91,11 @@ class Places:
         """
         if slopes is None:
             return None
-        slopes = slopes.detach().float().reshape(-1, slopes.shape[-1], 1, 1)
+        slopes = (
+            slopes.detach()
+            .to(self.queries.device, torch.float32)
+            .reshape(-1, slopes.shape[-1], 1, 1)
+        )
         return -slopes * self.distance().abs()
 
 

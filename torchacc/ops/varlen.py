@@ -52,7 +52,8 @@ def flash_attn_varlen_xla(
     common = (dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic)
     options = Options.checked(where, q, k, v, *common)
     _check_mask(where, attention_mask, k)
-    return _attend(q, k, v, options, masks.marked(attention_mask, q.shape[1]), return_attn_probs)
+    places = masks.marked(attention_mask.to(q.device), q.shape[1])
+    return _attend(q, k, v, options, places, return_attn_probs)
 
 
 def flash_attn_varlen_qkvpacked_xla(
@@ -88,7 +89,8 @@ def flash_attn_varlen_qkvpacked_xla(
     common = (dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic)
     options = Options.checked(where, q, k, v, *common)
     _check_mask(where, attention_mask, k)
-    return _attend(q, k, v, options, masks.marked(attention_mask, q.shape[1]), return_attn_probs)
+    places = masks.marked(attention_mask.to(q.device), q.shape[1])
+    return _attend(q, k, v, options, places, return_attn_probs)
 
 
 def flash_attn_varlen_position_ids_xla(
@@ -124,7 +126,7 @@ def flash_attn_varlen_position_ids_xla(
     common = (dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic)
     options = Options.checked(where, q, k, v, *common)
     check_positions(where, position_ids, q, k)
-    return _attend(q, k, v, options, masks.packed(position_ids), return_attn_probs)
+    return _attend(q, k, v, options, masks.packed(position_ids.to(q.device)), return_attn_probs)
 
 
 def spmd_flash_attn_varlen_xla(
