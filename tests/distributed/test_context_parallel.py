@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import torchacc
+from tests import attention
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_mesh import fake_world, leave_world
 from torchacc.ops import context_parallel as cp
+from torchacc.ops.context_parallel import blocks
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -55,6 +59,25 @@ def test_groups_are_those_of_the_mesh_and_of_the_present_processes(device):
         leave_world()
     with pytest.raises(RuntimeError, match="there is no process group"):
         cp.initialize_context_parallel(1)
+
+
+def test_a_ring_computes_in_float32_what_autocast_has_cast(device, monkeypatch):
+    """By plain products, which a region would cast once more, in forward and in backward."""
+    monkeypatch.setattr(blocks, "on_host", lambda tensor: False)
+    *whole, weights = (t.float().to(device) for t in attention.inputs(2, 8, 8))
+
+    def found(region: bool, dtype: torch.dtype) -> list[Tensor]:
+        tensors = [t.to(dtype).requires_grad_() for t in whole]
+        with torch.autocast(device, torch.bfloat16, enabled=region):
+            out = cp.ring_attention(*tensors, causal=True)
+            return [out, *attention.gradients(out, weights, *tensors)]
+
+    try:
+        fake_world(0, 1)
+        for a, b in zip(found(True, torch.float32), found(False, torch.bfloat16), strict=True):
+            assert torch.equal(a.bfloat16().cpu(), b.cpu())
+    finally:
+        leave_world()
 
 
 TWO = (

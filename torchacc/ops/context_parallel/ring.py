@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from torchacc.amp import custom_bwd, custom_fwd
 from torchacc.ops import masks
 from torchacc.ops.attend import Options, in_autocast_type, wide
 from torchacc.ops.context_parallel import blocks
@@ -82,7 +83,8 @@ def around(
     lens = lengths(where, q_lens, k_lens, q, (q.shape[1] * size, k.shape[1] * size))
     ring = _Ring(group, size, dist.get_rank(group), q.shape[1], k.shape[1], options, lens)
     q, k, v = (t.transpose(1, 2) for t in in_autocast_type(q, k, v))
-    return _Around.apply(q, k, v, ring).transpose(1, 2)
+    with torch.autocast(q.device.type, enabled=False):
+        return _Around.apply(q, k, v, ring).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,10 @@ class _Ring:
 
 
 class _Around(torch.autograd.Function):
-    """Of tensors [batch, heads, seqlen, headdim]."""
+    """Of tensors [batch, heads, seqlen, headdim]; not for autocast regions."""
 
     @staticmethod
+    @custom_fwd
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: _Ring) -> Tensor:
         here = torch.stack((k, v))
         kind = torch.promote_types(q.dtype, torch.float32)
@@ -154,6 +157,7 @@ class _Around(torch.autograd.Function):
         return out
 
     @staticmethod
+    @custom_bwd
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         ring: _Ring = ctx.ring
