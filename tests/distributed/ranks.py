@@ -89,6 +89,7 @@ def run_ranks(
     With `check` a status other than 0 of any fails the test with the output of the first such.
     Processes that have not ended after `timeout` seconds are killed, and the test fails.
     """
+    _template()  # before the threads ask for it: each would make one
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
         running = [
