@@ -48,11 +48,13 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
     pinned = reads_pinned_memory(device)
 
     def move(tensor: Tensor) -> Tensor:
-        if pinned and tensor.device.type == "cpu" and tensor.layout == torch.strided:
-            # The blocks come from a cache, and go back there when the device has read them: batches
-            # alternate between as many as are under way.
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor.to(device)
+        is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
+        if not pinned or not is_plain or tensor.is_pinned():
+            # What is pinned is the program's, which may fill it anew as soon as it has been read.
+            return tensor.to(device)
+        # The blocks come from a cache, and go back there when the device has read them: batches
+        # alternate between as many as are under way.
+        return tensor.pin_memory().to(device, non_blocking=True)
 
     def ask(item: Any) -> Any:
         return item.to(device) if callable(getattr(item, "to", None)) else NotImplemented
