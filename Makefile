@@ -30,7 +30,7 @@ test:
 	@$(VENV_PYTHON) scripts/run_tests.py --keep-going
 
 test-full:
-	@sh scripts/setup.sh test '$(PYTHON)'
+	@sh scripts/setup.sh full '$(PYTHON)'
 	@$(VENV_PYTHON) scripts/run_tests.py --full --keep-going
 
 develop:

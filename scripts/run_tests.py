@@ -104,8 +104,11 @@ STAGES: dict[str, Stage] = {
     "seeds": pytest("tests/seeds", share="loadfile"),
     "distributed": pytest("tests/distributed", share="load"),
     "opinfo": pytest("tests/opinfo", share="loadfile"),
+    "ecosystem": pytest("tests/ecosystem", share="loadfile"),
     "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
 }
+# Stages whose packages only `make test-full` installs.
+ONLY_FULL = ("ecosystem",)
 # Stages that run beside a later one, where that runs too. What they hold may not depend on time.
 BESIDE = {"fuzz": "seeds", "torchvision": "distributed"}
 # Modes of the device, and the stages that run in the one they are told, or in the default one; the
@@ -174,6 +177,7 @@ def main(argv: list[str]) -> int:
     runs = [
         (name, mode)
         for name in arguments.stages or STAGES
+        if arguments.full or arguments.stages or name not in ONLY_FULL
         for mode in (modes if name in IN_ANY_MODE else ("",))
     ]
     names = [name for name, _ in runs]

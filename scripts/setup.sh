@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .venv and builds in place. A second call finds everything done and takes a second.
 #
-#   setup.sh run|test|lint [PYTHON]
+#   setup.sh run|test|full|lint [PYTHON]
 #
 # PYTHON is the interpreter that .venv is made from (default: python3). A supported torch that it
 # has, or that .venv has, is kept and built against; otherwise the pinned one is installed.
@@ -89,7 +89,7 @@ if [ -z "$torch" ] || ! done_before run "$stamp-$torch"; then
   mark run "$stamp-$torch"
 fi
 
-if [ "$purpose" = test ]; then
+if [ "$purpose" = test ] || [ "$purpose" = full ]; then
   stamp=$(fingerprint $requirements/test.txt $requirements/googletest.txt)
   if ! done_before test "$stamp"; then
     step "installing the test tools"
@@ -100,6 +100,15 @@ if [ "$purpose" = test ]; then
         --target "$venv/googletest" -r $requirements/googletest.txt
     fi
     mark test "$stamp"
+  fi
+fi
+
+if [ "$purpose" = full ]; then
+  stamp=$(fingerprint $requirements/ecosystem.txt)
+  if ! done_before full "$stamp"; then
+    step "installing the packages of the stage ecosystem"
+    pip_install -r $requirements/ecosystem.txt
+    mark full "$stamp"
   fi
 fi
 

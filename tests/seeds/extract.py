@@ -103,12 +103,3 @@ def shrink(source: str, *, rows: int, side: int, epochs: int, batch: int = 64) -
         if count != times:
             raise SeedError(f"{pattern} occurs {count} times in the script, not {times}")
     return source
-
-
-def on_device(source: str, device: str) -> str:
-    """The native script with its line `device = ...` choosing `device`."""
-    line = f'device = torch.device("{device}")'
-    source, count = re.subn(r"^device = torch\.device\(.*\)$", line, source, flags=re.MULTILINE)
-    if count != 1:
-        raise SeedError(f"the script chooses its device on {count} lines, not on one")
-    return source

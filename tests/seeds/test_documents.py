@@ -94,13 +94,6 @@ def test_shrinking_replaces_sizes_and_nothing_else():
         extract.shrink(source.replace("(6400,)", "(64,)"), rows=8, side=16, epochs=1)
 
 
-def test_the_device_line_is_the_only_one_that_changes():
-    source = 'a = 1\ndevice = torch.device("cuda:0" if b else "cpu")\nc = device\n'
-    assert extract.on_device(source, "acc") == 'a = 1\ndevice = torch.device("acc")\nc = device\n'
-    with pytest.raises(extract.SeedError, match="0 lines"):
-        extract.on_device("a = 1\n", "acc")
-
-
 def test_documents_that_are_absent_are_no_error(monkeypatch, tmp_path):
     monkeypatch.setenv("ACC_SEEDS_DIR", str(tmp_path))
     assert extract.folder() == tmp_path
