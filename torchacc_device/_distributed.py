@@ -8,6 +8,9 @@ where acc tensors lie on GPUs, Gloo on hosts.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
 import os
 import warnings
 from datetime import timedelta
@@ -78,7 +81,17 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
         _C.run_alike()
         if _C.executor_name() == "host":
             _agree_on_kernels(*arguments, options.timeout)
+    _collect_at_exit()
     return _C.ProcessGroupACC(transport, store)
+
+
+@functools.cache
+def _collect_at_exit() -> None:
+    """Groups that only garbage knows end before the interpreter does.
+
+    Their threads must not give tensors back while it ends: PyTorch ends the process then.
+    """
+    atexit.register(gc.collect)
 
 
 # Why this process uses no generated kernels, once it has agreed to that; "" before.

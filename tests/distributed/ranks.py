@@ -39,14 +39,6 @@ def refused(function):
     return "accepted"
 """
 
-# Threads of Gloo must not give tensors back while the interpreter ends (PyTorch ends the process
-# then), so groups that only garbage knows have to end before.
-_EPILOGUE = """
-import gc
-gc.collect()
-"""
-
-
 # A group for tensors of both devices, and the rank's own device; and the end of it.
 GROUP = """
 dist.init_process_group("cpu:gloo,acc:acc")
@@ -130,8 +122,8 @@ def _run(
     """Forked from the template, unless what its environment says is read when torch is imported."""
     try:
         if _template().can_run(env):
-            return _template().run(_PRELUDE + code + _EPILOGUE, env, timeout)
-        command = [sys.executable, "-c", _PRELUDE + code + _EPILOGUE]
+            return _template().run(_PRELUDE + code, env, timeout)
+        command = [sys.executable, "-c", _PRELUDE + code]
         return subprocess.run(
             command,
             cwd=helpers.ROOT,

@@ -63,6 +63,19 @@ print(dist.get_backend())
     assert alone(code).stdout.split() == ["False", "gloo"]
 
 
+def test_a_group_that_only_garbage_knows_ends_before_the_interpreter(device):
+    code = """
+import sys
+class Garbage:
+    def __init__(self):
+        self.itself, self.group = self, dist.group.WORLD
+    def __del__(self):
+        print(sys.is_finalizing())
+Garbage()
+"""
+    assert alone(code).stdout.split() == ["False"]
+
+
 def test_what_replaces_groups_can_be_undone(device):
     code = """
 from torchacc_device import _patches
