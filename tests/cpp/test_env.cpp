@@ -224,13 +224,26 @@ TEST_F(Env, TheTableDescribesEveryVariableInOneLine) {
                 variable.type == "flag" || variable.type == "string")
         << variable.type;
   }
-  EXPECT_EQ(names,
-            (std::set<std::string>{"ACC_MODE", "ACC_EXECUTOR", "ACC_HOST_DEVICES",
-                                   "ACC_HOST_GRAPHS", "ACC_LOG_LEVEL", "ACC_PLAN_CACHE_MB",
-                                   "ACC_MAX_PENDING", "ACC_MAX_PENDING_MB", "ACC_MAX_INFLIGHT",
-                                   "ACC_SOURCE_LINES", "ACC_DUMP", "ACC_SKIP_PASSES", "ACC_EXACT",
-                                   "ACC_DETERMINISTIC", "ACC_CXX", "ACC_COMPILE_TIMEOUT_S",
-                                   "ACC_CACHE_DIR", "ACC_CACHE_MB", "ACC_KERNEL_TEXTS"}));
+  EXPECT_EQ(names, (std::set<std::string>{"ACC_MODE",
+                                          "ACC_EXECUTOR",
+                                          "ACC_HOST_DEVICES",
+                                          "ACC_HOST_GRAPHS",
+                                          "ACC_LOG_LEVEL",
+                                          "ACC_PLAN_CACHE_MB",
+                                          "ACC_MAX_PENDING",
+                                          "ACC_MAX_PENDING_MB",
+                                          "ACC_MAX_INFLIGHT",
+                                          "ACC_SOURCE_LINES",
+                                          "ACC_DUMP",
+                                          "ACC_SKIP_PASSES",
+                                          "ACC_EXACT",
+                                          "ACC_DETERMINISTIC",
+                                          "ACC_STRICT",
+                                          "ACC_CXX",
+                                          "ACC_COMPILE_TIMEOUT_S",
+                                          "ACC_CACHE_DIR",
+                                          "ACC_CACHE_MB",
+                                          "ACC_KERNEL_TEXTS"}));
 }
 
 // The getters index the table by position: a wrong order would check a value against the allowed
