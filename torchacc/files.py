@@ -32,7 +32,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield part
         _to_disk(part)
         if target.exists():
-            shutil.copymode(target, part)
+            with contextlib.suppress(PermissionError):  # some file systems have no modes
+                shutil.copymode(target, part)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

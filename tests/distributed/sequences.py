@@ -44,7 +44,10 @@ def attempt(
     error: float = 1e-5,
 ) -> str | None:
     """How the result or a gradient differs from what is expected, if one does."""
-    tensors = [t.detach().to(dtype).to(device).requires_grad_() for t in exact]
+    tensors = [t.detach().to(dtype).to(device) for t in exact]
+    # Elements of a head do not lie next to each other in memory, as in a part of a wider product.
+    tensors[0] = tensors[0].mT.contiguous().mT
+    tensors = [t.requires_grad_() for t in tensors]
     parts = [cp.split_forward_gather_backward(t, 1, group) for t in tensors]
     out = cp.gather_forward_split_backward(call(*parts), 1, group)
     found = [out.detach(), *attention.gradients(out, weights, *tensors)]

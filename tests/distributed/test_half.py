@@ -68,11 +68,31 @@ for half, region in ((None, False), ("fp16", True), ("fp16", False), ("bf16", Fa
             # bfloat16 has eight bits
             bound = 0.03 if name.startswith("fp16") else 0.1
             assert found["losses"] == pytest.approx(plain["losses"], rel=bound)
+            assert found["losses"] != plain["losses"], "nothing was in half precision"
             # The region's own type stays; else float32 comes out.
             assert found["kinds"] == ("torch.float16" if "True" in name else "torch.float32")
             assert found["scale"] == (1024.0 if name.startswith("fp16") else 1.0)
             assert found.get("part", "torch.float32") == "torch.float32"
             assert ("part" in found) == ("wrap_layer_cls" in way)
+
+
+def test_batch_norms_stay_in_float32():
+    """Without classes that are units too; torch's kernels take no statistics of half types."""
+    code = """
+import torchacc
+from torch import nn
+config = torchacc.Config()
+config.dist.fsdp.size, config.compute.fp16 = 2, True
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+model = torchacc.accelerate(net, config=config)
+y = model(torch.randn(8, 4, device=model.device))
+y.square().sum().backward()
+norm = net[1]
+report(kind=str(norm.running_mean.dtype), moved=bool(norm.running_mean.abs().sum() > 0))
+"""
+    for rank in run_ranks(code, 2):
+        assert rank.reports == {"kind": "torch.float32", "moved": True}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["flat", "units", "replicas"])

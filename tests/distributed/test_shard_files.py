@@ -177,6 +177,9 @@ def test_states_by_numbers_stay_so(named):
     assert same(whole["state"], WHOLE_OPTIMIZER["state"])
     states, _ = utils.reshard_optim_dict(whole, shards[0], 2)
     assert states[0]["param_groups"][0]["params"] == [0, 1]
+    again = [{**shard, "optimizer": state} for shard, state in zip(shards, states, strict=True)]
+    whole = utils.consolidate_sharded_optimizer_checkpoints("here", again)
+    assert same(whole["state"], WHOLE_OPTIMIZER["state"])
     for rank in range(2):
         number = order.index("block._flat_param")
         saved = shards[rank]["optimizer"]["state"][number]["exp_avg"]
@@ -318,6 +321,37 @@ def test_damage_is_found_in_any_file_and_nothing_is_written(tmp_path, capsys, da
     for text in texts:
         assert text in said
     assert names_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("key", ["param_groups", "state"])
+def test_damage_of_the_optimizer_is_named_and_the_model_is_not_written(tmp_path, capsys, key):
+    shards = optimizer_shards(2)
+    del shards[1]["optimizer"][key]
+    write(tmp_path, model_shards(2), shards)
+    (tmp_path / "model_consolidated.pth").write_bytes(b"before")
+    assert consolidate.main(["--ckpt_dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "rank-1-of-2-optimizer.pth" in said and "'param_groups' and 'state'" in said
+    assert (tmp_path / "model_consolidated.pth").read_bytes() == b"before"
+
+
+def test_states_that_cannot_be_put_together_leave_the_model_as_it_was(tmp_path, capsys):
+    shards = optimizer_shards(2)
+    name = next(iter(shards[1]["optimizer"]["state"]))
+    shards[1]["optimizer"]["state"][name]["step"] = torch.tensor(77.0)
+    write(tmp_path, model_shards(2), shards)
+    (tmp_path / "model_consolidated.pth").write_bytes(b"before")
+    assert consolidate.main(["--ckpt_dir", str(tmp_path)]) == 1
+    assert "step" in capsys.readouterr().err
+    assert (tmp_path / "model_consolidated.pth").read_bytes() == b"before"
+
+
+def test_two_outputs_of_one_name_are_refused(tmp_path):
+    write(tmp_path, model_shards(2), optimizer_shards(2))
+    with pytest.raises(ValueError, match="would replace the model"):
+        utils.consolidate_and_reshard_fsdp_checkpoint(
+            tmp_path, model_save_name_pattern="x.pth", optimizer_save_name_pattern="x.pth"
+        )
 
 
 def changed(shards, how):

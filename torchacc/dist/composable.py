@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchacc.dist.fsdp import wrapped_classes
 from torchacc.dist.half import run_in_half
@@ -73,6 +74,12 @@ class Composable(ParallelModule):
             units = wrapped_classes(model, config.dist.fsdp.wrap_layer_cls)
             # Autocast says which operators take half precision; inputs of a unit stay as they are.
             policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=False)
+            if half is not None:
+                # As torch's older way has it: statistics stay in float32.
+                whole = MixedPrecisionPolicy(cast_forward_inputs=False)
+                for module in list(model.modules()):
+                    if isinstance(module, _BatchNorm) and module is not model:
+                        fully_shard(module, mesh=mesh, mp_policy=whole)
             inside = [m for m in model.modules() if type(m) in units and m is not model]
             for module in (*inside, model):
                 fully_shard(module, mesh=mesh, mp_policy=policy)

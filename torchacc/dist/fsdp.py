@@ -53,7 +53,8 @@ class FullyShardedDataParallel(ParallelModule):
             model,
             device_mesh=_device_mesh(mesh),
             sharding_strategy=strategy.HYBRID_SHARD if several else strategy.FULL_SHARD,
-            auto_wrap_policy=ModuleWrapPolicy(units) if units else None,
+            # In half precision torch keeps batch norms in float32, where there is a policy.
+            auto_wrap_policy=ModuleWrapPolicy(units) if units or half is not None else None,
             device_id=torch.device(device_type(), current_index()),
             use_orig_params=not options.flatten_parameters,
             # It would wait for the device in every unit. Memory is planned over the whole step.

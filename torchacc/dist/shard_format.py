@@ -179,6 +179,11 @@ def check_shard(checkpoint: Any, where: str) -> Layout:
     if not kinds:
         keys = ", ".join(repr(key) for key in checkpoint)
         _foreign(where, f"it has neither 'model' nor 'optimizer', but {keys}")
+    for kind in KINDS:
+        if kind in checkpoint and kind not in kinds:
+            _foreign(where, f"its {kind!r} is a {type(checkpoint[kind]).__name__}")
+    if "optimizer" in kinds:
+        _check_optimizer(checkpoint["optimizer"], where)
     for name, tensor in checkpoint.get("model", {}).items():
         if name not in layout.units:
             continue
@@ -190,6 +195,18 @@ def check_shard(checkpoint: Any, where: str) -> Layout:
         if str(tensor.dtype) != f"torch.{dtype}":
             _foreign(where, f"{name} should be of {dtype}, and is of {tensor.dtype}")
     return layout
+
+
+def _check_optimizer(optimizer: Mapping[str, Any], where: str) -> None:
+    groups, states = optimizer.get("param_groups"), optimizer.get("state")
+    if not isinstance(groups, list) or not isinstance(states, Mapping):
+        _foreign(where, "its 'optimizer' has no 'param_groups' and 'state'")
+    for group in groups:
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
+            _foreign(where, "a parameter group of its 'optimizer' has no list 'params'")
+    for name, state in states.items():
+        if not isinstance(state, Mapping):
+            _foreign(where, f"its 'optimizer' has as state of {name} a {type(state).__name__}")
 
 
 def check_same_job(layouts: Sequence[Layout], names: Sequence[str]) -> None:

@@ -106,11 +106,24 @@ def save_checkpoints(
         ValueError: numbers that do not fit together, or another `save_type`.
         OSError: a file cannot be written.
     """
+    with contextlib.ExitStack() as stack:
+        paths = _write(stack, state_dict_list, shard_metadata_list, save_paths, save_type)
+    _say_written(paths)
+
+
+def _write(
+    stack: contextlib.ExitStack,
+    state_dict_list: Shards | dict[str, Any],
+    shard_metadata_list: Sequence[dict[str, Any]] | None,
+    save_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    save_type: str,
+) -> list[Any]:
+    """`save_checkpoints` into files that take their places when `stack` ends; returns the paths."""
     if save_type not in shard_format.KINDS:
         raise ValueError(f"[checkpoint] save_type = {save_type!r}. Use 'model' or 'optimizer'.")
     if isinstance(state_dict_list, Mapping):
         contents: Sequence[dict[str, Any]] = [dict(state_dict_list)]
-        paths = [save_paths]
+        paths: list[Any] = [save_paths]
     else:
         metadata = list(shard_metadata_list or ())
         paths = list(save_paths)  # type: ignore[arg-type]
@@ -125,9 +138,12 @@ def save_checkpoints(
         ]
     for path in paths:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        for content, path in zip(contents, paths, strict=True):
-            torch.save(content, stack.enter_context(replacing(path)))  # type: ignore[arg-type]
+    for content, path in zip(contents, paths, strict=True):
+        torch.save(content, stack.enter_context(replacing(path)))
+    return paths
+
+
+def _say_written(paths: Sequence[Any]) -> None:
     for path in paths:
         logger.info("[checkpoint] written: %s", path)
 
@@ -282,7 +298,11 @@ def reshard_optim_dict(
             f"{len(made_of)}: they are not of one optimizer."
         )
     groups = [
-        {**saved, "params": list(group["params"])}
+        {
+            **saved,
+            "params": list(group["params"]),
+            **({"param_names": list(group["param_names"])} if "param_names" in group else {}),
+        }
         for saved, group in zip(groups, made_of, strict=True)
     ]
     made = [{"state": state, "param_groups": copy.deepcopy(groups)} for state in made]
@@ -354,7 +374,10 @@ def consolidate_and_reshard_fsdp_model_dict(
     """
     to = _save_paths("model", save_dir or ckpt_dir, model_save_name_pattern, reshard_num)
     checkpoints = load_checkpoints(ckpt_dir, model_ckpt_name_pattern)
-    return _converted("model", ckpt_dir, checkpoints, reshard_num, to if save_model else None)
+    made = _converted("model", ckpt_dir, checkpoints, reshard_num)
+    if save_model:
+        save_checkpoints(*made, to, "model")
+    return made
 
 
 def consolidate_and_reshard_fsdp_optim_dict(
@@ -368,8 +391,10 @@ def consolidate_and_reshard_fsdp_optim_dict(
     """The same for an optimizer. The model's files are not needed."""
     to = _save_paths("optimizer", save_dir or ckpt_dir, optimizer_save_name_pattern, reshard_num)
     checkpoints = load_checkpoints(ckpt_dir, optimizer_ckpt_name_pattern)
-    to = to if save_optimizer else None
-    return _converted("optimizer", ckpt_dir, checkpoints, reshard_num, to)
+    made = _converted("optimizer", ckpt_dir, checkpoints, reshard_num)
+    if save_optimizer:
+        save_checkpoints(*made, to, "optimizer")
+    return made
 
 
 def consolidate_and_reshard_fsdp_checkpoint(
@@ -384,13 +409,16 @@ def consolidate_and_reshard_fsdp_checkpoint(
 ) -> tuple[tuple[Any, list[dict[str, Any]] | None], tuple[Any, list[dict[str, Any]] | None]]:
     """The same for a model and its optimizer: what the two functions before return.
 
-    All files of both are checked before anything is written.
+    Both are made before anything is written, and are in memory together.
     """
     folder = save_dir or ckpt_dir
     to_model = _save_paths("model", folder, model_save_name_pattern, reshard_num)
     to_optimizer = _save_paths("optimizer", folder, optimizer_save_name_pattern, reshard_num)
-    if not save_checkpoint:
-        to_model = to_optimizer = None
+    if to_model == to_optimizer:
+        raise ValueError(
+            f"[checkpoint] model_save_name_pattern and optimizer_save_name_pattern are both "
+            f"{model_save_name_pattern!r}: the optimizer would replace the model."
+        )
     models = load_checkpoints(ckpt_dir, model_ckpt_name_pattern)
     optimizers = load_checkpoints(ckpt_dir, optimizer_ckpt_name_pattern)
     one, other = (
@@ -402,10 +430,14 @@ def consolidate_and_reshard_fsdp_checkpoint(
             f"[checkpoint] {ckpt_dir}: the optimizer is of another model than the model's files: "
             f"{shard_format.difference(one, other)}."
         )
-    return (
-        _converted("model", ckpt_dir, models, reshard_num, to_model),
-        _converted("optimizer", ckpt_dir, optimizers, reshard_num, to_optimizer),
-    )
+    model = _converted("model", ckpt_dir, models, reshard_num)
+    optimizer = _converted("optimizer", ckpt_dir, optimizers, reshard_num)
+    if save_checkpoint:
+        with contextlib.ExitStack() as stack:
+            paths = _write(stack, *model, to_model, "model")
+            paths += _write(stack, *optimizer, to_optimizer, "optimizer")
+        _say_written(paths)
+    return model, optimizer
 
 
 def _converted(
@@ -413,7 +445,6 @@ def _converted(
     ckpt_dir: str | os.PathLike[str],
     checkpoints: Shards,
     reshard_num: int,
-    to: Any,
 ) -> tuple[Any, list[dict[str, Any]] | None]:
     is_model = kind == "model"
     logger.info("[checkpoint] making the %s whole: %d shards", kind, len(checkpoints))
@@ -427,8 +458,6 @@ def _converted(
         logger.info("[checkpoint] dividing the %s into %d shards", kind, reshard_num)
         reshard = reshard_model_dict if is_model else reshard_optim_dict
         made = reshard(made[0], checkpoints[0], reshard_num)
-    if to is not None:
-        save_checkpoints(*made, to, kind)
     return made
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.distributed.nn.functional import all_to_all_single
 
@@ -103,6 +104,7 @@ class _Split(torch.autograd.Function):
         return _part(tensor, dim, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dim, group, factor = ctx.how
         return _all_parts(_scaled(grad, factor), dim, group), None, None, None
@@ -117,6 +119,7 @@ class _Gather(torch.autograd.Function):
         return _all_parts(tensor, dim, group)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dim, group, factor = ctx.how
         return _scaled(_part(grad, dim, group), factor), None, None, None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from torchacc.amp import custom_bwd, custom_fwd
@@ -79,10 +80,16 @@ def around(
             f"[{where}] dropout_p = {options.dropout_p}: blocks of keys are computed again in the "
             "backward, and no kernel gives back what it dropped. Set 0, or use ulysses."
         )
+    if v.shape != k.shape:
+        raise ValueError(
+            f"[{where}] k has the shape {list(k.shape)}, v {list(v.shape)}: they travel together, "
+            "so they should be alike. ulysses takes others."
+        )
     size = dist.get_world_size(group)
     lens = lengths(where, q_lens, k_lens, q, (q.shape[1] * size, k.shape[1] * size))
     ring = _Ring(group, size, dist.get_rank(group), q.shape[1], k.shape[1], options, lens)
-    q, k, v = (t.transpose(1, 2) for t in in_autocast_type(q, k, v))
+    # The kernels of blocks take it for granted that what is next to each other in a head lies so.
+    q, k, v = (t.contiguous().transpose(1, 2) for t in in_autocast_type(q, k, v))
     with torch.autocast(q.device.type, enabled=False):
         return _Around.apply(q, k, v, ring).transpose(1, 2)
 
@@ -157,6 +164,7 @@ class _Around(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     @custom_bwd
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
