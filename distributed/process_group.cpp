@@ -220,7 +220,9 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
   const bool bystander = collective == Collective::kReduce && rank_ != rest[1];
   Tensors to = tensors;
   if (bystander) to[0] = tensors[0].clone();
-  if (by.factor.defined()) {
+  if (by.factor.defined() && to.size() == 1) {
+    to[0].mul_(by.factor);
+  } else if (by.factor.defined()) {
     // All before the first is changed: one of them may have no valid contents.
     Tensors scaled;
     for (const Tensor& tensor : to) scaled.push_back(at::mul(tensor, by.factor));

@@ -14,6 +14,7 @@
 #include "distributed/groups.h"
 #include "distributed/ledger.h"
 #include "lazy/session/session.h"
+#include "lazy/session/strict.h"
 
 namespace acc::distributed {
 
@@ -25,6 +26,8 @@ bool RecordedWork::isCompleted() {
   if (result_.empty() || opType_ == c10d::OpType::SEND) return true;
   const runtime::GilRelease release;
   const c10::DeviceIndex device = result_[0].device().index();
+  // Strict mode's refusal is no failure of the collective, which has not been submitted.
+  session::refuse_cut(device, record::FlushReason::kEvent);
   try {
     // On a GPU what is submitted waits for other devices, and this process goes on.
     const bool waits = ledger_ != nullptr && ledger_->counts() && runtime::on_host();

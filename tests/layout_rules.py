@@ -63,6 +63,7 @@ INCLUDES: dict[str, tuple[str, ...]] = {
         "lazy/record/source.h",
         "lazy/record/watch.h",
         "lazy/session/session.h",
+        "lazy/session/strict.h",
     ),
     "torchacc_device/csrc": (
         "csrc/base",

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
+import torch
+
 from torchacc_device import _C, _boundary
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -42,11 +44,14 @@ class eager(_Scope):
     """
 
     def __init__(self) -> None:
-        self._before: list[bool] = []
+        self._before: list[tuple[bool, bool]] = []
 
     def __enter__(self) -> None:
         _C.flush(-1, "explicit")
-        self._before.append(_C.run_eagerly(True))
+        # Backward has threads of its own on a GPU, which would go on recording.
+        threads = torch._C._is_multithreading_enabled()
+        torch._C._set_multithreading_enabled(False)
+        self._before.append((_C.run_eagerly(True), threads))
 
     def __exit__(
         self,
@@ -54,7 +59,9 @@ class eager(_Scope):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _C.run_eagerly(self._before.pop())
+        eagerly, threads = self._before.pop()
+        _C.run_eagerly(eagerly)
+        torch._C._set_multithreading_enabled(threads)
 
 
 class step(_Scope):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from torchacc_device import _C, _boundary
+from torchacc_device import _C
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +103,11 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verified:
         RuntimeError: nothing is recorded, with ACC_MODE=eager or within `eager()`, or the step
             is being verified already.
     """
-    _boundary.mark_step("explicit")
+    _C.flush(-1, "explicit")
     _C.begin_verify()
     try:
         result = step(*args, **kwargs)
-        _boundary.mark_step("explicit")
+        _C.flush(-1, "explicit")
     finally:
         found = _C.end_verify()
     if found["plans"] == 0:

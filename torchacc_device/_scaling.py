@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, optim
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -93,7 +94,7 @@ def keeps_state_on_device(kind: type[Optimizer]) -> None:
 def without_read(original: Callable[..., float | None]) -> Callable[..., float | None]:
     """`torch.amp.GradScaler._maybe_opt_step`, for optimizers of tensors on acc."""
 
-    def _maybe_opt_step(
+    def take(
         self: Any, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         found = optimizer_state["found_inf_per_device"]
@@ -108,6 +109,16 @@ def without_read(original: Callable[..., float | None]) -> Callable[..., float |
             else f"its gradients lie on {len(found)} devices"
         )
         return original(self, optimizer, optimizer_state, *args, **kwargs)
+
+    def _maybe_opt_step(
+        self: Any, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        try:
+            return take(self, optimizer, optimizer_state, *args, **kwargs)
+        except BaseException:
+            # The gradients are used up, also where the error comes behind the step (strict mode).
+            optimizer_state["stage"] = OptState.STEPPED
+            raise
 
     return _maybe_opt_step
 

@@ -2,6 +2,7 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -65,17 +66,25 @@ void register_recorded(torch::Library& library, const c10::OperatorHandle& handl
                    std::make_unique<RecordKernel>(make_op(handle)))));
 }
 
+// A thread's own state costs a call to find; so this is asked first.
+std::atomic<int> eager_threads{0};
 thread_local bool eager_here = false;
 
 }  // namespace
 
-bool run_eagerly(bool on) { return std::exchange(eager_here, on); }
+bool run_eagerly(bool on) {
+  const bool before = std::exchange(eager_here, on);
+  eager_threads.fetch_add(static_cast<int>(on) - static_cast<int>(before),
+                          std::memory_order_relaxed);
+  return before;
+}
 
 void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack) {
   runtime::keep_backward_in_this_thread();
   const base::env::Mode mode = base::env::mode();
-  if (mode == base::env::Mode::Eager || eager_here) {
+  if (mode == base::env::Mode::Eager ||
+      (eager_threads.load(std::memory_order_relaxed) != 0 && eager_here)) {
     record::check_devices(op, *stack);
     return run_now(handle, stack);
   }

@@ -446,7 +446,8 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
             std::span<const int64_t> values, Places places, const MakeWay& make_way,
             const MayBegin& may_begin) {
   plan::Schedule& schedule = choose_schedule(plan, device);
-  if (&schedule == &plan.unfused && !plan.kernels.empty()) count(Counter::RunsUnfused);
+  if (&schedule == &plan.unfused && !plan.kernels.empty() && plan.trial == nullptr)
+    count(Counter::RunsUnfused);
   if (const auto captures = captures_of(plan, schedule, device, places)) {
     if (Captured* captured = captures->find(given, values)) {
       switch (make_way(*captured->number(), given)) {

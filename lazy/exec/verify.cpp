@@ -11,9 +11,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "csrc/base/check.h"
 #include "csrc/base/stats.h"
+#include "csrc/runtime/gil.h"
 #include "lazy/exec/interpreter.h"
 #include "lazy/exec/kernels.h"
 #include "lazy/exec/run.h"
@@ -184,6 +186,22 @@ void judge(const at::Tensor& actual, const at::Tensor& expected,
   found->error = std::abs(found->actual - found->expected);
 }
 
+// Whether two tensors of one buffer have bytes in common, or have some between those of the other.
+bool overlap(const int64_t* a, const int64_t* b) {
+  const auto range = [](const int64_t* word) {
+    const graph::TensorWords t = graph::read_tensor(word);
+    int64_t last = t.offset;
+    for (size_t i = 0; i < t.sizes.size(); ++i) {
+      last += std::max<int64_t>(t.sizes[i] - 1, 0) * t.strides[i];
+    }
+    const auto bytes = static_cast<int64_t>(graph::element_bytes(t.dtype));
+    return std::pair(t.offset * bytes, (last + 1) * bytes);
+  };
+  const auto [begin, end] = range(a);
+  const auto [other_begin, other_end] = range(b);
+  return begin < other_end && other_begin < end;
+}
+
 class Verification {
  public:
   Verification(plan::Plan& plan, plan::Schedule& schedule, c10::DeviceIndex device,
@@ -207,7 +225,12 @@ class Verification {
         const auto exact = in_float64_too(step);
         bool called = false;
         run.step(step, values_, &called);
-        compare(step, exact.get());
+        try {
+          compare(step, exact.get());
+        } catch (const std::exception& error) {  // which is not the step's
+          if (runtime::is_interrupt(error)) throw;
+          verified_.problems.emplace_back(error.what());
+        }
       }
       plan_.has_run = true;
     } catch (...) {
@@ -231,7 +254,8 @@ class Verification {
                                [&](const int64_t* word) { give(word, exact.get()); });
         exact->run(wide_.nodes[index], values_);
       }
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      if (runtime::is_interrupt(error)) throw;
       return nullptr;
     }
     return exact;
@@ -262,7 +286,9 @@ class Verification {
       for_each_written(plan_.program, node, [&](const int64_t* word, const std::string&) {
         const auto buffer = static_cast<uint32_t>(word[1]);
         // What the step itself writes over is not there any more.
-        std::erase_if(written, [&](const Written& other) { return other.word[1] == word[1]; });
+        std::erase_if(written, [&](const Written& other) {
+          return other.word[1] == word[1] && overlap(other.word, word);
+        });
         if (stored[buffer]) written.push_back({&node, word});
       });
     }

@@ -30,11 +30,12 @@ struct Mismatch {
 };
 
 struct Verified {
-  size_t operators = 0;              // as recorded
-  size_t steps = 0;                  // of the plan
-  size_t kernels = 0;                // steps that are generated kernels
-  size_t values = 0;                 // that were compared
-  std::vector<Mismatch> mismatches;  // in the order of the recording
+  size_t operators = 0;               // as recorded
+  size_t steps = 0;                   // of the plan
+  size_t kernels = 0;                 // steps that are generated kernels
+  size_t values = 0;                  // that were compared
+  std::vector<Mismatch> mismatches;   // in the order of the recording
+  std::vector<std::string> problems;  // why values could not be compared
 };
 
 // As `run`, but step by step, with kernels, and never captured. Behind each step what it has made

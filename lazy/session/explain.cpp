@@ -21,6 +21,9 @@ using plan::kAnotherOperator;
 using record::FlushReason;
 
 constexpr size_t kMostNews = 256;
+// Of plans that begin alike, the latest are compared operator by operator: a device may keep
+// thousands.
+constexpr size_t kMostCompared = 4;
 
 struct Kept {
   std::mutex mutex;
@@ -109,7 +112,9 @@ NewPlan explain(const graph::Graph& now, const Plans& plans, const plan::Plan* e
     const size_t common = plan::common_operators(each->graph, now);
     if (common > most) alike.clear();
     most = std::max(most, common);
-    if (common == most) alike.push_back(each.get());
+    if (common == most && (alike.size() < kMostCompared || each.get() == expected)) {
+      alike.push_back(each.get());
+    }
   });
   // The first of those is the plan that was used last.
   if (most == 0) alike = {expected != nullptr ? expected : alike.front()};

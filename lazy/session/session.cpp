@@ -68,7 +68,9 @@ class Session {
     return *session;
   }
 
-  void flush(Recorder& recorder, FlushReason reason, uint32_t place, const MayBegin& may_begin);
+  // Returns what strict mode has against the plan of what was submitted.
+  std::string flush(Recorder& recorder, FlushReason reason, uint32_t place,
+                    const MayBegin& may_begin);
   void settle(Recorder& recorder);
   bool submit_watched(Recorder& recorder, const Look& look);
   void replay(Recorder& recorder, const Cached& plan, const Replay& replay);
@@ -121,9 +123,8 @@ class Session {
   static void count_captures(Device& device);
   void finish(Recorder& recorder, Work work, exec::Outcome outcome);
   void suspend(Recorder& recorder, Work work, exec::Outcome outcome);
-  // Returns what strict mode has against the plan of what was submitted.
-  std::string submit(Recorder& recorder, FlushReason reason, uint32_t place = 0,
-                     const Look& look = nullptr, const MayBegin& may_begin = nullptr);
+  Submitted submit(Recorder& recorder, FlushReason reason, uint32_t place = 0,
+                   const Look& look = nullptr, const MayBegin& may_begin = nullptr);
   void run(Recorder& recorder, Work work, const MayBegin& may_begin = nullptr);
   std::unique_ptr<runtime::Marker> end_step(Recorder& recorder);
   void resume(Recorder& recorder, const MayBegin& may_begin = nullptr);
@@ -173,12 +174,11 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
 }
 
-// Remembers why there is a new plan.
+// Why there is a new plan.
 void Session::note_new(Device& device, Work& work, NewPlan made) {
   made.device = static_cast<c10::DeviceIndex>(&device - devices_.data());
   made.reason = work.reason;
-  made.submitted_at = work.place != 0 ? work.place : record::source_here();
-  note(made);
+  made.submitted_at = work.place;
   work.news = std::move(made);
 }
 
@@ -363,22 +363,22 @@ bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   return false;
 }
 
-void Session::flush(Recorder& recorder, FlushReason reason, uint32_t place,
-                    const MayBegin& may_begin) {
+std::string Session::flush(Recorder& recorder, FlushReason reason, uint32_t place,
+                           const MayBegin& may_begin) {
   std::unique_ptr<runtime::Marker> oldest;
-  std::string complaint;
+  Submitted made;
   {
     const auto lock = recorder.lock();
     if (recorder.suspended()) resume(recorder, may_begin);
-    if (recorder.pending() == 0) return;
-    complaint = submit(recorder, reason, place, nullptr, may_begin);
+    if (recorder.pending() == 0) return "";
+    made = submit(recorder, reason, place, nullptr, may_begin);
     if (reason == FlushReason::kStep || reason == FlushReason::kLoader) oldest = end_step(recorder);
   }
   if (oldest != nullptr) {
     count(Counter::StepWaits);
     runtime::backend().wait(*oldest);
   }
-  if (!complaint.empty()) throw base::Error(complaint);
+  return tell(std::move(made));
 }
 
 // Marks the end of a step. Returns the end of the one that has to be over before the next is
@@ -395,8 +395,8 @@ std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
   return oldest;
 }
 
-std::string Session::submit(Recorder& recorder, FlushReason reason, uint32_t place,
-                            const Look& look, const MayBegin& may_begin) {
+Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place, const Look& look,
+                          const MayBegin& may_begin) {
   const Running running(recorder);
   Work work;
   work.trace = recorder.take();
@@ -426,13 +426,9 @@ std::string Session::submit(Recorder& recorder, FlushReason reason, uint32_t pla
 
   if (reason == FlushReason::kStep || reason == FlushReason::kLoader) device.trains = true;
   if (device.trains) work.plan->repeats = true;
-  std::string complaint;
-  if (reason == FlushReason::kStep || reason == FlushReason::kLoader ||
-      reason == FlushReason::kExplicit) {
-    complaint = end_of_step(work.plan->graph, work.first ? &*work.news : nullptr);
-  }
+  Submitted made{work.plan, reason, work.first, std::move(work.news)};
   run(recorder, std::move(work), may_begin);
-  return complaint;
+  return made;
 }
 
 void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
@@ -461,18 +457,23 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
 }
 
 bool Session::submit_watched(Recorder& recorder, const Look& look) {
-  const auto lock = recorder.lock();
-  if (recorder.pending() == 0) return false;
-  submit(recorder, FlushReason::kStep, 0, look);
+  Submitted made;
+  {
+    const auto lock = recorder.lock();
+    if (recorder.pending() == 0) return false;
+    made = submit(recorder, FlushReason::kStep, 0, look);
+  }
+  tell(std::move(made));
   return true;
 }
 
 void Session::replay(Recorder& recorder, const Cached& plan, const Replay& replay) {
   std::unique_ptr<runtime::Marker> oldest;
+  std::optional<Submitted> made;
   {
     const auto lock = recorder.lock();
     if (recorder.suspended()) resume(recorder);
-    if (recorder.pending() > 0) submit(recorder, FlushReason::kStep);
+    if (recorder.pending() > 0) made = submit(recorder, FlushReason::kStep);
     const Running running(recorder);
     Work work;
     work.plan = plan;
@@ -485,6 +486,7 @@ void Session::replay(Recorder& recorder, const Cached& plan, const Replay& repla
     replay.done();
     oldest = end_step(recorder);
   }
+  if (made.has_value()) tell(std::move(*made));
   if (oldest == nullptr) return;
   count(Counter::StepWaits);
   runtime::backend().wait(*oldest);
@@ -586,11 +588,19 @@ void flush(c10::DeviceIndex device, FlushReason reason, const MayBegin& may_begi
   const uint32_t place = count_place(device, reason);
   runtime::GilRelease release;
   if (record::watching()) note_cuts(device, reason);
-  if (device >= 0) return Session::get().flush(record::recorder(device), reason, place, may_begin);
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    Session::get().flush(record::recorder(static_cast<c10::DeviceIndex>(i)), reason, place,
-                         may_begin);
+  std::string complaint;
+  const auto flush_one = [&](c10::DeviceIndex index) {
+    std::string found = Session::get().flush(record::recorder(index), reason, place, may_begin);
+    if (complaint.empty()) complaint = std::move(found);
+  };
+  if (device >= 0) {
+    flush_one(device);
+  } else {
+    for (int i = 0; i < runtime::backend().device_count(); ++i) {
+      flush_one(static_cast<c10::DeviceIndex>(i));
+    }
   }
+  if (!complaint.empty()) throw base::Error(complaint);
 }
 
 void start() {

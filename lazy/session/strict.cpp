@@ -54,6 +54,22 @@ const char* advice_for(FlushReason reason) {
   }
 }
 
+// A step of the calling thread ends. `made`: its plan is new, or null.
+std::string end_of_step(const graph::Graph& step, const NewPlan* made) {
+  Strict& own = state();
+  if (!own.on || (own.warm_up == 0 && made == nullptr)) return "";
+  if (!std::exchange(own.trains, false) && !trains(step, step.nodes.size())) return "";
+  if (own.warm_up > 0) {
+    --own.warm_up;
+    return "";
+  }
+  return concat("[strict] a step has another plan than those before",
+                record::source_text(place_of(*made)), ": ", text_of(*made),
+                ". The step was done all the same. Keep it alike (the last, smaller batch of a "
+                "loader: drop_last=True, or padding), or have it in the warm-up.",
+                kAllow);
+}
+
 }  // namespace
 
 Strict strict() { return state(); }
@@ -81,19 +97,17 @@ void refuse_cut(c10::DeviceIndex device, FlushReason reason, std::string_view op
            advice_for(reason), kAllow);
 }
 
-std::string end_of_step(const graph::Graph& step, const NewPlan* made) {
-  Strict& own = state();
-  if (!own.on || (own.warm_up == 0 && made == nullptr)) return "";
-  if (!std::exchange(own.trains, false) && !trains(step, step.nodes.size())) return "";
-  if (own.warm_up > 0) {
-    --own.warm_up;
-    return "";
+std::string tell(Submitted made) {
+  // Whoever submits what is idle is no part of the program.
+  if (made.news.has_value() && made.news->submitted_at == 0 && made.reason != FlushReason::kIdle) {
+    made.news->submitted_at = record::source_here();
   }
-  return concat("[strict] a step has another plan than those before",
-                record::source_text(place_of(*made)), ": ", text_of(*made),
-                ". The step was done all the same. Keep it alike (the last, smaller batch of a "
-                "loader: drop_last=True, or padding), or have it in the warm-up.",
-                kAllow);
+  std::string complaint;
+  if (made.reason == FlushReason::kStep || made.reason == FlushReason::kLoader) {
+    complaint = end_of_step(made.plan->graph, made.first ? &*made.news : nullptr);
+  }
+  if (made.news.has_value()) note(std::move(*made.news));
+  return complaint;
 }
 
 }  // namespace acc::session

@@ -3,6 +3,8 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,8 +33,17 @@ void set_strict(const Strict& strict);
 // has happened then. `op`: the operator that asks for it, if one does.
 void refuse_cut(c10::DeviceIndex device, record::FlushReason reason, std::string_view op = {});
 
-// A step of the calling thread is about to end. Returns what is wrong with its plan, a new one or
-// else null; "" where nothing is.
-std::string end_of_step(const graph::Graph& step, const NewPlan* made);
+// Work that the calling thread has submitted.
+struct Submitted {
+  std::shared_ptr<plan::Plan> plan;
+  record::FlushReason reason = record::FlushReason::kExplicit;
+  bool first = false;           // the plan is new
+  std::optional<NewPlan> news;  // the plan is, or has more results
+};
+
+// To be called when the recorder's mutex is free: where the program is, the interpreter has to be
+// asked. Remembers the news. Returns what is wrong with the plan where a step has ended; "" where
+// nothing is.
+std::string tell(Submitted made);
 
 }  // namespace acc::session

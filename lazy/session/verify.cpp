@@ -1,11 +1,14 @@
 #include "lazy/session/verify.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <utility>
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/gil.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/record/source.h"
 #include "lazy/session/replay.h"
@@ -65,7 +68,11 @@ void begin_verify() {
 
 VerifiedStep end_verify() {
   const std::unique_ptr<VerifiedStep> state = std::exchange(current(), nullptr);
-  return state == nullptr ? VerifiedStep() : std::move(*state);
+  if (state == nullptr) return {};
+  for (const exec::Verified* each : {&state->all_kept, &state->as_planned}) {
+    std::ranges::copy(each->problems, std::back_inserter(state->problems));
+  }
+  return std::move(*state);
 }
 
 bool verifies() { return current() != nullptr; }
@@ -77,11 +84,13 @@ exec::Outcome run_verified(plan::Plan& plan, c10::DeviceIndex device, std::vecto
   try {
     keep_all(plan, device, given, values, &state.all_kept);
   } catch (const std::exception& error) {
+    if (runtime::is_interrupt(error)) throw;
     state.problems.emplace_back(error.what());
   }
   try {
     return exec::verify(plan, device, given, values, &state.as_planned);
   } catch (const std::exception& error) {
+    if (runtime::is_interrupt(error)) throw;
     // The step of the program is done all the same.
     if (state.problems.empty()) state.problems.emplace_back(error.what());
     const auto make_way = [](uint64_t, std::vector<Given>&) { return exec::Way::kNoMemory; };

@@ -47,9 +47,22 @@ def test_eager_operators_run_at_once(device):
 
 
 def test_eager_names_the_line_that_fails_by_failing_there(device):
-    x = torch.ones(3, 3, device=device)
-    with torchacc.eager(), pytest.raises(RuntimeError):
-        torch.linalg.cholesky(-x)
+    x, beyond = torch.ones(3, 3, device=device), torch.tensor([5000], device=device)
+    recorded = x.index_select(0, beyond)
+    with pytest.raises(IndexError):
+        helpers.flush()
+    del recorded
+    with torchacc.eager(), pytest.raises(IndexError):
+        x.index_select(0, beyond)
+
+
+def test_backward_within_eager_runs_at_once(device):
+    x = torch.ones(3, 3, device=device, requires_grad=True)
+    with torchacc.eager():
+        (x * 2).sum().backward()
+        assert pending() == 0
+    assert torch._C._is_multithreading_enabled()
+    assert x.grad is not None and x.grad.tolist() == [[2.0] * 3] * 3
 
 
 def test_eager_scopes_nest_and_decorate(device):

@@ -100,6 +100,22 @@ def test_a_new_plan_is_an_error_at_the_end_of_its_step(device, training):
         training.step(rows=5)  # there by now
 
 
+def test_a_step_of_a_scaler_that_raised_counts_as_taken(device):
+    """Its gradients are unscaled: those of the next step are not to be taken for such."""
+    model = torch.nn.Linear(2, 1, bias=False).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("acc", init_scale=1024.0)
+    with torchacc.strict(after=0):
+        scaler.scale(model(torch.ones(3, 2, device=device)).sum()).backward()
+        with pytest.raises(RuntimeError, match="another plan"):
+            scaler.step(optimizer)
+    after = model.weight.tolist()
+    with pytest.raises(RuntimeError, match="since the last update"):
+        scaler.step(optimizer)
+    scaler.update()
+    assert model.weight.tolist() == after
+
+
 def test_evaluation_is_left_alone(device, training):
     with torchacc.strict(after=2):
         for _ in range(3):

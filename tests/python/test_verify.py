@@ -40,8 +40,16 @@ first = found.mismatches[0]
 expected = torch.linspace(-1, 1, 4096, requires_grad=True)
 ((expected * 2).tanh() + expected).square().sum().backward()
 state = torch.allclose(w.detach().cpu(), expected.detach() - 0.5 * expected.grad, atol=1e-5)
-print(json.dumps([bool(found), found.result, state, str(found), first.operator, first.place,
-                  first.value, first.kernel, [name for name, _ in first.fused],
+out, x = torch.zeros(2, 4096, device=DEVICE), torch.linspace(-1, 1, 4096, device=DEVICE)
+def parts():  # of one tensor
+    out[0].copy_(x)
+    out[1].copy_(x)
+    out[0].tanh_()
+    out[1].mul_(2)
+of_parts = torchacc.verify(parts)
+in_parts = [bool(of_parts), torch.allclose(out[0].cpu(), x.cpu().tanh(), atol=1e-5)]
+print(json.dumps([in_parts, bool(found), found.result, state, str(found), first.operator,
+                  first.place, first.value, first.kernel, [name for name, _ in first.fused],
                   first.error, first.tolerance, first.wrong]))
 """
 
@@ -106,9 +114,22 @@ def test_a_wrong_kernel_is_found_and_named_with_its_line(device, tmp_path: Path)
     done = helpers.run_python(
         WRONG_STEP, ACC_CACHE_DIR=str(tmp_path / "cache"), ACC_CXX=str(compiler), ACC_MODE="full"
     )
-    right, result, state, text, operator, place, value, kernel, fused, error, tolerance, wrong = (
-        json.loads(done.stdout.splitlines()[-1])
-    )
+    (
+        in_parts,
+        right,
+        result,
+        state,
+        text,
+        operator,
+        place,
+        value,
+        kernel,
+        fused,
+        error,
+        tolerance,
+        wrong,
+    ) = json.loads(done.stdout.splitlines()[-1])
+    assert in_parts == [False, True]  # found, and as ATen's afterwards
     assert not right
     assert result == "returned"
     assert state, "the state is that of a right step"
