@@ -279,6 +279,8 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.UntypedStorage._share_filename_cpu_",
         "torch.UntypedStorage._share_cuda_",
         "torch._meta_registrations.device_hint",
+        "torch._TorchCompileWrapper.__init__",
+        "torch._TorchCompileInductorWrapper.__call__",
         "torch.GradScaler._maybe_opt_step",
         "torch.GradScaler._unscale_grads_",
         "torch.distributed.distributed_c10d._new_process_group_helper",
