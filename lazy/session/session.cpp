@@ -543,6 +543,7 @@ void Session::forget_plans(c10::DeviceIndex index) {
   device.expected.reset();
   device.last = {};
   device.largest = {};
+  device.cut = false;
   device.plans.clear();
 }
 
