@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests import helpers
 from tests.helpers import drawn, same
-from torchacc.utils.checkpoint import checkpoint_classes
+from torchacc.utils.checkpoint import checkpoint_classes, checkpoint_module
 
 
 def _net(where: str, dropout: float = 0.0) -> nn.Sequential:
@@ -43,6 +43,24 @@ def test_dropout_draws_the_same_mask_again(device, unfused, reentrant):
         return [x.grad.cpu(), y.detach().cpu(), after.cpu(), net[0].weight.grad.cpu()]
 
     helpers.assert_same(gradients(True), gradients(False))
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor, p: float = 0.0) -> torch.Tensor:
+        return nn.functional.dropout(self.linear(x), p)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_dropout_draws_the_same_mask_again_however_the_module_is_called(device, by_keyword):
+    net = checkpoint_module(Dropped().to(device))
+    x = drawn(50, 4, device=device, grad=True)
+    y = net(p=0.5, x=x) if by_keyword else net(x, 0.5)
+    y.sum().backward()
+    assert torch.equal(net.linear.bias.grad.cpu(), 2.0 * (y.cpu() != 0).sum(0))
 
 
 def test_sequential_in_segments(device):

@@ -27,7 +27,14 @@ class _Checkpointed:
         # Imported on use: torch.utils.checkpoint is not part of `import torch` in every version.
         from torch.utils.checkpoint import checkpoint
 
-        return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+        # By position, what was passed by keyword too: torch looks there only for the devices whose
+        # random numbers the second run has to draw again.
+        forward, count, names = self.forward, len(args), tuple(kwargs)
+
+        def run(*values: Any) -> Any:
+            return forward(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+        return checkpoint(run, *args, *kwargs.values(), use_reentrant=False)
 
     @property
     def __signature__(self) -> inspect.Signature:
