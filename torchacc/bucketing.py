@@ -160,12 +160,14 @@ class Bucketing:
 
     Args:
         buckets: which lengths there are.
-        pad_values: key to what the padding holds; None is `DEFAULT_PAD_VALUES`. A key that a batch
-            does not have, or under which it holds no tensor, is passed over.
+        pad_values: key to what the padding holds; None is `DEFAULT_PAD_VALUES`, and then floating
+            point `labels` are left alone: those of tokens are integers. A key that a batch does not
+            have, or under which it holds no tensor, is passed over.
     """
 
     def __init__(self, buckets: Buckets, pad_values: Mapping[str, float] | None = None) -> None:
         self._buckets = buckets
+        self._by_default = pad_values is None
         self._pad_values = dict(DEFAULT_PAD_VALUES if pad_values is None else pad_values)
         # Two passes over one loader at once have a thread each.
         self._lock = threading.Lock()
@@ -193,8 +195,8 @@ class Bucketing:
         if not named:
             say_once(
                 "bucketing-keys",
-                f"[bucketing] a batch with the keys {sorted(map(str, batch))} has no tensor under "
-                f"one of {sorted(self._pad_values)}: not padded. Name its tensors in "
+                f"[bucketing] a batch with the keys {sorted(map(str, batch))} has no tensor to pad "
+                f"under one of {sorted(self._pad_values)}: not padded. Name its tensors in "
                 "dataloader.pad_value_dict.",
             )
             return batch
@@ -205,7 +207,7 @@ class Bucketing:
         missing = {length: bucket - length for length, bucket in bucket_of.items()}
         if not any(missing.values()):
             return batch
-        self._point_out_unnamed(batch, missing)
+        self._point_out(batch, named, missing)
         copied = type(batch) is not dict and hasattr(type(batch), "__setitem__")
         padded: Any = copy.copy(batch) if copied else dict(batch)
         for key, tensor in named.items():
@@ -226,12 +228,25 @@ class Bucketing:
         """The tensors that have a length to be padded."""
         found = {key: batch[key] for key in self._pad_values if key in batch}
         found = {key: t for key, t in found.items() if isinstance(t, Tensor) and t.dim() > 0}
+        if self._by_default and "labels" in found and found["labels"].is_floating_point():
+            del found["labels"]
         rows = any(tensor.dim() > 1 for tensor in found.values())
         return {key: tensor for key, tensor in found.items() if tensor.dim() > 1 or not rows}
 
-    def _point_out_unnamed(self, batch: Mapping[str, Any], missing: Mapping[int, int]) -> None:
+    def _point_out(
+        self, batch: Mapping[str, Any], named: Mapping[str, Tensor], missing: Mapping[int, int]
+    ) -> None:
+        """Says what of a batch does not know of the padding, and may have to."""
+        tokens = named.get("input_ids") if self._by_default else None
+        if tokens is not None and "attention_mask" not in batch and missing[tokens.shape[-1]]:
+            say_once(
+                "bucketing-mask",
+                "[bucketing] 'input_ids' is padded with token 0, and the batch has no "
+                "'attention_mask' that tells these tokens from others. Add one to it, or say in "
+                "dataloader.pad_value_dict what is padded with what.",
+            )
         for key, value in batch.items():
-            if key in self._pad_values or not isinstance(value, Tensor):
+            if key in named or not isinstance(value, Tensor):
                 continue
             if value.dim() > 1 and missing.get(value.shape[-1]):
                 say_once(

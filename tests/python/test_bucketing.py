@@ -83,6 +83,28 @@ def test_labels_of_another_shape_are_left_alone(device):
     assert got["input_ids"].shape == (2, 4) and got["labels"].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+def test_labels_that_are_no_tokens_are_padded_only_by_request(device, caplog, forget_said, columns):
+    labels = torch.full((2, columns), 0.5)
+    batch = {"input_ids": torch.ones(2, 3), "labels": labels}
+    (got,) = torchacc.AsyncLoader([batch], device, buckets=[4])
+    assert got["input_ids"].shape == (2, 4) and got["labels"].tolist() == labels.tolist()
+    assert ("'labels' is as long as" in caplog.text) == (columns == 3)
+    values = {"input_ids": 0, "labels": -1}
+    (got,) = torchacc.AsyncLoader([batch], device, buckets=[4], pad_value_dict=values)
+    assert got["labels"].tolist() == [[0.5] * columns + [-1] * (4 - columns)] * 2
+
+
+def test_tokens_padded_without_a_mask_are_pointed_out_unless_asked_for(device, caplog, forget_said):
+    batches = [{"input_ids": torch.ones(2, 3)}] * 2
+    list(torchacc.AsyncLoader(batches, device, buckets=[4], pad_value_dict={"input_ids": 0}))
+    list(torchacc.AsyncLoader(batches, device, buckets=[3]))
+    list(torchacc.AsyncLoader(texts(3), device, buckets=[4]))
+    assert "attention_mask" not in caplog.text
+    list(torchacc.AsyncLoader(batches, device, buckets=[4]))
+    assert caplog.text.count("has no 'attention_mask'") == 1
+
+
 def test_a_tensor_as_long_that_nobody_named_is_pointed_out(device, caplog, forget_said):
     batches = texts(3, 3, token_type_ids=lambda n: torch.zeros(2, n))
     assert lengths(torchacc.AsyncLoader(batches, device, buckets=[4]), "token_type_ids") == [3, 3]
@@ -94,7 +116,7 @@ def test_a_tensor_as_long_that_nobody_named_is_pointed_out(device, caplog, forge
     ("batch", "text"),
     [
         ([torch.ones(2, 3)], "only mappings can be padded"),
-        ({"x": torch.ones(2)}, "has no tensor under"),
+        ({"x": torch.ones(2)}, "has no tensor to pad under"),
     ],
 )
 def test_what_cannot_be_padded_passes_and_is_said_once(device, caplog, forget_said, batch, text):
@@ -135,7 +157,7 @@ def test_each_tensor_has_its_own_length_and_equal_ones_are_padded_alike(device):
 
 
 def test_a_batch_that_is_one_sequence_is_padded(device):
-    batch = {"input_ids": torch.ones(3), "labels": torch.ones(3)}
+    batch = {"input_ids": torch.ones(3), "labels": torch.ones(3, dtype=torch.long)}
     (got,) = torchacc.AsyncLoader([batch], device, buckets=[4])
     assert got["labels"].tolist() == [1, 1, 1, -100]
 
