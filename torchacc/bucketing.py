@@ -65,7 +65,7 @@ def contradiction(
 
 
 class Buckets:
-    """The lengths to pad to. One that is longer than all of them gets a bucket of its own."""
+    """The lengths to pad to. What is longer than all of them stays as long as it is."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
         self._lengths = sorted(set(lengths))
@@ -77,11 +77,11 @@ class Buckets:
         """The bucket for `length`, which is at least as long."""
         at = bisect.bisect_left(self._lengths, length)
         if at == len(self._lengths):
-            self._lengths.append(self._above(length, self._lengths[-1]))
+            return self._above(length, self._lengths[-1])
         return self._lengths[at]
 
     def _above(self, length: int, largest: int) -> int:
-        """A new bucket for a length above the largest."""
+        """What a length above the largest bucket is padded to."""
         say_once(
             "bucketing-length",
             f"[bucketing] a batch of length {length} is longer than the largest bucket "
@@ -96,9 +96,9 @@ class LearntBuckets(Buckets):
 
     Meanwhile it is powers of two, up to `max_length`. Then the `num_buckets` lengths are taken that
     would have padded these batches the least; the last is `max_length`, or else the longest that
-    was seen. From then on they do not change, but that a longer length adds one: without
-    `max_length` the next power of two. So there are never more than log2 of the longest length + 1
-    lengths besides those learnt. The same batches in the same order make the same buckets.
+    was seen. From then on they do not change, but that without `max_length` a longer length adds
+    one, the next power of two. So there are never more than log2 of the longest length + 1 lengths
+    besides those learnt. The same batches in the same order make the same buckets.
     """
 
     def __init__(self, num_buckets: int, max_length: int | None) -> None:
@@ -112,7 +112,8 @@ class LearntBuckets(Buckets):
         if self._left == 0:
             return
         for tensor in tensors:
-            self._rows[tensor.shape[-1]] += tensor.shape[:-1].numel()
+            if self._max_length is None or tensor.shape[-1] <= self._max_length:
+                self._rows[tensor.shape[-1]] += tensor.shape[:-1].numel()
         self._left -= 1
         if self._left == 0:
             self._lengths = least_padding(self._rows, self._num_buckets)
@@ -130,9 +131,10 @@ class LearntBuckets(Buckets):
         return min(_power_of_two(length), self._max_length)
 
     def _above(self, length: int, largest: int) -> int:
-        if self._max_length is None:
-            return _power_of_two(length)
-        return super()._above(length, largest)
+        if self._max_length is not None:
+            return super()._above(length, largest)
+        self._lengths.append(_power_of_two(length))
+        return self._lengths[-1]
 
 
 def _power_of_two(length: int) -> int:

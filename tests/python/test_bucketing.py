@@ -60,8 +60,8 @@ def test_equal_buckets_reach_up_to_the_longest(device, max_length, num_buckets, 
 
 
 def test_a_batch_longer_than_every_bucket_is_kept_and_said_once(device, caplog, forget_said):
-    loader = torchacc.AsyncLoader(texts(3, 9, 9, 11), device, buckets=[4])
-    assert lengths(loader) == [4, 9, 9, 11]
+    loader = torchacc.AsyncLoader(texts(3, 9, 11, 9, 5, 4), device, buckets=[4])
+    assert lengths(loader) == [4, 9, 11, 9, 5, 4]
     said = [r for r in caplog.records if "longer than the largest bucket (4)" in r.message]
     assert len(said) == 1
 
@@ -230,10 +230,11 @@ def test_longer_lengths_than_were_learnt_get_few_buckets(device, caplog, forget_
 
 
 def test_no_length_is_padded_beyond_the_maximum(device, caplog, forget_said):
-    batches = rows_of(9, 12, 13, *[10] * LEARNING_BATCHES, 11, 14)
-    loader = torchacc.AsyncLoader(batches, device, buckets="auto", max_length=12)
+    batches = rows_of(9, 12, 13, 15, *[10] * LEARNING_BATCHES, 11, 14, 13)
+    loader = torchacc.AsyncLoader(batches, device, buckets="auto", num_buckets=2, max_length=12)
     found = lengths(loader)
-    assert found[:3] == [12, 12, 13] and found[-2:] == [12, 14]
+    assert found[:4] == [12, 12, 13, 15]
+    assert found[LEARNING_BATCHES:] == [10] * 4 + [12, 14, 13]
     assert "longer than the largest bucket (12)" in caplog.text
 
 
