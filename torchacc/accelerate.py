@@ -19,7 +19,7 @@ from torchacc.follow import follow_device
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger, say_once
 from torchacc.patch import patch
-from torchacc.utils.checkpoint import checkpoint_classes
+from torchacc.utils.checkpoint import check_classes, checkpoint_classes
 
 _SAME_ATTENTION = (
     "compute.acc_scaled_dot_attn: torch's scaled_dot_product_attention stays in place, since it is "
@@ -114,6 +114,9 @@ def accelerate(
     together = several.trains_together(model)
     if together:
         several.check(model, config)
+    checkpoints = config.memory.gc and not isinstance(model, ParallelModule)
+    if checkpoints:
+        check_classes(model, config.memory.gc_cls or ())
     wrapped = None if loader is None else _wrap(loader, device, config)
 
     get_global_context().config = config
@@ -121,7 +124,7 @@ def accelerate(
     patch()
     if config.compute.acc_scaled_dot_attn:
         say_once("acc_scaled_dot_attn", _SAME_ATTENTION, logging.INFO)
-    if config.memory.gc and not isinstance(model, ParallelModule):
+    if checkpoints:
         count = checkpoint_classes(model, config.memory.gc_cls or (), config.memory.gc_cnt)
         logger.info("%d modules are checkpointed", count)
     if not together:

@@ -9,11 +9,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import torchacc
 from tests import helpers
 from torchacc.utils.checkpoint import gradient_checkpoint
+from torchacc_device import _patches
 
 
 class Block(nn.Module):
@@ -374,6 +375,20 @@ def test_a_class_that_the_model_does_not_have_is_refused(device):
         checkpointed({"Blok"})
     with pytest.raises(ValueError, match="It has: Block, Linear, Net, Sequential"):
         checkpointed({"Transformer"})
+
+
+def test_a_class_that_the_model_does_not_have_is_refused_before_anything_is_changed(acc_only):
+    torchacc.unpatch()
+    before, context = _patches.applied(), torchacc.get_global_context().config
+    config = torchacc.Config()
+    config.memory.gc = True
+    config.memory.gc_cls = {"Blok"}
+    data = TensorDataset(torch.ones(4, 4))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="no module of class 'Blok'"):
+        torchacc.accelerate(Net(), DataLoader(data, sampler=sampler), config)
+    assert _patches.applied() == before and "set_epoch" not in vars(sampler)
+    assert torchacc.get_global_context().config is context
 
 
 # --- what it refuses ----------------------------------------------------------------------------

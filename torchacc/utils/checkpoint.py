@@ -58,6 +58,13 @@ def is_checkpointed(module: nn.Module) -> bool:
     return isinstance(module.forward, _Checkpointed)
 
 
+def check_classes(model: nn.Module, gc_cls: Iterable[str]) -> None:
+    """Raises ValueError unless `model` has a module of each class of `gc_cls`."""
+    there = {type(module).__name__ for module in model.modules()}
+    for name in sorted(set(gc_cls) - there):
+        raise ValueError(_no_such_class(sorted(there), name))
+
+
 def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:
     """Checkpoints the modules of `model` whose class has one of the names in `gc_cls`.
 
@@ -73,10 +80,8 @@ def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | No
         ValueError: no module of `model` has a class of one of the names.
     """
     names = set(gc_cls)
+    check_classes(model, names)
     modules = [module for module in model.modules() if type(module).__name__ in names]
-    missing = names - {type(module).__name__ for module in modules}
-    if missing:
-        raise ValueError(_no_such_class(model, min(missing)))
     for module in modules[:gc_cnt]:
         checkpoint_module(module)
     return len(modules[:gc_cnt])
@@ -91,8 +96,7 @@ def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str]) -> nn.Module:
     return model
 
 
-def _no_such_class(model: nn.Module, name: str) -> str:
-    classes = sorted({type(module).__name__ for module in model.modules()})
+def _no_such_class(classes: list[str], name: str) -> str:
     close = difflib.get_close_matches(name, classes, n=1, cutoff=0.6)
     advice = f"Did you mean {close[0]!r}?" if close else "It has: " + ", ".join(classes)
     return f"[gradient_checkpoint] the model has no module of class {name!r}. {advice}"
