@@ -200,6 +200,18 @@ def test_a_change_in_place_of_what_backward_needs_is_noticed(device, inside):
         y.sum().backward()
 
 
+def test_what_a_layer_returned_may_be_changed_in_place_after_its_end(acc_only):
+    x = torch.ones(3, device=helpers.DEVICE, requires_grad=True)
+    context, synchronizer = get_cpu_offload_context()
+    with context:
+        y = (2 * x).exp()
+    y = synchronizer(y)
+    y *= 3
+    (y * y).sum().backward()
+    expected = torch.full((3,), 2 * 9 * 2.0 * torch.e**4)
+    torch.testing.assert_close(x.grad.cpu(), expected)
+
+
 def test_negative_numbers_are_refused(device):
     with pytest.raises(ValueError, match="num_prefetch_layers = -1: should be at least 0"):
         get_cpu_offload_context(num_prefetch_layers=-1)

@@ -115,7 +115,8 @@ class _LayerEnd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, forward: _Forward, layer: int, ahead: int) -> Tensor:
         ctx.forward_pass, ctx.layer, ctx.ahead = forward, layer, ahead
-        return tensor.view_as(tensor)
+        # No view, which the program could not change in place.
+        return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
