@@ -6,7 +6,11 @@ import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import helpers
 from tests.helpers import drawn
@@ -210,6 +214,20 @@ def test_what_a_layer_returned_may_be_changed_in_place_after_its_end(acc_only):
     (y * y).sum().backward()
     expected = torch.full((3,), 2 * 9 * 2.0 * torch.e**4)
     torch.testing.assert_close(x.grad.cpu(), expected)
+
+
+def test_tensors_in_wrappers_are_left_alone(acc_only):
+    dist.init_process_group("cpu:fake,acc:fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh(helpers.DEVICE, (2,))
+        x = torch.ones(2, 3, device=helpers.DEVICE, requires_grad=True)
+        context, synchronizer = get_cpu_offload_context()
+        with context:
+            y = (DTensor.from_local(x, mesh, [Shard(0)]) * 2).exp()
+        synchronizer(y).to_local().sum().backward()
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(x.grad.cpu(), torch.full((2, 3), 2 * torch.e**2))
 
 
 def test_negative_numbers_are_refused(device):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchacc.device import is_lazy_device, reads_pinned_memory
 from torchacc.logger import logger
@@ -212,6 +213,8 @@ def _pack(forward: _Forward, tensor: Tensor) -> _Saved:
 def _is_activation(tensor: Tensor) -> bool:
     """Whether memory is freed where nothing but the graph holds `tensor`: it is no parameter's."""
     if not is_lazy_device(tensor.device) or tensor.layout != torch.strided:
+        return False
+    if is_traceable_wrapper_subclass(tensor):  # its memory is that of the tensors in it
         return False
     if tensor.is_conj() or tensor.is_neg():  # their memory alone does not say what they are
         return False
