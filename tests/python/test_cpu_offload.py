@@ -106,14 +106,20 @@ def test_less_of_the_device_is_needed_and_all_of_it_comes_back(acc_only, recordi
     assert after <= 1024 and plans == 0
 
 
-def test_parameters_stay_and_other_devices_are_left_alone(device, monkeypatch):
-    moved, offloaded = [], cpu_offload._Block.offload
+@pytest.fixture
+def moved(monkeypatch):
+    """How many elements each block has that is offloaded."""
+    sizes, offloaded = [], cpu_offload._Block.offload
 
     def offload_it(block):
-        moved.append(block._there.numel())
+        sizes.append(block._there.numel())
         return offloaded(block)
 
     monkeypatch.setattr(cpu_offload._Block, "offload", offload_it)
+    return sizes
+
+
+def test_parameters_stay_and_other_devices_are_left_alone(device, moved):
     net = nn.Linear(8, 8).to(device)
     offload = get_cpu_offload_context()
     run([net], torch.ones(2, 8, device=device), offload).sum().backward()
@@ -121,6 +127,16 @@ def test_parameters_stay_and_other_devices_are_left_alone(device, monkeypatch):
     net.cpu()
     run([net], torch.ones(2, 8), offload).sum().backward()
     assert len(moved) == (1 if device != "cpu" else 0)
+
+
+def test_a_piece_of_a_buffer_stays_and_pieces_of_activations_do_not(acc_only, moved):
+    mask = torch.ones(100, 100, device=helpers.DEVICE)
+    x = torch.ones(8, 8, device=helpers.DEVICE, requires_grad=True)
+    (y,) = run([lambda x: [(x * 2)[:4] * mask[:4, :8]]], x, get_cpu_offload_context())
+    assert moved == []
+    (y,) = run([lambda x: [(x * 2)[:4].square()]], x, get_cpu_offload_context())
+    y.sum().backward()
+    assert moved == [64]
 
 
 def test_a_pass_without_backward_does_not_count_for_the_next(device, caplog):

@@ -219,6 +219,8 @@ def _is_activation(tensor: Tensor) -> bool:
     if tensor.is_conj() or tensor.is_neg():  # their memory alone does not say what they are
         return False
     base = tensor if tensor._base is None else tensor._base
+    if base.grad_fn is None and not base.requires_grad and base.numel() > tensor.numel():
+        return False  # a piece of a buffer, say, which stays and may be much larger
     return not isinstance(base, nn.Parameter) and not (base.is_leaf and base.requires_grad)
 
 
