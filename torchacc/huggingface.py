@@ -62,7 +62,7 @@ def accelerate_hf_trainer(enable: bool = True) -> None:
         enable: False takes all of it back.
 
     Raises:
-        ImportError: accelerate is not installed.
+        ImportError: accelerate is not installed, or a package does not have what has to be changed.
         RuntimeError: there is no lazy device for this process.
     """
     global _variable_before
@@ -79,20 +79,35 @@ def accelerate_hf_trainer(enable: bool = True) -> None:
             f"[accelerate_hf_trainer] accelerate cannot be imported ({error}). "
             "Install it: pip install accelerate"
         ) from error
+    originals = _originals()
     if not _before:
         _variable_before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = str(device)
-    for place, wrap in _WRAPPED.items():
-        if place in _before:
-            continue
-        module, kind, name = place
+    for place, original in originals.items():
+        if place not in _before:
+            _before[place] = original
+            module, kind, name = place
+            setattr(_owner(module, kind), name, _WRAPPED[place](original))
+    logger.info("Trainer and Accelerator use %s", device)
+
+
+def _originals() -> dict[_Place, Any]:
+    """What is to be wrapped, of the packages that are installed. Raises ImportError."""
+    found = {}
+    for module, kind, name in _WRAPPED:
         try:
-            owner = _owner(module, kind)
+            found[module, kind, name] = getattr(_owner(module, kind), name)
         except ImportError:
             continue  # transformers may be missing
-        _before[place] = getattr(owner, name)
-        setattr(owner, name, wrap(_before[place]))
-    logger.info("Trainer and Accelerator use %s", device)
+        except AttributeError as error:
+            package = importlib.import_module(module.partition(".")[0])
+            raise ImportError(
+                f"[accelerate_hf_trainer] {package.__name__} "
+                f"{getattr(package, '__version__', 'of an unknown version')} has no "
+                f"{'.'.join(filter(None, (module, kind, name)))}. Install a version that has it: "
+                "docs/ecosystem.md names the tested ones."
+            ) from error
+    return found
 
 
 def _owner(module: str, name: str) -> Any:
