@@ -137,7 +137,7 @@ def _class(original: type) -> type:
             return getattr(original, name)
 
     names = {
-        "__module__": original.__module__,
+        "__module__": "torch",  # of Generator it is torch._C, where pickle would find the original
         "__doc__": original.__doc__,
         "__wrapped__": original,
     }

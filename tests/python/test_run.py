@@ -130,7 +130,10 @@ def test_what_stands_for_classes_looks_like_them() -> None:
     assert original in {torch.device} and torch.device in {original: 1}
     assert pickle.loads(pickle.dumps(device)) == device
     assert pickle.loads(pickle.dumps(torch.zeros)) is torch.zeros
-    assert isinstance(torch.Generator(device="cuda"), torch.Generator)
+    generator = torch.Generator(device="cuda").manual_seed(7)
+    assert isinstance(generator, torch.Generator)
+    again = pickle.loads(pickle.dumps(generator))
+    assert again.device == generator.device and again.initial_seed() == 7
 
     @torch.jit.script
     def scripted(x, n: int):
