@@ -113,8 +113,8 @@ class DataLoaderConfig(Node):
     `buckets` lists the lengths. Without it, `max_length` is divided into `num_buckets` (8 if None)
     equal ones; without either nothing is padded. `buckets = "auto"` learns `num_buckets` lengths
     from the data (`torchacc.bucketing.LearntBuckets`), the last of which is `max_length` if that is
-    set. `pad_value_dict` maps the keys of a batch to what their padding holds; None is input_ids 0,
-    attention_mask 0, labels -100.
+    set; not where processes read the same batches (`tp`, `pp`, `sp`). `pad_value_dict` maps the
+    keys of a batch to what their padding holds; None is input_ids 0, attention_mask 0, labels -100.
 
     `shard` gives each process its part of the data, whatever the loader: see
     `torchacc.sharding.shard_loader`. Without it every process iterates the loader as it was made.
@@ -158,6 +158,17 @@ class Config(Node):
                 self.backend,
                 "ACC_MODE=eager in the environment runs each operator at once on the same device.",
             )
+        for name in ("pp", "tp", "sp"):
+            size = getattr(self.dist, name).size
+            if size > 1 and self.dataloader.buckets == AUTO:
+                # How far a loader reads ahead is a matter of time, and counts in learning.
+                self.dataloader._bad(
+                    "buckets",
+                    AUTO,
+                    f"the processes of dist.{name}.size = {size} need the same lengths, and after "
+                    "a pass that one leaves early each may learn others. List the lengths, or set "
+                    "max_length.",
+                )
 
     def validate(self) -> None:
         """Checks this node and all below it, and fills `dist.dp.size` in if it is None.

@@ -301,6 +301,23 @@ def test_a_pipeline_has_one_split_point_less_than_stages(monkeypatch):
         config.validate()
 
 
+@pytest.mark.parametrize("name", ["pp", "tp", "sp"])
+def test_processes_that_need_the_same_lengths_do_not_learn_them(monkeypatch, name):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = torchacc.Config()
+    config.dataloader.buckets = "auto"
+    config.validate()
+    config = torchacc.Config()
+    config.dist.pp.split_points = ["layer2"] if name == "pp" else []
+    getattr(config.dist, name).size = 2
+    config.dataloader.buckets = [8]
+    config.validate()
+    config.dataloader.buckets = "auto"
+    text = rf"dataloader\.buckets = 'auto': the processes of dist\.{name}\.size = 2 need the same"
+    with pytest.raises(ValueError, match=text):
+        config.validate()
+
+
 def test_buckets_are_measured_where_the_environment_asks_for_it(monkeypatch):
     monkeypatch.setenv("TIACC_TRAINING_FUSION_THRESHOLD", "auto")
     config = torchacc.Config()
