@@ -98,8 +98,8 @@ class LearntBuckets(Buckets):
     would have padded these batches the least; the last is `max_length`, or else the longest that
     was seen. From then on they do not change, but that without `max_length` a longer length adds
     one, the next power of two. So there are never more than log2 of the longest length + 1 lengths
-    besides those learnt. The same batches in the same order make the same buckets; batches that were
-    read ahead of a pass that was left early count, too.
+    besides those learnt. The same batches in the same order make the same buckets; what was read
+    ahead of a pass that was left early counts, too.
     """
 
     def __init__(self, num_buckets: int, max_length: int | None) -> None:
