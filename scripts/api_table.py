@@ -387,7 +387,7 @@ UTILS_IF_THERE = (
 )
 
 _XLA = "a setting of torch_xla"
-_NOT_SET = f"{_XLA}, which is not there; nothing is set at import"
+_NOT_SET = f"{_XLA}, which is not there; no variable is set at import"
 VARIABLES = (
     Row("ACC_LOG_LEVEL", why="debug, info, warning or error"),
     Row("RANK"),
@@ -396,7 +396,7 @@ VARIABLES = (
     Row("MASTER_ADDR"),
     Row("MASTER_PORT"),
     Row("USE_TORCHACC", "", DIFFERS, "0 keeps `import torch` from loading the device; unset is 1"),
-    Row("TORCHACC_PATCH_FA", "", NOT_OFFERED, "nothing is patched at import"),
+    Row("TORCHACC_PATCH_FA", "", NOT_OFFERED, "attention is not patched"),
     Row("TORCHACC_PATCH_TORCH_AUTOCAST", "", NOT_OFFERED, "`torchacc.unpatch()` undoes the patch"),
     Row("LOW_CPU_MEM_USAGE", "", NOT_OFFERED, "it is for torchdistx; torch has the meta device"),
     Row("PJRT_LOCAL_PROCESS_RANK", "", NOT_OFFERED, _NOT_SET),
@@ -407,7 +407,7 @@ VARIABLES = (
     Row("USE_BOUND_FOR_SHAPE_COMPARE", "", NOT_OFFERED, _NOT_SET),
     Row("XLA_FLAGS", "", NOT_OFFERED, _NOT_SET),
     Row("XLA_USE_SPMD", "", NOT_OFFERED, _SPMD),
-    Row("CUDA_DEVICE_MAX_CONNECTIONS", "", NOT_OFFERED, "nothing is set at import"),
+    Row("CUDA_DEVICE_MAX_CONNECTIONS", "", NOT_OFFERED, "no variable is set at import"),
     Row("XLA_PERSISTENT_CACHE_PATH", "", NOT_OFFERED, "`ACC_CACHE_DIR` is where kernels are kept"),
     Row("TORCHACC_VERSION", "", NOT_OFFERED, "for TorchAcc's own packaging"),
     Row("TORCH_ACC_PACKAGE_NAME", "", NOT_OFFERED, "for TorchAcc's own packaging"),
