@@ -17,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
 STEPS = 6
 PASSES = (
-    "dce lists split cse copies layout rows products epilogues accumulate transfers fuse recompute "
-    "batch order alias"
+    "dce lists split widen cse copies layout rows products epilogues accumulate transfers fuse "
+    "recompute batch order alias"
 ).split()
 
 
