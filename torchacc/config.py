@@ -188,7 +188,7 @@ class Config(Node):
             TypeError: the value of an option is of another type.
             ImportError: it is YAML, and there is no PyYAML.
         """
-        return config_file.from_dict(cls, config_file.read(path), str(path))
+        return cls._from(config_file.read(path), str(path))
 
     def get_mesh(self) -> Mesh:
         """The mesh of processes that the sizes under `dist` describe, made at the first call.

@@ -1,4 +1,5 @@
-"""What the nodes of the configuration have in common: fields that are checked when assigned."""
+"""What the nodes of the configuration have in common: fields that are checked when assigned, and
+that become plain values and come from them."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchacc import config_file
-
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Check = Callable[[Any], bool]
+
+# What JSON and YAML hold as it is.
+_PLAIN = (str, int, float, bool, type(None))
 
 
 def is_bool(value: Any) -> bool:
@@ -65,6 +67,13 @@ def _shown(value: Any) -> str:
     text = repr(value)
     text = text if len(text) <= 80 else text[:77] + "..."
     return f"{text} ({type(value).__name__})"
+
+
+def _is_set(check: Check, value: list[Any]) -> bool:
+    try:
+        return check(set(value))
+    except TypeError:  # items that no set can hold
+        return False
 
 
 class Node:
@@ -121,20 +130,65 @@ class Node:
             self._bad(name, value, f"should be at least {low}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options of this node and of all below it as plain values; sets are sorted lists.
+        """The options of this node and of all below it as what JSON and YAML can hold; sets are
+        sorted lists.
 
-        Raises ValueError for an option that holds a module or a function.
+        Raises ValueError for an option that holds something else (a module, a function).
         """
-        return config_file.to_dict(self)
+        return {entry.name: self._plain(entry.name) for entry in fields(self)}
+
+    def _plain(self, name: str) -> Any:
+        value = getattr(self, name)
+        if isinstance(value, Node):
+            return value.to_dict()
+        if isinstance(value, (set, frozenset)) and all(isinstance(item, str) for item in value):
+            value = sorted(value)
+        plain = isinstance(value, _PLAIN)
+        if isinstance(value, list):
+            plain = all(isinstance(item, _PLAIN) for item in value)
+            value = list(value)
+        if isinstance(value, dict):
+            plain = all(isinstance(item, _PLAIN) for pair in value.items() for item in pair)
+            value = dict(value)
+        if not plain:
+            self._bad(name, value, "it cannot be written to a file: set it in the program.")
+        return value
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """A new node with the options in `data`, as `to_dict` makes them; others have defaults.
 
-        Raises ValueError for a name that no option has, TypeError for a value of another type. What
-        the values mean together is checked by `validate()`.
+        Lists stand for sets. Raises ValueError for a name that no option has (the message says
+        which is meant), TypeError for a value of another type. What the values mean together is
+        checked by `validate()`.
         """
-        return config_file.from_dict(cls, data)
+        return cls._from(data, "")
+
+    @classmethod
+    def _from(cls, data: Mapping[str, Any], where: str) -> Self:
+        # `where`: what `data` was read from, for messages.
+        source = f" (in {where})" if where else ""
+        if not isinstance(data, Mapping):
+            raise TypeError(
+                f"[config] {cls._path or 'the configuration'} should be a mapping of options, got "
+                f"{data!r} ({type(data).__name__}){source}."
+            )
+        node = cls()
+        entries = cls.__dataclass_fields__
+        for name, value in data.items():
+            if name not in entries:
+                raise ValueError(cls._unknown(str(name)) + f" Its value is {value!r}{source}.")
+            held = getattr(node, name)
+            check = entries[name].metadata["check"]
+            if isinstance(held, Node):
+                value = held._from(value, where)
+            elif isinstance(value, list) and not check(value) and _is_set(check, value):
+                value = set(value)
+            try:
+                setattr(node, name, value)
+            except TypeError as error:
+                raise TypeError(f"{error}{source}") from None
+        return node
 
     def validate(self) -> None:
         """Checks this node and all below it.
