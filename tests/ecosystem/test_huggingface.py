@@ -14,6 +14,7 @@ from torch import nn
 
 import torchacc
 from tests import helpers
+from tests.distributed import ranks
 
 accelerate = pytest.importorskip("accelerate", reason="needs the package accelerate")
 pytest.importorskip("transformers", reason="needs the package transformers")
@@ -151,3 +152,48 @@ def test_it_is_taken_back(monkeypatch: pytest.MonkeyPatch):
 def test_the_text_of_the_example_is_there(example):
     for page in example.PAGES:
         assert len(example.passages(page)) > 100, Path(page)
+
+
+TWO_PROCESSES = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("huggingface_example", "examples/huggingface.py")
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+on_cpu = os.environ["ON"] == "cpu"
+if not on_cpu:
+    import torchacc
+    torchacc.accelerate_hf_trainer()
+folder = os.path.join(os.environ["FOLDER"], os.environ["ON"])
+gpt2 = example.gpt2(folder, steps=4, use_cpu=on_cpu)
+again = example.gpt2(folder + "-again", steps=4, resume=folder + "/checkpoint-2", use_cpu=on_cpu)
+bert = example.bert(folder + "-bert", steps=4, use_cpu=on_cpu)
+report(
+    gpt2=example.losses(gpt2),
+    again=example.losses(again),
+    bert=example.losses(bert),
+    device=str(gpt2.args.device),
+    kind=str(gpt2.accelerator.distributed_type),
+    backend=dist.get_backend(),
+    weights=[p.sum().item() for p in bert.model.parameters()],
+)
+"""
+
+
+def test_two_processes_train_as_they_do_on_the_cpu(tmp_path):
+    """With a checkpoint, and going on from it."""
+    found = {
+        device: [
+            rank.reports
+            for rank in ranks.run_ranks(TWO_PROCESSES, 2, ON=device, FOLDER=str(tmp_path))
+        ]
+        for device in ("acc", "cpu")
+    }
+    for index, rank in enumerate(found["acc"]):
+        assert rank["device"] == f"acc:{index}"
+        assert rank["kind"] == "DistributedType.MULTI_GPU"
+        assert rank["backend"] == "acc"
+    first, expected = found["acc"][0], found["cpu"][0]
+    for name in ("gpt2", "bert"):
+        assert_follows(first[name], expected[name])
+    assert_follows(first["again"], first["gpt2"])
+    assert first["weights"] == found["acc"][1]["weights"]
