@@ -180,6 +180,27 @@ report(again=work.is_completed())
     assert only.reports == {"asked": 0, "x": [1.0] * 3, "again": True}
 
 
+def test_asking_in_the_middle_of_a_strict_step_is_refused_and_fails_nothing():
+    """Whether a collective is over could only be told by submitting the step in parts."""
+    code = """
+import torchacc
+dist.init_process_group("acc")
+x = torch.ones(3, device=device)
+with torchacc.strict(after=0):
+    y = x * 2
+    work = dist.all_reduce(y, async_op=True)
+    report(said=refused(work.is_completed), success=work.is_success())
+    torchacc.mark_step()
+work.wait()
+report(y=y.tolist(), done=work.is_completed(), after=work.is_success())
+"""
+    for rank in one(code):
+        found = rank.reports
+        assert "[strict]" in found["said"] and "in the middle of a step" in found["said"]
+        assert found["success"] and found["after"] and found["done"]
+        assert found["y"] == [4.0] * 3
+
+
 def test_ctrl_c_ends_the_wait_for_sends_that_nobody_receives():
     code = """
 import os, signal, threading, time
