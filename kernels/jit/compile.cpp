@@ -282,9 +282,11 @@ void stop() {
   }
 }
 
-bool Job::done() const {
-  return std::all_of(kernels_.begin(), kernels_.end(),
-                     [](const auto& entry) { return entry.second->done(); });
+bool Job::done() const { return finished() == size(); }
+
+size_t Job::finished() const {
+  return static_cast<size_t>(std::ranges::count_if(
+      kernels_, [](const auto& entry) { return entry.second->done(); }));
 }
 
 void Job::wait() const {

@@ -27,6 +27,9 @@ class Job {
  public:
   // Whether all kernels are there or failed. Does not block.
   bool done() const;
+  // Of how many kernels it is, and how many of these are there or failed.
+  size_t size() const { return kernels_.size(); }
+  size_t finished() const;
   // Until done. In the child of a fork that came in between, everything unfinished has failed.
   void wait() const;
   // The same, but at most so long; whether it is done.

@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -33,6 +34,9 @@ constexpr std::chrono::milliseconds kPatience{1000};
 
 // Names in a warning.
 constexpr size_t kNamesShown = 4;
+
+// After so many of these waits a terminal shows how far it is.
+constexpr int kSilent = 3;
 
 // A kernel that does nothing, to see whether there can be any.
 constexpr const char* kNothing =
@@ -88,15 +92,53 @@ bool chooses_by_time(const plan::Plan& plan) {
   });
 }
 
+// One line of a terminal for those who wait, and nothing where standard error goes elsewhere.
+class ProgressLine {
+ public:
+  ProgressLine() = default;
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  ~ProgressLine() {
+    if (shown_) write("");
+  }
+
+  void show(const std::string& text) {
+    if (isatty(STDERR_FILENO) == 0) return;
+    write(text);
+    shown_ = true;
+  }
+
+ private:
+  // Over what is there.
+  static void write(const std::string& text) {
+    const std::string line = base::concat("\r\033[K", text);
+    // What a terminal that is gone is not told is lost.
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+
+  bool shown_ = false;
+};
+
+// Until the kernels are there, or never will be, however long. False: the user does not want to
+// wait for them.
+bool await_all(const Compilation& compilation) {
+  ProgressLine progress;
+  const jit::Job& job = *compilation.job;
+  for (int waits = 1; !job.wait_for(kPatience); ++waits) {
+    if (runtime::interrupted()) return false;
+    if (waits < kSilent) continue;
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(waits * kPatience);
+    progress.show(base::concat("[kernels] compiled ", job.finished(), " of ", job.size(), ", ",
+                               seconds.count(), " s"));
+  }
+  return true;
+}
+
 // Whether the kernels are there, or never will be.
 bool await_kernels(const plan::Plan& plan) {
   Compilation& compilation = compilation_of(plan);
-  if (!chooses_by_time(plan)) {
-    while (!compilation.job->wait_for(kPatience)) {
-      if (runtime::interrupted()) return false;  // once more unfused, and then the user has it
-    }
-    return true;
-  }
+  // Interrupted: once more unfused, and then the user has it.
+  if (!chooses_by_time(plan)) return await_all(compilation);
   const bool done =
       compilation.late ? compilation.job->done() : compilation.job->wait_for(kPatience);
   if (!done && !compilation.late) base::count_keyed("jit", "late");
@@ -198,9 +240,7 @@ plan::Schedule& await_fused(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.kernels.empty()) return plan.unfused;
   if (plan.compilation == nullptr) request(plan, device);
   if (compilation_of(plan).job != nullptr) {
-    while (!compilation_of(plan).job->wait_for(kPatience)) {
-      if (runtime::interrupted()) return plan.unfused;
-    }
+    if (!await_all(compilation_of(plan))) return plan.unfused;
     take_kernels(plan);
   }
   return plan.fused;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -185,3 +186,34 @@ def test_an_interrupt_while_a_compiler_works(tmp_path, deterministic):
     for pid in started.read_text().split():
         assert not Path(f"/proc/{pid}").exists(), f"compiler {pid} lives on"
     assert not list(cache.rglob("*.so"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_a_slow_compiler_is(tmp_path, terminal):
+    """Where a run waits however long; the line goes at the end. Elsewhere nothing is printed."""
+    slow = broken_compiler(tmp_path / "compiler", 'sleep 4; exec g++ "$@"')
+    reader, writer = os.openpty() if terminal else os.pipe()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with open(reader, "rb", buffering=0) as said, open(writer, "wb") as heard:
+        child = subprocess.Popen(
+            helpers.python_command(TRAINING),
+            cwd=helpers.ROOT,
+            env=helpers.child_env(
+                ACC_CACHE_DIR=str(private(cache)),
+                ACC_MODE="full",
+                ACC_CXX=slow,
+                ACC_DETERMINISTIC="1",
+            ),
+            stdout=subprocess.DEVNULL,
+            stderr=heard,
+        )
+        assert child.wait(timeout=120) == 0
+        os.set_blocking(reader, False)
+        text = (said.read(1 << 16) or b"").decode()
+    lines = re.findall(r"\r\x1b\[K(.*?)(?=\r|$)", text)
+    if not terminal:
+        assert "compiled" not in text
+        return
+    assert re.fullmatch(r"\[kernels\] compiled 0 of \d+, 3 s", lines[0]), text
+    assert lines[-1] == "" and lines.count("") < len(lines)
