@@ -25,13 +25,13 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
       mask.has_value() ? std::optional<at::Tensor>(like(*mask)) : std::nullopt;
   const int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like,
                                                dropout_p, is_causal, scale, enable_gqa);
-  // ATen reaches its flash kernel on other devices only through the CPU's operator; the efficient
-  // one is called on the device it is asked for.
   const bool cuda = runtime::backend().alias_type() == c10::kCUDA;
-  if (cuda && choice == static_cast<int64_t>(sdp::SDPBackend::flash_attention)) {
-    return static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
-  }
-  return choice;
+  if (!cuda || choice != static_cast<int64_t>(sdp::SDPBackend::flash_attention)) return choice;
+  // ATen reaches its flash kernel on other devices only through the CPU's operator; the efficient
+  // one is called on the device it is asked for, but takes no fewer heads of keys than of queries.
+  const bool grouped = enable_gqa && query.sym_size(-3) != key.sym_size(-3);
+  return static_cast<int64_t>(grouped ? sdp::SDPBackend::math
+                                      : sdp::SDPBackend::efficient_attention);
 }
 
 // nn.TransformerEncoder makes a nested tensor of a padded batch when this holds. There are none on
