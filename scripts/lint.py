@@ -32,8 +32,8 @@ def changed_files() -> set[str]:
 
 def tidy_command() -> list[str] | None:
     """clang-tidy on the changed sources that the last build compiled, or None for none of them."""
+    # Several files are compiled as one: clang-tidy takes that command for each of them.
     databases = sorted((ROOT / "build").glob("cp*/compile_commands.json"))
-    # those of a sanitizer compile several files as one
     databases = [path for path in databases if not path.parent.name.endswith("-thread")]
     sources = sorted(changed_files() & {name for name in cpp_files() if name.endswith(".cpp")})
     sources = [name for name in sources if not name.startswith("tests/")]

@@ -503,7 +503,6 @@ def build_thread_sanitized(environ: dict[str, str] | None = None) -> Path:
         "ACC_MODULE": "ON",
         "ACC_TESTS": "ON",
         "ACC_SAN": "thread",
-        "ACC_UNITY": "ON",
         "ACC_TORCH_DIR": str(torch.path),
         "ACC_PYTHON_INCLUDE": str(check_python_headers()),
         "ACC_EXT_SUFFIX": suffix,
@@ -546,7 +545,6 @@ def run_ctest(sanitizer: str, environ: dict[str, str] | None = None) -> None:
             "ACC_MODULE": "OFF",
             "ACC_TESTS": "ON",
             "ACC_SAN": sanitizer,
-            "ACC_UNITY": "ON",
             "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
         }
         with locked(build):

@@ -32,7 +32,7 @@ std::string_view short_name(std::string_view op) {
 }
 
 // "acc: fused: add, mul, relu (7 operators)".
-std::string kernel_name(const plan::Plan& plan, const plan::Step& step) {
+std::string fused_name(const plan::Plan& plan, const plan::Step& step) {
   constexpr size_t kNames = 6;  // tables cut off what is longer
   std::vector<std::string_view> names;
   for (const uint32_t node : step.nodes) {
@@ -88,7 +88,7 @@ void Profile::begin_step(size_t index, const std::vector<c10::IValue>* arguments
     place_name_ = std::move(place);
   }
   if (step.kernel != plan::kNoKernel) {
-    open(step_, at::RecordScope::FUNCTION, kernel_name(plan_, step), nullptr,
+    open(step_, at::RecordScope::FUNCTION, fused_name(plan_, step), nullptr,
          kernel_details(plan_, step));
   } else {
     const std::string_view op = plan_.program.nodes[step.nodes[0]].op->name;
