@@ -92,14 +92,18 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   const c10::DeviceIndex device = record::device_of(*stack, op.arguments.size());
   if (device < 0) return run_now(handle, stack);
   record::Recorder& recorder = record::recorder(device);
-  if (recorder.suspended()) session::settle(device);
-  // Before the call is recorded: were it pending when this throws, a user who repeats it would have
-  // it twice.
-  if (recorder.pending() >= static_cast<size_t>(base::env::max_pending()) ||
-      record::left_behind(device) >= base::env::max_pending_bytes()) {
-    session::flush(device, record::FlushReason::kCap);
+  record::Recorded recorded = record::Recorded::kSuspended;
+  while (recorded == record::Recorded::kSuspended) {
+    if (recorder.suspended() && !session::settle(device)) break;
+    // Before the call is recorded: were it pending when this throws, a user who repeats it would
+    // have it twice.
+    if (recorder.pending() >= static_cast<size_t>(base::env::max_pending()) ||
+        record::left_behind(device) >= base::env::max_pending_bytes()) {
+      session::flush(device, record::FlushReason::kCap);
+    }
+    recorded = recorder.record(op, handle, stack);
   }
-  if (!recorder.record(op, handle, stack)) {
+  if (recorded != record::Recorded::kYes) {
     const record::Doubt doubt = record::take_doubt();
     run_now(handle, stack);
     return record::dismiss(doubt);

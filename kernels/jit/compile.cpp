@@ -285,8 +285,8 @@ void stop() {
 bool Job::done() const { return finished() == size(); }
 
 size_t Job::finished() const {
-  return static_cast<size_t>(std::ranges::count_if(
-      kernels_, [](const auto& entry) { return entry.second->done(); }));
+  return static_cast<size_t>(
+      std::ranges::count_if(kernels_, [](const auto& entry) { return entry.second->done(); }));
 }
 
 void Job::wait() const {

@@ -342,8 +342,8 @@ runtime::LockWithoutGil Recorder::lock() {
 void Recorder::begin_run() { running_ = runs_plan = true; }
 void Recorder::end_run() { running_ = runs_plan = false; }
 
-bool Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
-                      torch::jit::Stack* stack) {
+Recorded Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
+                          torch::jit::Stack* stack) {
   // Asked once per trace: a profiler that begins in the middle of one has to wait for the next.
   if (pending() == 0) profiled_ = locator.profiled != nullptr && locator.profiled();
   const bool profiled = profiled_.load(std::memory_order_relaxed);
@@ -356,16 +356,16 @@ void Recorder::note_place(uint32_t place) {
   places_.back() = place;
 }
 
-bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
-                         torch::jit::Stack* stack, uint32_t place) {
+Recorded Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
+                             torch::jit::Stack* stack, uint32_t place) {
   const uint64_t ambient = runtime::ambient_word(op.precision_sensitive);
   const size_t n_arguments = op.arguments.size();
   {
     const auto locked = lock();
-    if (suspended()) return false;
+    if (suspended()) return Recorded::kSuspended;
     if (expected_ != nullptr && follow(op, ambient, stack)) {
       note_place(place);
-      return true;
+      return Recorded::kYes;
     }
   }
 
@@ -374,18 +374,19 @@ bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
   call.begin(op, ambient);
   const size_t base = stack->size() - n_arguments;
   for (size_t i = 0; i < n_arguments; ++i) {
-    if (!call.add((*stack)[base + i], op.arguments[i])) return false;
+    if (!call.add((*stack)[base + i], op.arguments[i])) return Recorded::kNo;
   }
-  if (call.device < 0) return false;
+  if (call.device < 0) return Recorded::kNo;
   // A process's part of what is gathered may lie in its place already.
-  if (op.writes && !op.communicates && overlap(op, call.operands)) return false;
+  if (op.writes && !op.communicates && overlap(op, call.operands)) return Recorded::kNo;
 
   const auto inference =
       infer(call.words, op, handle, c10::ArrayRef<c10::IValue>(stack->data() + base, n_arguments));
-  if (!inference->recordable) return false;
+  if (!inference->recordable) return Recorded::kNo;
   if (!inference->resizes.empty()) {
     for (const Inference::Resize& resize : inference->resizes) {
-      if (is_also_read((*stack)[base + resize.argument].toTensor(), call.operands)) return false;
+      if (is_also_read((*stack)[base + resize.argument].toTensor(), call.operands))
+        return Recorded::kNo;
     }
     for (const Inference::Resize& resize : inference->resizes) {
       resize_result((*stack)[base + resize.argument].toTensor(), resize.sizes, resize.strides);
@@ -401,7 +402,7 @@ bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
   const uint32_t source = source_here();
 
   const auto locked = lock();
-  if (suspended()) return false;
+  if (suspended()) return Recorded::kSuspended;
   if (expected_ != nullptr) stop_following();
   const Mark before = mark();
   try {
@@ -413,7 +414,7 @@ bool Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& handle,
   }
   note_place(place);
   count(Counter::Nodes);
-  return true;
+  return Recorded::kYes;
 }
 
 // The call becomes the last node of the graph.
@@ -721,6 +722,7 @@ void Recorder::stop_following() {
 // ---- the trace as a whole ----------------------------------------------------------------------
 
 void Recorder::detach(LazyStorage& storage, size_t nbytes) {
+  ACC_CHECK(!suspended(), "[acc] a storage of work that waits was given up. Report this.");
   if (knows(storage)) {
     for (uint32_t at = storage.entry;;) {
       Entry& entry = entries_[at];

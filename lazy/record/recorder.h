@@ -43,14 +43,17 @@ struct Trace {
   std::vector<uint32_t> places;  // per recorded node, for a profiler; empty: none asks for them
 };
 
+// What became of a call: `kSuspended` is to be asked again once the recorder is not, and `kNo` has
+// to run at once.
+enum class Recorded { kYes, kNo, kSuspended };
+
 class Recorder {
  public:
   explicit Recorder(c10::DeviceIndex device);
 
-  // Records one call and replaces the arguments on the stack by its results. Returns false, with
-  // the stack untouched, when the call has to run at once; always while suspended. Throws for wrong
-  // arguments. Takes the lock.
-  bool record(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
+  // Records one call and replaces the arguments on the stack by its results, or leaves the stack
+  // untouched. Throws for wrong arguments. Takes the lock.
+  Recorded record(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack);
 
   // Guards the trace and the plans of the device: no method but those that say so may be called
   // without it. Throws while this thread runs a plan. Only a kernel written in Python comes here
@@ -64,7 +67,7 @@ class Recorder {
   const graph::Graph& recorded() const { return expected_ != nullptr ? *expected_ : graph_; }
 
   // Gives a storage up: what was recorded keeps the old contents, later calls see a new storage of
-  // `nbytes` without contents.
+  // `nbytes` without contents. Not while suspended.
   void detach(LazyStorage& storage, size_t nbytes);
 
   // Takes the trace; recording starts afresh.
@@ -81,7 +84,8 @@ class Recorder {
 
   // While a trace that was taken cannot be finished, for want of memory or since others have not
   // come to what it `communicates`, nothing is recorded and `knows` speaks of that trace. Nothing
-  // was recorded since `take`.
+  // was recorded since `take`. Another thread may suspend it whenever the lock is free: one submits
+  // what is idle.
   void suspend(const Trace& trace, bool communicates);
   void unsuspend();
   bool suspended() const { return suspended_.load(std::memory_order_relaxed); }
@@ -108,8 +112,8 @@ class Recorder {
   uint32_t add_entry(LazyStorage* storage, int64_t byte_offset);
   uint32_t add_host_entry(const at::Tensor& tensor);
   void append(const graph::Op& op, Call& call, const Inference& inference, uint32_t source);
-  bool take_call(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack* stack,
-                 uint32_t place);
+  Recorded take_call(const graph::Op& op, const c10::OperatorHandle& handle,
+                     torch::jit::Stack* stack, uint32_t place);
   void note_place(uint32_t place);
   // How far the trace has come, and back to there: a call that fails leaves nothing behind.
   struct Mark {

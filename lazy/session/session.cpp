@@ -549,8 +549,10 @@ void Session::forget_plans(c10::DeviceIndex index) {
 
 void Session::drop_plans(c10::DeviceIndex index) {
   forget_plans(index);
-  const auto lock = record::recorder(index).lock();
-  exec::release_arena(index);
+  Recorder& recorder = record::recorder(index);
+  const auto lock = recorder.lock();
+  // Work that waits has its intermediates there.
+  if (!recorder.suspended()) exec::release_arena(index);
 }
 
 std::atomic<bool> stopped{false};
@@ -723,10 +725,11 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   return over(std::move(memory), tensor);
 }
 
-void settle(c10::DeviceIndex device) {
-  if (stopped.load(std::memory_order_relaxed)) return;
+bool settle(c10::DeviceIndex device) {
+  if (stopped.load(std::memory_order_relaxed)) return false;
   runtime::GilRelease release;
   Session::get().settle(record::recorder(device));
+  return true;
 }
 
 std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }

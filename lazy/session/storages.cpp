@@ -36,7 +36,6 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   const c10::DeviceIndex device = storage.device().index();
   record::refuse_absurd(nbytes, device);
   Recorder& recorder = record::recorder(device);
-  if (recorder.suspended()) settle(device);
   if (record::watching() && old_bytes > 0) {
     bool contents = false;
     {
@@ -45,14 +44,19 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
     }
     if (contents) record::note_cut(FlushReason::kResize, device);
   }
-  {
+  for (;;) {
+    const bool goes_on = !recorder.suspended() || settle(device);
     const auto lock = recorder.lock();
+    if (goes_on && recorder.suspended()) continue;  // by the thread that submits what is idle
     const bool without_contents = !recorder.knows(storage) && !storage.has_memory();
-    if (nbytes == 0 || old_bytes == 0 || without_contents) {
+    if (nbytes > 0 && old_bytes > 0 && !without_contents) break;
+    if (goes_on) {
       recorder.detach(storage, nbytes);
-      storage.poison.reset();
-      return;
+    } else {
+      storage.take_memory(nbytes);
     }
+    storage.poison.reset();
+    return;
   }
   flush(device, FlushReason::kResize);
   const auto lock = recorder.lock();

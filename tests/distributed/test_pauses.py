@@ -139,3 +139,46 @@ heard(lambda: b.sum().item())
     first, _ = reduced(code, check=False)
     assert "what was under way before [acc::all_reduce_] failed" in first["text"]
     assert "collective number 2 of the group, all_reduce of 4 Float" in first["text"]
+
+
+@pytest.mark.parametrize("given_up", [True, False], ids=["storage", "operator"])
+def test_what_comes_while_the_work_is_on_its_way_to_a_stop(given_up):
+    """The thread that submits it has begun, and rank 1 comes to the second collective later."""
+    code = f"""
+store = dist.distributed_c10d._get_default_store()
+a, b = torch.ones(4, device=device), torch.ones(5, device=device)
+m = torch.full((512, 512), 1 / 512, device=device)
+def work(times):
+    y = m
+    for _ in range(times):
+        y = y @ m
+    return y
+began = time.monotonic()
+work(20).sum().item()
+second_of_work = int(20 / (time.monotonic() - began)) + 1
+def meanwhile():
+    if RANK == 1:
+        dist.all_reduce(a)
+        a.sum().item()
+        store.wait(["go"])
+        dist.all_reduce(b)
+    else:
+        y = work(2 * second_of_work)
+        kept = y + 1
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+        time.sleep(1)
+        store.set("go", "1")
+        if {given_up}:
+            kept.untyped_storage().resize_(0)
+        else:
+            kept += 1
+        report(y=abs(y.sum().item() - 512) < 1, size=kept.untyped_storage().nbytes())
+    report(a=a.tolist(), b=b.tolist())
+heard(meanwhile)
+"""
+    first, second = reduced(code)
+    assert first["text"] == second["text"] == ""
+    assert first["y"] and first["size"] == (0 if given_up else 512 * 512 * 4)
+    for rank in (first, second):
+        assert rank["a"] == [2] * 4 and rank["b"] == [2] * 5
