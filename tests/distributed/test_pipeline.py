@@ -10,7 +10,7 @@ import torchacc
 from tests.distributed import models
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import SETUP, close
-from torchacc.dist.pipeline import split
+from torchacc.dist.cut import split
 
 
 class Skipping(nn.Module):

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
+from torchacc.dist.cut import inputs, split, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule
-from torchacc.utils.trace import graph_of
 
 if TYPE_CHECKING:
-    from torchacc.config import Config, PPConfig
-    from torchacc.dist.mesh import Mesh
+    from torchacc.config import Config
 
 Wrap = Callable[[nn.Module, "Config"], nn.Module]
 
@@ -43,7 +42,7 @@ class PipelineParallel(ParallelModule):
         stage_id = self._mesh.get_stage_id()
         stage, self.__dict__["_inputs"] = split(model, options, stage_id)
         self.__dict__["_every_input"] = inputs(model, options)
-        tied = _tied(model, options, self._mesh)
+        shared = tied(model, options, self._mesh)
         device = torch.device(device_type(), current_index())
         stage.to(device)
         inner = stage if wrap is None else wrap(stage, config)
@@ -52,7 +51,7 @@ class PipelineParallel(ParallelModule):
         self._wrap(inner, inner)
         # By names: what shards the stage has put other parameters in their places.
         held = dict(self.named_parameters(remove_duplicate=False))
-        self.__dict__["_tied"] = [(held[name], group) for name, group in tied]
+        self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
         self.__dict__["_device"] = device
         self.__dict__["_shapes"] = None
 
@@ -178,135 +177,3 @@ class PipelineParallel(ParallelModule):
                 "element. Pass output_fn, which makes the loss from the model's output."
             )
         return loss.reshape(())
-
-
-def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphModule, list[str]]:
-    """One stage of `model`, and the names of the model's arguments that it takes.
-
-    The first stage takes them by position, the others, after what the stage before hands on, by
-    name. What a later stage needs of an earlier one travels through those between.
-    """
-    graph, stage_of = traced(model, options)
-    made = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    names = []
-    for node in _handed_on(graph, stage_of, stage_id):
-        copies[node] = made.placeholder(f"from_{node.name}")
-    for node in graph.nodes:
-        if node.op == "placeholder" and any(stage_of[user] == stage_id for user in node.users):
-            names.append(str(node.target))
-            copies[node] = made.placeholder(str(node.target))
-    for node in graph.nodes:
-        if node.op == "get_attr" and any(stage_of[user] == stage_id for user in node.users):
-            copies[node] = made.node_copy(node)
-        elif stage_of[node] == stage_id and node.op not in ("placeholder", "get_attr", "output"):
-            copies[node] = made.node_copy(node, copies.__getitem__)
-    if stage_id + 1 == options.size:
-        output = next(iter(reversed(graph.nodes)))
-        made.output(fx.node.map_arg(output.args[0], copies.__getitem__))
-    else:
-        handed = [copies[node] for node in _handed_on(graph, stage_of, stage_id + 1)]
-        made.output(handed[0] if len(handed) == 1 else tuple(handed))
-    made.lint()
-    return fx.GraphModule(model, made, type(model).__name__), names
-
-
-def inputs(model: nn.Module, options: PPConfig) -> list[str]:
-    """The arguments that are passed: `dist.pp.input_names`, or those that have no default."""
-    if options.input_names is not None:
-        return list(options.input_names)
-    parameters = inspect.signature(model.forward).parameters
-    return [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
-
-
-def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node, int]]:
-    """The operations of `model`, and the stage of each.
-
-    Raises ValueError for split points that are none, or in another order than in forward.
-    """
-    points = [_name_of(model, point) for point in options.split_points]
-    graph = graph_of(model, inputs(model, options))
-    stage, stage_of, reached = 0, {}, set()
-    for node in graph.nodes:
-        here = [str(node.target)] if node.op == "call_module" else []
-        here += node.meta.get("nn_module_stack", {})
-        for point in points:
-            if point not in reached and any(f"{name}.".startswith(f"{point}.") for name in here):
-                reached.add(point)
-                stage += 1
-                if points[stage - 1] != point:
-                    raise ValueError(
-                        f"[config] dist.pp.split_points = {points}: {point} comes before "
-                        f"{points[stage - 1]} in forward. Name them in this order."
-                    )
-        stage_of[node] = stage
-    missing = [point for point in points if point not in reached]
-    if missing:
-        raise ValueError(
-            f"[config] dist.pp.split_points: forward does not call {', '.join(missing)}. Name "
-            "modules that it calls, for example those of model.named_children()."
-        )
-    return graph, stage_of
-
-
-def _handed_on(graph: fx.Graph, stage_of: dict[fx.Node, int], stage_id: int) -> list[fx.Node]:
-    """What stages before `stage_id` compute for it and those after it."""
-    return [
-        node
-        for node in graph.nodes
-        if stage_of[node] < stage_id
-        and node.op not in ("placeholder", "get_attr")
-        and any(stage_of[user] >= stage_id for user in node.users)
-    ]
-
-
-def _name_of(model: nn.Module, point: str | nn.Module) -> str:
-    for name, module in model.named_modules():
-        if name and point in (name, module):
-            return name
-    shown = point if isinstance(point, str) else f"a {type(point).__name__}"
-    children = ", ".join(name for name, _ in model.named_children())
-    raise ValueError(
-        f"[config] dist.pp.split_points: the model has no module {shown}. Its largest parts are: "
-        f"{children}"
-    )
-
-
-def _tied(model: nn.Module, options: PPConfig, mesh: Mesh) -> list[tuple[str, dist.ProcessGroup]]:
-    """Parameters of this stage that others have too, each with the group of those that do.
-
-    The names are the stage's. All processes have to call it: each makes all groups.
-    """
-    graph, stage_of = traced(model, options)
-    # By the parameter: what each stage that has it calls it.
-    owners: dict[nn.Parameter, dict[int, str]] = {}
-    for node in graph.nodes:
-        target = str(node.target)
-        if node.op == "call_module":
-            found = model.get_submodule(target).named_parameters(target)
-            stages = {stage_of[node]}
-        elif node.op == "get_attr":
-            owner, _, last = target.rpartition(".")
-            value = getattr(model.get_submodule(owner), last)
-            found = iter([(target, value)] if isinstance(value, nn.Parameter) else [])
-            stages = {stage_of[user] for user in node.users}
-        else:
-            continue
-        for name, parameter in found:
-            for stage in stages:
-                owners.setdefault(parameter, {}).setdefault(stage, name)
-    mine = mesh.get_stage_id()
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    tied = []
-    for names in owners.values():
-        stages_of = tuple(sorted(names))
-        if len(stages_of) == 1:
-            continue
-        if stages_of not in groups:
-            for ranks in mesh.rank_groups("pp"):
-                group = dist.new_group([ranks[stage] for stage in stages_of])
-                if dist.get_rank() in ranks:
-                    groups[stages_of] = group
-        if mine in names:
-            tied.append((names[mine], groups[stages_of]))
-    return tied

@@ -86,7 +86,7 @@ def check(model: nn.Module, config: Config) -> None:
 
         check_trained_alike(model, config.dist.fsdp.wrap_layer_cls)
     if mesh.num("pp") > 1:
-        from torchacc.dist.pipeline import traced
+        from torchacc.dist.cut import traced
 
         traced(model, config.dist.pp)
     if config.dist.comm.hierarchical:
