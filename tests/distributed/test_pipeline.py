@@ -329,3 +329,71 @@ except NotImplementedError as error:
     )
     for each in run_ranks(code, 2):
         assert "set dist.pp.size" in each.reports["error"]
+
+
+ACCUMULATED = (
+    SETUP
+    + """
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle = nn.Linear(4, 4, bias=False), nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4, bias=False)
+        self.last.weight = self.first.weight
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(self.first(x))))
+torch.manual_seed(0)
+plain, expected = Tied(), Tied()
+expected.load_state_dict(plain.state_dict())
+config.dist.pp.size, config.dist.pp.split_points = 2, ["middle"]
+config.dist.pp.num_micro_batches = 2
+if WORLD == 4:
+    setattr(getattr(config.dist, KIND), "size", 2)
+model = torchacc.accelerate(plain, config=config)
+x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1))
+for batch in x:  # no zero_grad between them
+    mine = batch if WORLD == 2 else batch.chunk(2)[RANK // 2]
+    model.forward_backward(mine, output_fn=lambda out: out.square().mean())
+    expected(batch).square().mean().backward()
+grads = dict(expected.named_parameters(remove_duplicate=False))
+for name, parameter in model.named_parameters():
+    grad = parameter.grad
+    grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+    torch.testing.assert_close(grad.cpu(), grads[name].grad)
+report(done=True)
+"""
+)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "dp"), (4, "dp"), (4, "fsdp")])
+def test_gradients_of_several_steps_add_up(device, ranks, kind):
+    for each in run_ranks(f"KIND = {kind!r}" + ACCUMULATED, ranks):
+        assert each.reports["done"]
+
+
+def test_a_shared_parameter_may_be_unused_in_the_loss_of_a_stage(device):
+    code = (
+        SETUP
+        + """
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x):
+        return self.b(self.a(x)) + self.a.weight.detach().sum()
+torch.manual_seed(0)
+plain, expected = Shifted(), Shifted()
+expected.load_state_dict(plain.state_dict())
+config.dist.pp.size, config.dist.pp.split_points = 2, ["b"]
+model = torchacc.accelerate(plain, config=config)
+x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+model.forward_backward(x, output_fn=lambda out: out.square().mean())
+expected(x).square().mean().backward()
+grads = dict(expected.named_parameters())
+for name, parameter in model.named_parameters():
+    torch.testing.assert_close(parameter.grad.cpu(), grads[name].grad)
+report(names=[name for name, _ in model.named_parameters()])
+"""
+    )
+    first, second = (each.reports["names"] for each in run_ranks(code, 2))
+    assert "a.weight" in first and "a.weight" in second

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +75,8 @@ class PipelineParallel(ParallelModule):
             )
             micro = options.num_micro_batches
             schedule = Schedule1F1B if micro >= options.size else ScheduleGPipe
-            made = schedule(stage, micro, loss_fn=self._loss)
+            # Not torch's scale_grads: it divides what earlier steps have added up, too.
+            made = schedule(stage, micro, loss_fn=self._loss, scale_grads=False)
             self.__dict__.update(_schedule=made, _shapes=shapes)
         return self._schedule
 
@@ -149,20 +151,16 @@ class PipelineParallel(ParallelModule):
         losses: list[Tensor] = []
         first = self._mesh.is_first_stage()
         options = self._config.dist.pp
-        schedule.step(
-            *(used.values() if first else ()),
-            # The schedule hands a piece of it to the loss, which needs none.
-            target=torch.empty(options.num_micro_batches),
-            losses=losses,
-            return_outputs=False,
-            **({} if first else used),
-        )
-        for parameter, group in self._tied:
-            gradient = parameter.grad
-            if gradient is not None:
-                part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                dist.all_reduce(part, group=group)
-        loss = torch.stack(losses).mean().detach() if losses else torch.zeros((), device=device)
+        with self._shared_gradients():
+            schedule.step(
+                *(used.values() if first else ()),
+                # The schedule hands a piece of it to the loss, which needs none.
+                target=torch.empty(options.num_micro_batches),
+                losses=losses,
+                return_outputs=False,
+                **({} if first else used),
+            )
+        loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=device)
         if options.broadcast_loss:
             last = self._mesh.stage_to_global(options.size - 1)
             dist.broadcast(loss, src=last, group=self._mesh.get_pp_proc_group())
@@ -176,4 +174,33 @@ class PipelineParallel(ParallelModule):
                 f"{list(loss.shape) if isinstance(loss, Tensor) else ''}, not a tensor of one "
                 "element. Pass output_fn, which makes the loss from the model's output."
             )
-        return loss.reshape(())
+        # Gradients add up over the micro batches, and the loss is their mean.
+        return loss.reshape(()) / self._config.dist.pp.num_micro_batches
+
+    @contextmanager
+    def _shared_gradients(self) -> Iterator[None]:
+        """Adds up what the stages that share a parameter make of its gradient inside.
+
+        The gradients from before are whole already, and are added afterwards.
+        """
+        shared = [(p, group, p.grad) for p, group in self._tied if p.requires_grad]
+        for parameter, _, _ in shared:
+            parameter.grad = None
+        try:
+            yield
+            for parameter, group, before in shared:
+                if parameter.grad is None:  # unused here: the others wait all the same
+                    parameter.grad = torch.zeros_like(parameter)
+                made = _local(parameter.grad)
+                dist.all_reduce(made, group=group)
+                if before is not None:
+                    _local(before).add_(made)
+        finally:
+            # After an error too: what other steps have added up stays.
+            for parameter, _, before in shared:
+                if before is not None:
+                    parameter.grad = before
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
