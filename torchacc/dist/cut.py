@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -81,7 +82,39 @@ def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node,
             f"[config] dist.pp.split_points: forward does not call {', '.join(missing)}. Name "
             "modules that it calls, for example those of model.named_children()."
         )
+    _repeat_sizes(graph, stage_of)
     return graph, stage_of
+
+
+# What is no tensor cannot travel, and costs nothing.
+_SIZES = frozenset(("dim", "ndimension", "nelement", "numel", "size"))
+_KINDS = frozenset(("device", "dtype", "ndim", "shape"))
+
+
+def _is_size(node: fx.Node, sizes: Collection[fx.Node]) -> bool:
+    """Whether it asks a tensor for its size or kind, or computes with such answers alone."""
+    if node.op == "call_method":
+        return node.target in _SIZES
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _KINDS
+    own = getattr(node.target, "__module__", None) in ("_operator", "builtins", "math")
+    return own and bool(node.all_input_nodes) and all(n in sizes for n in node.all_input_nodes)
+
+
+def _repeat_sizes(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
+    """Lets each stage ask for the sizes that it uses by itself."""
+    sizes: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        if _is_size(node, sizes):
+            sizes[node] = None
+    for node in reversed(sizes):
+        for stage in sorted({stage_of[user] for user in node.users} - {stage_of[node]}):
+            with graph.inserting_after(node):
+                copy = graph.node_copy(node)
+            stage_of[copy] = stage
+            node.replace_all_uses_with(copy, lambda user, stage=stage: stage_of[user] == stage)
 
 
 def _handed_on(graph: fx.Graph, stage_of: dict[fx.Node, int], stage_id: int) -> list[fx.Node]:

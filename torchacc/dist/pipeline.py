@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
@@ -18,6 +18,7 @@ from torchacc.dist.cut import inputs, split, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule
+from torchacc.dist.stage import Stage
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -66,7 +67,7 @@ class PipelineParallel(ParallelModule):
             options, inner = self._config.dist.pp, self._inner
             # The stage knows torch's own wrappers, and when they may exchange gradients.
             torch_module = inner._inner if isinstance(inner, ParallelModule) else inner
-            stage = PipelineStage(
+            stage = Stage(
                 torch_module,
                 self._mesh.get_stage_id(),
                 options.size,
