@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor, nn
 
+import torchacc
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import SETUP
+from torchacc.dist.cut import split
 
 COMPARED = (
     SETUP
@@ -118,3 +121,50 @@ report(names=sorted(found))
 """
     first, second = (each.reports["names"] for each in run_ranks(COMPARED + code, 2))
     assert "one.running_mean" in first and "two.num_batches_tracked" in second
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, power: int = 1, **rest) -> Tensor:
+        y = self.first(x) ** power
+        return self.last(y if mask is None else y * mask)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["x", "masks"], "names what is no argument of forward: masks. The arguments are: x, mask"),
+        (["mask"], "leaves out what has no default: x"),
+    ],
+)
+def test_names_of_arguments_that_are_none_are_refused(names, text):
+    options = torchacc.Config().dist.pp
+    options.size, options.split_points, options.input_names = 2, ["last"], names
+    with pytest.raises(ValueError, match=text):
+        split(Masked(), options, 0)
+
+
+def test_an_argument_that_the_stages_would_ignore_is_refused(device):
+    code = """
+from tests.distributed.test_stages import Masked
+config.dist.pp.num_micro_batches = 2
+x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+model, plain = compared(Masked, x)
+mask = (x > 0).float()
+def step(*args, **kwargs):
+    return model.forward_backward(*args, output_fn=lambda out: out.square().mean(), **kwargs)
+report(mask=refused(lambda: step(x, mask)), power=refused(lambda: step(x, power=2)))
+report(more=refused(lambda: step(x, more=mask)))
+report(same=refused(lambda: step(x, None, power=1)))
+config.dist.pp.input_names = ["x", "mask"]
+model = torchacc.accelerate(copy.deepcopy(plain), config=config)
+torch.testing.assert_close(step(x, mask).cpu(), plain(x, mask).square().mean().detach())
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert "mask would be ignored: the stages have the default" in each.reports["mask"]
+        assert "power would be ignored" in each.reports["power"]
+        assert "rest would be ignored" in each.reports["more"]
+        assert each.reports["same"] == "accepted"

@@ -48,11 +48,28 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
 
 
 def inputs(model: nn.Module, options: PPConfig) -> list[str]:
-    """The arguments that are passed: `dist.pp.input_names`, or those that have no default."""
-    if options.input_names is not None:
-        return list(options.input_names)
+    """The arguments that are passed: `dist.pp.input_names`, or those that have no default.
+
+    Raises ValueError for names that are none of forward's arguments, or leave one out that has to
+    be passed.
+    """
+    empty = inspect.Parameter.empty
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters
-    return [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
+    single = [name for name, p in parameters.items() if p.kind not in several]
+    required = [name for name in single if parameters[name].default is empty]
+    if options.input_names is None:
+        return required
+    for said, names in (
+        ("names what is no argument of forward", set(options.input_names) - set(single)),
+        ("leaves out what has no default", set(required) - set(options.input_names)),
+    ):
+        if names:
+            raise ValueError(
+                f"[config] dist.pp.input_names = {options.input_names} {said}: "
+                f"{', '.join(sorted(names))}. The arguments are: {', '.join(single)}."
+            )
+    return list(options.input_names)
 
 
 def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node, int]]:

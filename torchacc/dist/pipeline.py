@@ -90,6 +90,16 @@ class PipelineParallel(ParallelModule):
                 f"[forward_backward] stages use {', '.join(missing)}, which is not passed. "
                 "config.dist.pp.input_names lists the arguments that are passed."
             )
+        ignored = [
+            name
+            for name, value in arguments.items()
+            if name not in names and not self._is_default(name, value)
+        ]
+        if ignored:
+            raise TypeError(
+                f"[forward_backward] {', '.join(ignored)} would be ignored: the stages have the "
+                "default in them. Name all arguments that are passed in config.dist.pp.input_names."
+            )
         for name in names:
             value = arguments[name]
             if not isinstance(value, Tensor) or value.dim() == 0:
@@ -110,6 +120,14 @@ class PipelineParallel(ParallelModule):
                 "last batch that is smaller (DataLoader(drop_last=True))."
             )
         return {name: tuple(arguments[name].shape) for name in names}
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        parameter = self._signature.parameters[name]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return not value
+        default = parameter.default
+        same = isinstance(value, (bool, int, float, str)) and type(value) is type(default)
+        return value is default or (same and value == default)
 
     @property
     def device(self) -> torch.device:
