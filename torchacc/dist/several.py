@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchacc import launched
+from torchacc.config_node import Node
 from torchacc.dist import group
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
@@ -72,9 +73,7 @@ def check(model: nn.Module, config: Config) -> None:
     from torchacc.dist.comm import processes_inside
     from torchacc.dist.distributed_parallel import needs_composable
 
-    check_same_options(
-        {f"dist.comm.{name}": value for name, value in vars(config.dist.comm).items()}
-    )
+    check_same_options(_shared_options(model, config))
     check_same_model(model)
     mesh = config.get_mesh()
     if needs_composable(model, mesh):
@@ -91,6 +90,28 @@ def check(model: nn.Module, config: Config) -> None:
         traced(model, config.dist.pp)
     if config.dist.comm.hierarchical:
         processes_inside(mesh.joint_ranks("dp", "sp"), config.dist.comm.intra_size)
+
+
+def _shared_options(model: nn.Module, config: Config) -> dict[str, object]:
+    """The options that decide what processes exchange, as text that all of them write alike."""
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def shown(value: object) -> object:
+        if isinstance(value, (set, frozenset)):
+            return sorted(value)
+        if isinstance(value, list):
+            return [shown(each) for each in value]
+        return names.get(id(value), type(value)) if isinstance(value, nn.Module) else value
+
+    options = config.dist
+    parts = [config.compute, config.memory, *(getattr(options, name) for name in vars(options))]
+    nodes = [part for part in parts if isinstance(part, Node)]
+    chosen: dict[str, object] = {"dist.topology": options.topology}
+    chosen |= {"dataloader.shard": config.dataloader.shard}
+    for node in nodes:
+        for name, value in vars(node).items():
+            chosen[f"{node._path}.{name}"] = shown(value)
+    return chosen
 
 
 def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedParallel:
