@@ -168,3 +168,120 @@ torch.testing.assert_close(step(x, mask).cpu(), plain(x, mask).square().mean().d
         assert "power would be ignored" in each.reports["power"]
         assert "rest would be ignored" in each.reports["more"]
         assert each.reports["same"] == "accepted"
+
+
+def test_steps_without_gradients_are_forward_alone(device):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop = nn.Linear(4, 6), nn.Dropout(0.5)
+        self.last = nn.Linear(6, 2)
+    def forward(self, x):
+        return self.last(self.drop(self.first(x)))
+x = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(1))
+torch.manual_seed(0)
+plain = Model().eval()
+config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
+config.dist.pp.num_micro_batches = 2
+if WORLD == 4:
+    config.dist.fsdp.size = 2
+model = torchacc.accelerate(copy.deepcopy(plain), config=config)
+assert not model.training
+def output_fn(out):
+    return out.square().mean()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+reference = torch.optim.SGD(plain.parameters(), lr=0.5)
+for step in range(3):
+    with torch.no_grad() if step else torch.inference_mode():
+        loss = model.forward_backward(x[1], output_fn=output_fn)
+    torch.testing.assert_close(loss.cpu(), output_fn(plain(x[1])).detach())
+    if step == 0:
+        assert all(p.grad is None for p in model.parameters())
+    loss = model.forward_backward(x[0], output_fn=output_fn)
+    expected = output_fn(plain(x[0]))
+    expected.backward()
+    torch.testing.assert_close(loss.cpu(), expected.detach())
+    for each in (optimizer, reference):
+        each.step()
+        each.zero_grad()
+report(done=True)
+"""
+    for ranks in (2, 4):
+        for each in run_ranks(COMPARED + code, ranks):
+            assert each.reports["done"]
+
+
+def test_a_step_that_failed_leaves_nothing_for_the_next(device):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+    def forward(self, x):
+        return self.last(self.first(x))
+x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+model, plain = compared(Model, x)
+def output_fn(out):
+    return out.square().mean()
+# Both stages fail when the micro batches are through.
+def fails(*_):
+    raise KeyError("mine")
+model.model._prepared[True].schedule._update_losses = fails
+report(error=refused(lambda: model.forward_backward(x, output_fn=output_fn)))
+model.zero_grad()
+plain.zero_grad()
+loss = model.forward_backward(x, output_fn=output_fn)
+expected = output_fn(plain(x))
+expected.backward()
+torch.testing.assert_close(loss.cpu(), expected.detach())
+grads = dict(plain.named_parameters())
+for name, parameter in model.named_parameters():
+    torch.testing.assert_close(parameter.grad.cpu(), grads[name].grad)
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert "KeyError" in each.reports["error"]
+
+
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
+def test_the_loss_has_its_type_on_every_process(device, kind):
+    code = f"""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+    def forward(self, x):
+        return self.last(self.first(x))
+torch.manual_seed(0)
+plain = Model().to(torch.{kind})
+config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
+model = torchacc.accelerate(copy.deepcopy(plain), config=config)
+x = torch.ones(4, 4, dtype=torch.{kind})
+for _ in range(2):
+    loss = model.forward_backward(x, output_fn=lambda out: out.square().mean())
+report(kind=str(loss.dtype), loss=float(loss), expected=float(plain(x).square().mean()))
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert each.reports["kind"] == f"torch.{kind}"
+        assert each.reports["loss"] == pytest.approx(each.reports["expected"], rel=1e-2)
+
+
+def test_other_types_of_arguments_begin_anew(device):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+    def forward(self, x):
+        return self.last(self.first(x.float()))
+x = torch.randint(0, 5, (4, 4), generator=torch.Generator().manual_seed(1))
+model, plain = compared(Model, x, x.float(), x.double(), x)
+def step():
+    return model.forward_backward(x, output_fn=lambda out: out.float().square().mean())
+with torch.autocast("acc", torch.bfloat16):
+    half = step()
+torch.testing.assert_close(half, step(), rtol=0.05, atol=0.05)
+report(other=float(half) != float(step()))
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert each.reports["other"]

@@ -35,6 +35,7 @@ class ParallelModule(nn.Module):
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__()
+        self.training = model.training
         self._inner = model
         # In the dictionary and not through __setattr__: the model is registered once, in `_inner`.
         # `_user` has the attributes, `_names` the names of parameters.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
     from torchacc.config import Config
 
 Wrap = Callable[[nn.Module, "Config"], nn.Module]
+
+
+@dataclass
+class _Prepared:
+    asked: tuple[Any, ...]
+    schedule: PipelineScheduleSingle
+    loss_type: torch.dtype | None = None  # known after the first step
 
 
 class PipelineParallel(ParallelModule):
@@ -55,34 +64,39 @@ class PipelineParallel(ParallelModule):
         held = dict(self.named_parameters(remove_duplicate=False))
         self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
         self.__dict__["_device"] = device
-        self.__dict__["_shapes"] = None
+        self.__dict__["_prepared"] = {}
 
-    def _schedule_for(self, shapes: dict[str, tuple[int, ...]]) -> Any:
-        """What runs micro batches of arguments with these shapes.
+    def _prepared_for(self, shapes: dict[str, Any]) -> _Prepared:
+        """What runs micro batches of such arguments, forward alone where no gradients are wanted.
 
-        A stage learns in its first step what it receives; one with other shapes begins anew, on all
+        A stage learns in its first step what it receives; for others it begins anew, on all
         processes of the pipeline alike, since all are given all arguments.
         """
-        if shapes != self._shapes:
-            options, inner = self._config.dist.pp, self._inner
-            # The stage knows torch's own wrappers, and when they may exchange gradients.
-            torch_module = inner._inner if isinstance(inner, ParallelModule) else inner
-            stage = Stage(
-                torch_module,
-                self._mesh.get_stage_id(),
-                options.size,
-                self._device,
-                group=self._mesh.get_pp_proc_group(),
-            )
-            micro = options.num_micro_batches
-            schedule = Schedule1F1B if micro >= options.size else ScheduleGPipe
-            # Not torch's scale_grads: it divides what earlier steps have added up, too.
-            made = schedule(stage, micro, loss_fn=self._loss, scale_grads=False)
-            self.__dict__.update(_schedule=made, _shapes=shapes)
-        return self._schedule
+        kind, training = device_type(), torch.is_grad_enabled()
+        half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        asked = (shapes, half, torch.is_inference_mode_enabled())
+        found = self._prepared.get(training)
+        if found is None or found.asked != asked:
+            found = self._prepared[training] = _Prepared(asked, self._new_schedule())
+        return found
 
-    def _checked(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the arguments that stages take. Raises the same on all processes."""
+    def _new_schedule(self) -> PipelineScheduleSingle:
+        options, inner = self._config.dist.pp, self._inner
+        stage = Stage(
+            # The stage knows torch's own wrappers, and when they may exchange gradients.
+            inner._inner if isinstance(inner, ParallelModule) else inner,
+            self._mesh.get_stage_id(),
+            options.size,
+            self._device,
+            group=self._mesh.get_pp_proc_group(),
+        )
+        micro = options.num_micro_batches
+        schedule = Schedule1F1B if micro >= options.size else ScheduleGPipe
+        # Not torch's scale_grads: it divides what earlier steps have added up, too.
+        return schedule(stage, micro, loss_fn=self._loss, scale_grads=False)
+
+    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Shapes and types of the arguments that stages take. Raises the same on all processes."""
         micro, names = self._config.dist.pp.num_micro_batches, self._every_input
         missing = [name for name in names if name not in arguments]
         if missing:
@@ -119,7 +133,7 @@ class PipelineParallel(ParallelModule):
                 f"dist.pp.num_micro_batches = {micro} parts of one size: {shown} rows. Leave out a "
                 "last batch that is smaller (DataLoader(drop_last=True))."
             )
-        return {name: tuple(arguments[name].shape) for name in names}
+        return {name: (arguments[name].shape, arguments[name].dtype) for name in names}
 
     def _is_default(self, name: str, value: Any) -> bool:
         parameter = self._signature.parameters[name]
@@ -159,31 +173,52 @@ class PipelineParallel(ParallelModule):
         passes the model's arguments, whose shapes have to be the same on all; a stage takes those
         that it uses. Returns the loss, averaged over the micro batches: on every process, or,
         without `config.dist.pp.broadcast_loss`, on those of the last stage (None on the others).
+        Under `torch.no_grad()` there is no backward.
 
         Raises TypeError or ValueError on every process for arguments that are missing or cannot be
         cut into `config.dist.pp.num_micro_batches` parts of one size.
         """
         bound = self._signature.bind(*args, **kwargs).arguments
-        schedule, device = self._schedule_for(self._checked(bound)), self._device
-        used = {name: bound[name].to(device) for name in self._inputs}
+        prepared = self._prepared_for(self._checked(bound))
+        used = {name: bound[name].to(self._device) for name in self._inputs}
         self.__dict__["_output_fn"] = output_fn
+        try:
+            with self._shared_gradients() if torch.is_grad_enabled() else nullcontext():
+                losses = self._run(prepared.schedule, used)
+        except BaseException:
+            # They have losses and micro batches of this step, which are not the next one's.
+            self._prepared.clear()
+            raise
+        loss = torch.stack(losses).sum().detach() if losses else None
+        return self._told(loss, prepared) if self._config.dist.pp.broadcast_loss else loss
+
+    def _run(self, schedule: PipelineScheduleSingle, used: dict[str, Tensor]) -> list[Tensor]:
+        """The losses of the micro batches, divided by their number, where they are computed."""
         losses: list[Tensor] = []
         first = self._mesh.is_first_stage()
-        options = self._config.dist.pp
-        with self._shared_gradients():
-            schedule.step(
-                *(used.values() if first else ()),
-                # The schedule hands a piece of it to the loss, which needs none.
-                target=torch.empty(options.num_micro_batches),
-                losses=losses,
-                return_outputs=False,
-                **({} if first else used),
-            )
-        loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=device)
-        if options.broadcast_loss:
-            last = self._mesh.stage_to_global(options.size - 1)
-            dist.broadcast(loss, src=last, group=self._mesh.get_pp_proc_group())
-        return loss if losses or options.broadcast_loss else None
+        run = schedule.step if torch.is_grad_enabled() else schedule.eval
+        run(
+            *(used.values() if first else ()),
+            # The schedule hands a piece of it to the loss, which needs none.
+            target=torch.empty(self._config.dist.pp.num_micro_batches),
+            losses=losses,
+            return_outputs=False,
+            **({} if first else used),
+        )
+        return losses
+
+    def _told(self, loss: Tensor | None, prepared: _Prepared) -> Tensor:
+        """The loss that the last stage has, on every process."""
+        group = self._mesh.get_pp_proc_group()
+        last = self._mesh.stage_to_global(self._config.dist.pp.size - 1)
+        if prepared.loss_type is None:
+            said = [None if loss is None else loss.dtype]
+            dist.broadcast_object_list(said, src=last, group=group)
+            prepared.loss_type = said[0]
+        if loss is None:
+            loss = torch.zeros((), dtype=prepared.loss_type, device=self._device)
+        dist.broadcast(loss, src=last, group=group)
+        return loss
 
     def _loss(self, output: Any, target: Tensor) -> Tensor:
         loss = output if self._output_fn is None else self._output_fn(output)

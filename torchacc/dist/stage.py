@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from torchacc.device import device_type
@@ -14,7 +15,7 @@ class Stage(PipelineStage):
     """torch's, which a tensor without a gradient from the next stage does not stop.
 
     Such are integers, and what the next stage only looks at, its size for example: their gradients
-    are sent as zeros. It learns shapes without a trace.
+    are sent as zeros. It learns shapes without a trace, and can run forward alone.
     """
 
     def _shape_inference(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -60,3 +61,12 @@ class Stage(PipelineStage):
             for gradient, buffer in zip(gradients, received, strict=False)
         ]
         self.bwd_cache[bwd_chunk_id] = (*filled, *gradients[len(filled) :])
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if self.has_backward:
+            super().perform_reduce_grad(grad_scale_factor)
+        elif isinstance(self.submod, FSDPModule):
+            # After a forward alone nothing else frees the whole parameters.
+            for module in self.submod.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
