@@ -285,3 +285,38 @@ report(other=float(half) != float(step()))
 """
     for each in run_ranks(COMPARED + code, 2):
         assert each.reports["other"]
+
+
+def test_stages_ask_for_the_mode_that_they_are_in(device):
+    """Not for the one that the model was in when it was traced."""
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.other = nn.Linear(4, 40), nn.Linear(4, 40)
+        self.last = nn.Linear(40, 4)
+    def forward(self, x, scale):
+        y = self.first(x)
+        if not self.training:
+            y = y + self.other(x) * scale
+        return self.last(nn.functional.dropout(y, 0.5, self.training))
+x, scale = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)), torch.full((4, 1), 2.0)
+def output_fn(out):
+    return out.square().mean()
+for start in (True, False):
+    torch.manual_seed(0)
+    plain = Model().train(start)
+    config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
+    config.dist.pp.num_micro_batches = 2
+    model = torchacc.accelerate(copy.deepcopy(plain), config=config)
+    for mode in (True, False, True):
+        model.train(mode)
+        losses = [float(model.forward_backward(x, scale, output_fn=output_fn)) for _ in range(2)]
+        assert (losses[0] == losses[1]) == (not mode)
+        if not mode:
+            expected = float(output_fn(plain.eval()(x, scale)))
+            assert abs(losses[0] - expected) < 1e-5
+    report(names=[name for name, _ in model.named_parameters()])
+"""
+    first, second = (each.reports["names"] for each in run_ranks(COMPARED + code, 2))
+    assert "other.weight" in first and second == ["last.weight", "last.bias"]

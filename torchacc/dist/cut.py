@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import fx, nn
+from torch.fx.graph_module import _copy_attr
 
 from torchacc.utils.trace import graph_of
 
@@ -45,6 +46,39 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
         made.output(handed[0] if len(handed) == 1 else tuple(handed))
     made.lint()
     return fx.GraphModule(model, made, type(model).__name__), names
+
+
+def split_in_modes(
+    model: nn.Module, options: PPConfig, stage_id: int
+) -> tuple[fx.GraphModule, dict[bool, list[str]]]:
+    """`split` for both values of the stage's `training`: the names for each.
+
+    A trace has in it what forward does in the mode that the model is in. One mode alone is there
+    if forward cannot be traced and split in the other.
+    """
+    stage, names = split(model, options, stage_id)
+    other_mode = not stage.training
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(other_mode)
+        other, other_names = split(model, options, stage_id)
+    except Exception:  # whatever the program's forward raises
+        return stage, {stage.training: names}
+    finally:
+        for module, mode in before:
+            module.training = mode
+    if other.code != stage.code:
+        for node in other.graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                _copy_attr(model, stage, str(node.target))
+        ways = {stage.training: type(stage).forward, other_mode: type(other).forward}
+
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return ways[self.training](self, *args, **kwargs)
+
+        # Each GraphModule has a class of its own.
+        type(stage).forward = forward
+    return stage, {stage.training: names, other_mode: other_names}
 
 
 def inputs(model: nn.Module, options: PPConfig) -> list[str]:

@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
-from torchacc.dist.cut import inputs, split, tied
+from torchacc.dist.cut import inputs, split_in_modes, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule
@@ -51,7 +51,8 @@ class PipelineParallel(ParallelModule):
         super().__init__(model, config)
         options = config.dist.pp
         stage_id = self._mesh.get_stage_id()
-        stage, self.__dict__["_inputs"] = split(model, options, stage_id)
+        stage, self.__dict__["_inputs"] = split_in_modes(model, options, stage_id)
+        self.__dict__["_stage"] = stage
         self.__dict__["_every_input"] = inputs(model, options)
         shared = tied(model, options, self._mesh)
         device = torch.device(device_type(), current_index())
@@ -74,7 +75,7 @@ class PipelineParallel(ParallelModule):
         """
         kind, training = device_type(), torch.is_grad_enabled()
         half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        asked = (shapes, half, torch.is_inference_mode_enabled())
+        asked = (shapes, half, torch.is_inference_mode_enabled(), self._stage.training)
         found = self._prepared.get(training)
         if found is None or found.asked != asked:
             found = self._prepared[training] = _Prepared(asked, self._new_schedule())
@@ -97,6 +98,12 @@ class PipelineParallel(ParallelModule):
 
     def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Shapes and types of the arguments that stages take. Raises the same on all processes."""
+        if self._stage.training not in self._inputs:
+            now, then = ("train", "eval") if self._stage.training else ("eval", "train")
+            raise RuntimeError(
+                f"[forward_backward] the model is in {now} mode, and its forward could be traced "
+                f"and split in {then} mode only. Call model.{then}(), or make forward traceable."
+            )
         micro, names = self._config.dist.pp.num_micro_batches, self._every_input
         missing = [name for name in names if name not in arguments]
         if missing:
@@ -180,7 +187,7 @@ class PipelineParallel(ParallelModule):
         """
         bound = self._signature.bind(*args, **kwargs).arguments
         prepared = self._prepared_for(self._checked(bound))
-        used = {name: bound[name].to(self._device) for name in self._inputs}
+        used = {name: bound[name].to(self._device) for name in self._inputs[self._stage.training]}
         self.__dict__["_output_fn"] = output_fn
         try:
             with self._shared_gradients() if torch.is_grad_enabled() else nullcontext():
