@@ -320,3 +320,30 @@ for start in (True, False):
 """
     first, second = (each.reports["names"] for each in run_ranks(COMPARED + code, 2))
     assert "other.weight" in first and second == ["last.weight", "last.bias"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "taken"),
+    [
+        ("{'out': out, 'first': y}", "out['out'] + out['first'].sum()"),
+        ("(out, None)", "out[0]"),
+        ("[out]", "out[0]"),
+        ("(y, (out, out, 'end'))", "out[1][1] * len(out[1][2]) + out[0].mean()"),
+    ],
+)
+def test_forward_may_return(device, returned, taken):
+    code = f"""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 6)
+    def forward(self, x):
+        y = self.first(x)
+        out = self.last(y)
+        return {returned}
+x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+compared(Model, *x, output_fn=lambda out: ({taken}).square().mean())
+report(done=True)
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert each.reports["done"]

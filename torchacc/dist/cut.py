@@ -40,45 +40,68 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
             copies[node] = made.node_copy(node, copies.__getitem__)
     if stage_id + 1 == options.size:
         output = next(iter(reversed(graph.nodes)))
-        made.output(fx.node.map_arg(output.args[0], copies.__getitem__))
+        returned = output.args[0]
+        found = [returned] if isinstance(returned, fx.Node) else list(_nodes_in(returned))
+        handed = [copies[node] for node in found]
     else:
+        returned = None
         handed = [copies[node] for node in _handed_on(graph, stage_of, stage_id + 1)]
-        made.output(handed[0] if len(handed) == 1 else tuple(handed))
+    # Also what forward returns, whatever it is, leaves the last stage as tensors.
+    made.output(handed[0] if len(handed) == 1 else tuple(handed))
     made.lint()
-    return fx.GraphModule(model, made, type(model).__name__), names
+    stage = fx.GraphModule(model, made, type(model).__name__)
+    stage.meta["returned"] = returned
+    return stage, names
+
+
+def _nodes_in(structure: Any) -> dict[fx.Node, None]:
+    found: dict[fx.Node, None] = {}
+    fx.node.map_arg(structure, found.setdefault)
+    return found
+
+
+def as_returned(values: Any, structure: Any) -> Any:
+    """What forward returns, made of what the last stage does; `structure` is its `meta["returned"]`."""
+    if isinstance(structure, fx.Node):
+        return values
+    nodes = _nodes_in(structure)
+    by_node = dict(zip(nodes, values if len(nodes) > 1 else (values,), strict=True))
+    return fx.node.map_arg(structure, by_node.__getitem__)
 
 
 def split_in_modes(
     model: nn.Module, options: PPConfig, stage_id: int
-) -> tuple[fx.GraphModule, dict[bool, list[str]]]:
-    """`split` for both values of the stage's `training`: the names for each.
+) -> tuple[fx.GraphModule, dict[bool, tuple[list[str], Any]]]:
+    """`split` for both values of the stage's `training`: names, and what the last stage returns.
 
     A trace has in it what forward does in the mode that the model is in. One mode alone is there
     if forward cannot be traced and split in the other.
     """
     stage, names = split(model, options, stage_id)
+    ways = {stage.training: (names, stage.meta["returned"])}
     other_mode = not stage.training
     before = [(module, module.training) for module in model.modules()]
     try:
         model.train(other_mode)
         other, other_names = split(model, options, stage_id)
     except Exception:  # whatever the program's forward raises
-        return stage, {stage.training: names}
+        return stage, ways
     finally:
         for module, mode in before:
             module.training = mode
+    ways[other_mode] = (other_names, other.meta["returned"])
     if other.code != stage.code:
         for node in other.graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 _copy_attr(model, stage, str(node.target))
-        ways = {stage.training: type(stage).forward, other_mode: type(other).forward}
+        functions = {stage.training: type(stage).forward, other_mode: type(other).forward}
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return ways[self.training](self, *args, **kwargs)
+            return functions[self.training](self, *args, **kwargs)
 
         # Each GraphModule has a class of its own.
         type(stage).forward = forward
-    return stage, {stage.training: names, other_mode: other_names}
+    return stage, ways
 
 
 def inputs(model: nn.Module, options: PPConfig) -> list[str]:

@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
-from torchacc.dist.cut import inputs, split_in_modes, tied
+from torchacc.dist.cut import as_returned, inputs, split_in_modes, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule
@@ -51,7 +51,7 @@ class PipelineParallel(ParallelModule):
         super().__init__(model, config)
         options = config.dist.pp
         stage_id = self._mesh.get_stage_id()
-        stage, self.__dict__["_inputs"] = split_in_modes(model, options, stage_id)
+        stage, self.__dict__["_ways"] = split_in_modes(model, options, stage_id)
         self.__dict__["_stage"] = stage
         self.__dict__["_every_input"] = inputs(model, options)
         shared = tied(model, options, self._mesh)
@@ -98,7 +98,7 @@ class PipelineParallel(ParallelModule):
 
     def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Shapes and types of the arguments that stages take. Raises the same on all processes."""
-        if self._stage.training not in self._inputs:
+        if self._stage.training not in self._ways:
             now, then = ("train", "eval") if self._stage.training else ("eval", "train")
             raise RuntimeError(
                 f"[forward_backward] the model is in {now} mode, and its forward could be traced "
@@ -187,7 +187,8 @@ class PipelineParallel(ParallelModule):
         """
         bound = self._signature.bind(*args, **kwargs).arguments
         prepared = self._prepared_for(self._checked(bound))
-        used = {name: bound[name].to(self._device) for name in self._inputs[self._stage.training]}
+        names, _ = self._ways[self._stage.training]
+        used = {name: bound[name].to(self._device) for name in names}
         self.__dict__["_output_fn"] = output_fn
         try:
             with self._shared_gradients() if torch.is_grad_enabled() else nullcontext():
@@ -228,6 +229,8 @@ class PipelineParallel(ParallelModule):
         return loss
 
     def _loss(self, output: Any, target: Tensor) -> Tensor:
+        _, structure = self._ways[self._stage.training]
+        output = as_returned(output, structure)
         loss = output if self._output_fn is None else self._output_fn(output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TypeError(
