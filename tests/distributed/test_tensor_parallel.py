@@ -118,3 +118,36 @@ except ValueError as error:
     for each in run_ranks(code, 2):
         assert "should have an entry for each dimension" in each.reports["error"]
         assert "config.dist.tp.size is 1" in each.reports["one"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_state_is_whole_and_comes_back(device, ranks):
+    """Layers alone that are split, and split layers of stages: a file has all of a tensor."""
+    code = (
+        SETUP
+        + """
+from torchacc.dist import tp
+config.dist.tp.size = 2
+if WORLD == 4:
+    config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1"]
+plain, other = models.made(0), models.made(7)
+expected = plain.state_dict()
+expected = {name: value.clone() for name, value in expected.items()}
+for index in range(3):
+    plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+    tp.parallelize(plain.blocks[index], plan, config)
+model = torchacc.accelerate(plain, config=config)
+path = f"{os.environ['REPORTS']}/{RANK}.pth"
+torchacc.save(model.state_dict(), path, master_only=False)
+for name, value in torch.load(path).items():
+    assert torch.equal(value, expected[name]), name
+result = model.load_state_dict(other.state_dict())
+assert not result.missing_keys and not result.unexpected_keys
+for name, value in model.state_dict().items():
+    assert torch.equal(value.cpu(), other.state_dict()[name]), name
+report(names=list(model.state_dict()), part=list(plain.blocks[0].up.weight.to_local().shape))
+"""
+    )
+    done = [each.reports for each in run_ranks(code, ranks)]
+    assert all(each["part"] == [5, 6] for each in done)
+    assert {name for each in done for name in each["names"]} == set(models.made(0).state_dict())

@@ -94,12 +94,17 @@ class Composable(ParallelModule):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        held = self._names.state_dict()
-        parts = {
-            name: _like(value, held[name]) if name in held else value
-            for name, value in state_dict.items()
-        }
+        parts = split_as_held(state_dict, self._names)
         return super().load_state_dict(parts, *args, **kwargs)
+
+
+def split_as_held(state_dict: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    """Whole tensors as `module` holds those with their names, ready for its `load_state_dict`."""
+    held = module.state_dict()
+    return {
+        name: _like(value, held[name]) if name in held else value
+        for name, value in state_dict.items()
+    }
 
 
 def _like(whole: Any, held: Any) -> Any:

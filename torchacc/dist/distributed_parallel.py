@@ -5,6 +5,7 @@ What is not asked for is not imported: see `torchacc.dist`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -39,6 +40,25 @@ class DistributedParallel(ParallelModule):
         if isinstance(self._inner, ParallelModule):
             return self._inner.forward_backward(*args, **kwargs)
         return super().forward_backward(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Of layers that are split the whole tensors, so that all processes have to call it."""
+        made = super().state_dict(*args, **kwargs)
+        if self._mesh.num("tp") > 1 and not kwargs.get("keep_vars"):
+            for name, value in made.items():
+                if is_split(value):
+                    made[name] = value.full_tensor()
+        return made
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if self._mesh.num("tp") > 1:
+            from torchacc.dist.composable import split_as_held
+
+            found = self._inner
+            while isinstance(found, ParallelModule):
+                found = found._inner
+            state_dict = split_as_held(state_dict, found)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def needs_composable(model: nn.Module, mesh: Mesh) -> bool:
