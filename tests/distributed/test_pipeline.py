@@ -397,3 +397,29 @@ report(names=[name for name, _ in model.named_parameters()])
     )
     first, second = (each.reports["names"] for each in run_ranks(code, 2))
     assert "a.weight" in first and "a.weight" in second
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_stage_takes_its_part_of_a_whole_state(device, ranks):
+    code = (
+        SETUP
+        + """
+config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1"]
+config.dist.fsdp.size = WORLD // 2
+model = torchacc.accelerate(models.made(0), config=config)
+other = models.made(7).state_dict()
+model.load_state_dict(other)
+state = model.state_dict()
+for name, value in state.items():
+    assert torch.equal(value.cpu(), other[name]), name
+model.load_state_dict(state)
+report(names=list(state), unknown=refused(lambda: model.load_state_dict({**other, "more": 1})))
+first = next(iter(state))
+report(missing=refused(lambda: model.load_state_dict({n: other[n] for n in other if n != first})))
+"""
+    )
+    done = [each.reports for each in run_ranks(code, ranks)]
+    assert set(done[0]["names"]) | set(done[1]["names"]) == set(models.made(0).state_dict())
+    for each in done:
+        assert "Unexpected key(s) in state_dict" in each["unknown"] and "more" in each["unknown"]
+        assert "Missing key(s) in state_dict" in each["missing"]

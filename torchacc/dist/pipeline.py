@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -164,6 +164,12 @@ class PipelineParallel(ParallelModule):
         norm = square.sqrt()
         scale_gradients_(self.parameters(), max_grad_norm, norm)
         return norm
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes the stage's state, or the whole model's, of which the rest is left out."""
+        elsewhere = self._user.state_dict().keys() - self._stage.state_dict().keys()
+        mine = {name: value for name, value in state_dict.items() if name not in elsewhere}
+        return super().load_state_dict(mine, *args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
