@@ -151,3 +151,76 @@ report(names=list(model.state_dict()), part=list(plain.blocks[0].up.weight.to_lo
     done = [each.reports for each in run_ranks(code, ranks)]
     assert all(each["part"] == [5, 6] for each in done)
     assert {name for each in done for name in each["names"]} == set(models.made(0).state_dict())
+
+
+WORDS = (
+    SETUP
+    + """
+import copy
+from torch.distributed.tensor import Replicate
+from torchacc.dist import tp
+config.dist.tp.size = 2
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.middle = nn.Embedding(11, 6), nn.Linear(6, 6)
+        self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 11, bias=False)
+        self.last.weight = self.words.weight
+    def forward(self, ids):
+        return self.last(self.norm(torch.tanh(self.middle(self.words(ids)))))
+torch.manual_seed(0)
+plain = Words()
+def layout():
+    parameters = plain.named_parameters()
+    return [[n, type(p.data).__name__, str(p.device), p.requires_grad] for n, p in parameters]
+rows = tp.RowwiseParallel(input_layouts=Replicate())
+columns = tp.ColwiseParallel(output_layouts=Replicate())
+"""
+)
+
+
+def test_layers_that_share_a_parameter_go_on_sharing_it(device):
+    code = """
+start = copy.deepcopy(plain)
+model = tp.parallelize(start, {"words": rows, "last": columns}, config)
+assert model.last.weight is model.words.weight
+model = torchacc.accelerate(model, config=config)
+assert len(list(model.parameters())) == len(list(plain.parameters()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+reference = torch.optim.SGD(plain.parameters(), lr=0.5)
+for seed in range(4):
+    ids = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(seed))
+    loss = nn.functional.cross_entropy(model(ids.to(model.device)).flatten(0, 1).cpu(),
+                                       ids.flatten())
+    expected = nn.functional.cross_entropy(plain(ids).flatten(0, 1), ids.flatten())
+    torch.testing.assert_close(loss, expected)
+    for each, optimizer_of in ((loss, optimizer), (expected, reference)):
+        each.backward()
+        optimizer_of.step()
+        optimizer_of.zero_grad()
+report(done=True)
+"""
+    for each in run_ranks(WORDS + code, 2):
+        assert each.reports["done"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ("{'lasst': columns}", "ValueError: [tp] the plan names lasst, and the model has no such"),
+        ("{'middle': columns, '*.up': rows}", "the plan names *.up, and the model has no such"),
+        ("{'middle': columns, 'norm': columns}", "splits Linear and Embedding, and norm is a Lay"),
+        ("rows", "splits Linear and Embedding, and this is a Words"),
+        ("{'middle': 'columns'}", "TypeError: [tp] the plan has 'columns' for 'middle'"),
+        ("{'last': columns}", "splits words.weight not at all, last.weight along 0"),
+        ("{'words': columns, 'last': columns}", "splits words.weight along 1, last.weight along 0"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused_before_anything_changes(device, plan, text):
+    code = f"""
+before = layout()
+report(error=refused(lambda: tp.parallelize(plain, {plan}, config)), same=layout() == before)
+"""
+    for each in run_ranks(WORDS + code, 2):
+        assert text in each.reports["error"]
+        assert each.reports["same"]

@@ -8,6 +8,7 @@ before `accelerate`, in every process. The model is on the device afterwards.
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,10 +46,97 @@ def device_mesh(config: Config) -> DeviceMesh:
 def parallelize(
     model: nn.Module, plan: ParallelStyle | dict[str, ParallelStyle], config: Config
 ) -> nn.Module:
-    """Splits the layers of `model` that `plan` names, in place, and moves it to the device."""
+    """Splits the layers of `model` that `plan` names, in place, and moves it to the device.
+
+    Names may have `*` in them, as in torch. Parameters that layers share they go on sharing.
+
+    Raises TypeError or ValueError, before anything is changed, for names that match nothing, layers
+    that cannot be split, and shared parameters that would be split in different ways.
+    """
     mesh = device_mesh(config)
+    styles = _styles(model, plan)
+    shared = _shared(model, styles)
     model.to(device_type())
-    return parallelize_module(model, mesh, plan)
+    made = parallelize_module(model, mesh, plan)
+    for first, *others in shared:
+        parameter = made.get_parameter(first)
+        for name in others:
+            owner, _, last = name.rpartition(".")
+            made.get_submodule(owner).register_parameter(last, parameter)
+    return made
+
+
+def _styles(
+    model: nn.Module, plan: ParallelStyle | dict[str, ParallelStyle]
+) -> dict[str, ParallelStyle]:
+    """The modules that `plan` names whose parameters are split, or replicated, and how."""
+    found: dict[str, ParallelStyle] = {}
+    for pattern, style in (plan if isinstance(plan, dict) else {"": plan}).items():
+        if not isinstance(style, ParallelStyle):
+            raise TypeError(
+                f"[tp] the plan has {style!r} for {pattern!r}: should be a style, for example "
+                "tp.ColwiseParallel()."
+            )
+        names = [name for name, _ in model.named_modules(remove_duplicate=False) if _matches(name, pattern)]
+        if not names:
+            children = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(
+                f"[tp] the plan names {pattern}, and the model has no such module. Its largest "
+                f"parts are: {children}"
+            )
+        for name in names:
+            module = model.get_submodule(name)
+            split = isinstance(style, (ColwiseParallel, RowwiseParallel))
+            if split and not isinstance(module, (nn.Linear, nn.Embedding)):
+                raise ValueError(
+                    f"[tp] {type(style).__name__} splits Linear and Embedding, and {name or 'this'} is a "
+                    f"{type(module).__name__}. Name the layers inside of it."
+                )
+            if not isinstance(style, (PrepareModuleInput, PrepareModuleOutput)):
+                found[name] = style
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """As torch compares them: part by part."""
+    parts, patterns = (text.split(".") if text else [] for text in (name, pattern))
+    return len(parts) == len(patterns) and all(map(fnmatch, parts, patterns))
+
+
+def _shared(model: nn.Module, styles: dict[str, ParallelStyle]) -> list[list[str]]:
+    """The names of each parameter that has several, where it is split: torch would copy it."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    found = []
+    for several in names.values():
+        ways = {name: _way(model, name, styles) for name in several}
+        if len(several) == 1 or not any(ways.values()):
+            continue
+        if len(set(ways.values())) > 1:
+            shown = ", ".join(f"{name} {way or 'not at all'}" for name, way in ways.items())
+            raise ValueError(
+                f"[tp] one parameter has several names, and the plan splits {shown}. Split all of "
+                "them along the same dimension (an Embedding with RowwiseParallel and a Linear "
+                "with ColwiseParallel), or none."
+            )
+        found.append(several)
+    return found
+
+
+def _way(model: nn.Module, name: str, styles: dict[str, ParallelStyle]) -> str:
+    """How the parameter `name` is split, in words; nothing where it is not."""
+    owner = name.rpartition(".")[0]
+    # A style is for all parameters inside of the module that it is given.
+    inside = [each for each in styles if f"{owner}.".startswith(f"{each}." if each else "")]
+    if not inside:
+        return ""
+    style = styles[max(inside, key=len)]
+    columns = isinstance(style, ColwiseParallel)
+    if not columns and not isinstance(style, RowwiseParallel):
+        return f"by {type(style).__name__}"
+    linear = isinstance(model.get_submodule(owner), nn.Linear)
+    return f"along {0 if columns == linear else 1}"
 
 
 def mark_sharding(
