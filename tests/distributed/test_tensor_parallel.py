@@ -224,3 +224,18 @@ report(error=refused(lambda: tp.parallelize(plain, {plan}, config)), same=layout
     for each in run_ranks(WORDS + code, 2):
         assert text in each.reports["error"]
         assert each.reports["same"]
+
+
+def test_what_is_replicated_is_the_first_process_s_and_stays_frozen(device):
+    code = """
+with torch.no_grad():
+    for parameter in plain.norm.parameters():
+        parameter.fill_(1 + RANK)
+plain.norm.weight.requires_grad_(False)
+tp.parallelize(plain, {"norm": tp.SequenceParallel()}, config)
+model = torchacc.accelerate(plain, config=config)
+trained = [p.requires_grad for p in model.norm.parameters()]
+report(trained=trained, values=[p.detach().to_local()[0].item() for p in model.norm.parameters()])
+"""
+    for each in run_ranks(WORDS + code, 2):
+        assert each.reports == {"trained": [False, True], "values": [1.0, 1.0]}

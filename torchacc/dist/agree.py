@@ -79,7 +79,12 @@ def broadcast_from_first(model: nn.Module, device: torch.device, mesh: Mesh) -> 
     _broadcast_all([t for t in tensors if not is_split(t)], device, dist.group.WORLD)
     if mesh.num("tp") > 1:
         over_tp = mesh.device_mesh["tp"]
-        parts = [t.to_local() for t in tensors if is_split(t) and t.device_mesh == over_tp]
+        ours = [t for t in tensors if is_split(t) and t.device_mesh == over_tp]
+        whole = [all(placement.is_replicate() for placement in t.placements) for t in ours]
+        # torch takes what SequenceParallel replicates as each process has it.
+        same = [t.to_local() for t, is_whole in zip(ours, whole, strict=True) if is_whole]
+        parts = [t.to_local() for t, is_whole in zip(ours, whole, strict=True) if not is_whole]
+        _broadcast_all(same, device, dist.group.WORLD)
         _broadcast_all(parts, device, mesh.joint_group("dp", "fsdp", "pp", "sp"))
 
 

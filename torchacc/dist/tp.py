@@ -56,8 +56,12 @@ def parallelize(
     mesh = device_mesh(config)
     styles = _styles(model, plan)
     shared = _shared(model, styles)
+    trained = {n: p.requires_grad for n, p in model.named_parameters(remove_duplicate=False)}
     model.to(device_type())
     made = parallelize_module(model, mesh, plan)
+    for name, is_trained in trained.items():
+        # SequenceParallel forgets it.
+        made.get_parameter(name).requires_grad_(is_trained)
     for first, *others in shared:
         parameter = made.get_parameter(first)
         for name in others:
