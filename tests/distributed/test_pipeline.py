@@ -423,3 +423,23 @@ report(missing=refused(lambda: model.load_state_dict({n: other[n] for n in other
     for each in done:
         assert "Unexpected key(s) in state_dict" in each["unknown"] and "more" in each["unknown"]
         assert "Missing key(s) in state_dict" in each["missing"]
+
+
+def test_a_point_inside_of_what_is_checkpointed_is_refused_before_anything_changes(device):
+    code = (
+        SETUP
+        + """
+plain = models.made(RANK)
+before = plain.first.weight.clone()
+config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1.down"]
+config.memory.gc, config.memory.gc_cls = True, {"Block"}
+report(error=refused(lambda: torchacc.accelerate(plain, config=config)))
+report(same=torch.equal(plain.first.weight, before), plain="forward" not in vars(plain.blocks[1]))
+config.memory.gc_cnt = 1
+report(first=refused(lambda: torchacc.accelerate(plain, config=config)))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert "has blocks.1.down, which is inside of blocks.1, a Block" in each.reports["error"]
+        assert each.reports["same"] and each.reports["plain"]
+        assert each.reports["first"] == "accepted"

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.fx.graph_module import _copy_attr
 
+from torchacc.utils.checkpoint import chosen_modules
 from torchacc.utils.trace import graph_of
 
 if TYPE_CHECKING:
-    from torchacc.config import PPConfig
+    from torchacc.config import MemoryConfig, PPConfig
     from torchacc.dist.mesh import Mesh
 
 
@@ -189,6 +190,24 @@ def _repeat_sizes(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
                 copy = graph.node_copy(node)
             stage_of[copy] = stage
             node.replace_all_uses_with(copy, lambda user, stage=stage: stage_of[user] == stage)
+
+
+def check_points(model: nn.Module, options: PPConfig, memory: MemoryConfig) -> None:
+    """Raises ValueError for a split point inside of a module that will be checkpointed.
+
+    Such a module is computed as a whole, twice.
+    """
+    if not memory.gc:
+        return
+    names = {module: name for name, module in model.named_modules()}
+    for module in chosen_modules(model, memory.gc_cls or (), memory.gc_cnt):
+        for point in options.split_points:
+            if _name_of(model, point).startswith(f"{names[module]}."):
+                raise ValueError(
+                    f"[config] dist.pp.split_points has {_name_of(model, point)}, which is inside "
+                    f"of {names[module]}, a {type(module).__name__} that memory.gc_cls checkpoints "
+                    "as a whole. Split before such a module, or checkpoint smaller ones."
+                )
 
 
 def _handed_on(graph: fx.Graph, stage_of: dict[fx.Node, int], stage_id: int) -> list[fx.Node]:

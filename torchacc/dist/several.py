@@ -85,8 +85,9 @@ def check(model: nn.Module, config: Config) -> None:
 
         check_trained_alike(model, config.dist.fsdp.wrap_layer_cls)
     if mesh.num("pp") > 1:
-        from torchacc.dist.cut import traced
+        from torchacc.dist.cut import check_points, traced
 
+        check_points(model, config.dist.pp, config.memory)
         traced(model, config.dist.pp)
     if config.dist.comm.hierarchical:
         processes_inside(mesh.joint_ranks("dp", "sp"), config.dist.comm.intra_size)

@@ -81,10 +81,18 @@ def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | No
     """
     names = set(gc_cls)
     check_classes(model, names)
-    modules = [module for module in model.modules() if type(module).__name__ in names]
-    for module in modules[:gc_cnt]:
+    modules = chosen_modules(model, names, gc_cnt)
+    for module in modules:
         checkpoint_module(module)
-    return len(modules[:gc_cnt])
+    return len(modules)
+
+
+def chosen_modules(
+    model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None
+) -> list[nn.Module]:
+    """The modules that `checkpoint_classes` checkpoints."""
+    names = set(gc_cls)
+    return [module for module in model.modules() if type(module).__name__ in names][:gc_cnt]
 
 
 def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str]) -> nn.Module:
