@@ -65,7 +65,7 @@ class PipelineParallel(ParallelModule):
         held = dict(self.named_parameters(remove_duplicate=False))
         self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
         self.__dict__["_device"] = device
-        self.__dict__["_prepared"] = {}
+        self.__dict__.update(_prepared={}, _failed=None)
 
     def _prepared_for(self, shapes: dict[str, Any]) -> _Prepared:
         """What runs micro batches of such arguments, forward alone where no gradients are wanted.
@@ -75,7 +75,7 @@ class PipelineParallel(ParallelModule):
         """
         kind, training = device_type(), torch.is_grad_enabled()
         half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        asked = (shapes, half, torch.is_inference_mode_enabled(), self._stage.training)
+        asked = (shapes, half, self._stage.training)
         found = self._prepared.get(training)
         if found is None or found.asked != asked:
             found = self._prepared[training] = _Prepared(asked, self._new_schedule())
@@ -189,19 +189,28 @@ class PipelineParallel(ParallelModule):
         Under `torch.no_grad()` there is no backward.
 
         Raises TypeError or ValueError on every process for arguments that are missing or cannot be
-        cut into `config.dist.pp.num_micro_batches` parts of one size.
+        cut into `config.dist.pp.num_micro_batches` parts of one size. After an error in the middle
+        of a step, in `output_fn` for example, there is no next step.
         """
+        if self._failed is not None:
+            raise RuntimeError(
+                f"[forward_backward] an earlier step failed ({self._failed}), and the stages do not "
+                "agree any more on what they send. Start the processes again."
+            )
         bound = self._signature.bind(*args, **kwargs).arguments
         prepared = self._prepared_for(self._checked(bound))
         names, _ = self._ways[self._stage.training]
         used = {name: bound[name].to(self._device) for name in names}
         self.__dict__["_output_fn"] = output_fn
+        gradients = torch.is_grad_enabled()
         try:
-            with self._shared_gradients() if torch.is_grad_enabled() else nullcontext():
-                losses = self._run(prepared.schedule, used)
-        except BaseException:
-            # They have losses and micro batches of this step, which are not the next one's.
-            self._prepared.clear()
+            # What is made in inference mode, FSDP could not use in a later step.
+            with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+                with self._shared_gradients() if gradients else nullcontext():
+                    losses = self._run(prepared.schedule, used)
+        except BaseException as error:
+            cause = error.__cause__ or error  # the program's own, inside of torch's
+            self.__dict__["_failed"] = f"{type(cause).__name__}: {cause}"
             raise
         loss = torch.stack(losses).sum().detach() if losses else None
         return self._told(loss, prepared) if self._config.dist.pp.broadcast_loss else loss
