@@ -241,6 +241,7 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (_meta_registrations, "device_hint", _device_hint),
     (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
     (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
+    (torch.amp.GradScaler, "_check_scale_growth_tracker", _scaling.with_scale),
     (torch._TorchCompileInductorWrapper, "__call__", _compile.instead_of_inductor),
     (torch._TorchCompileWrapper, "__init__", _compile.registering),
     (distributed_c10d, "_new_process_group_helper", _named_backend),

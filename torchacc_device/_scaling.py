@@ -13,7 +13,7 @@ says which and why.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,8 +66,9 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
     def _unscale_grads_(
         self: Any, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, *args: Any
     ) -> dict[torch.device, Tensor]:
-        found = original(self, optimizer, inv_scale, found_inf, *args)
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        unscale = _unscale_parts if _has_parts(optimizer) else original
+        found = unscale(self, optimizer, inv_scale, found_inf, *args)
+        parameters = _parameters(optimizer)
         groups = dict.fromkeys(_groups[p] for p in parameters if p in _groups) if _groups else {}
         for group in groups:
             # One exchange, also where no parameter has a gradient here: the others wait for it.
@@ -79,6 +80,50 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
         return found
 
     return _unscale_grads_
+
+
+def _has_parts(optimizer: Optimizer) -> bool:
+    return any(is_traceable_wrapper_subclass(p) for p in _parameters(optimizer))
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _unscale_parts(
+    self: Any, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+) -> dict[torch.device, Tensor]:
+    """As torch does it, but of the parts that are here: torch does not mix DTensors with others."""
+    parts: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in _parameters(optimizer):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        if part.dtype == torch.float16 and not allow_fp16:
+            raise ValueError("Attempting to unscale FP16 gradients.")
+        parts.setdefault((part.device, part.dtype), []).append(part)
+    found = {device: found_inf.to(device, copy=True) for device, _ in parts}
+    with torch.no_grad():
+        for (device, _), together in parts.items():
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                together, found[device], inv_scale.to(device)
+            )
+    return found
+
+
+def with_scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.amp.GradScaler._check_scale_growth_tracker`, where others scale the loss.
+
+    The last stage of a pipeline does; the scale of all of them begins, and goes on, alike.
+    """
+
+    def _check_scale_growth_tracker(self: Any, name: str) -> Any:
+        if self._scale is None and self._device == _DEVICE and _groups:
+            self._lazy_init_scale_growth_tracker(torch.device(_DEVICE))
+        return original(self, name)
+
+    return _check_scale_growth_tracker
 
 
 def synchronised() -> dict[str, str]:

@@ -141,3 +141,80 @@ report(found=[float(v) for v in
 """
     for rank in run_ranks(CODE + code, 2):
         assert rank.reports == {"skipped": True, "taken": True, "scale": 4.0, "found": [1.0]}
+
+
+SCALED = """
+import copy, math
+import torchacc
+from torch import nn
+from torchacc.dist import tp
+from tests.distributed.models import made
+config = torchacc.Config()
+plain = made(0)
+x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+
+def train(model, optimizer, scaler, backward):
+    scales, norms = [], []
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(math.inf if step == 2 else 1.0)
+        scaler.unscale_(optimizer)
+        norms.append(float(model.clip_grad_norm_(1e9)))
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    report(scales=scales, norms=norms)
+
+reference = made(0)
+with_reference = torch.optim.SGD(reference.parameters(), lr=0.1)
+expected = []
+for step in range(3):
+    with_reference.zero_grad()
+    reference(x).square().mean().backward()
+    expected.append(float(nn.utils.get_total_norm([p.grad for p in reference.parameters()])))
+    with_reference.step()
+report(expected=expected)
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch.cuda.amp.GradScaler", "torchacc.amp.GradScaler"])
+def test_a_scaler_of_a_pipeline_begins_alike_on_all_stages(kind):
+    """Only the last stage scales a loss."""
+    code = f"""
+config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1"]
+config.dist.pp.num_micro_batches = 2
+model = torchacc.accelerate(plain, config=config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = {kind}(init_scale=1024.0)
+def backward(factor):
+    def output_fn(out):
+        return scaler.scale(out.square().mean() * factor)
+    return model.forward_backward(x, output_fn=output_fn)
+train(model, optimizer, scaler, backward)
+"""
+    for rank in run_ranks(SCALED + code, 2):
+        assert rank.reports["scales"] == [1024.0, 1024.0, 512.0, 512.0]
+        norms = rank.reports["norms"]
+        assert norms[:2] + norms[3:] == pytest.approx(rank.reports["expected"], rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_scaler_takes_split_layers(ranks):
+    code = """
+config.dist.tp.size = 2
+for index in range(3):
+    plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+    tp.parallelize(plain.blocks[index], plan, config)
+model = torchacc.accelerate(plain, config=config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+scaler = torch.amp.GradScaler("acc", init_scale=1024.0)
+def backward(factor):
+    loss = model(x.to(model.device)).square().mean()
+    # On one process alone: the others hear of it.
+    scaler.scale(loss * (factor if RANK == 0 else 1.0)).backward()
+train(model, optimizer, scaler, backward)
+"""
+    for rank in run_ranks(SCALED + code, ranks):
+        assert rank.reports["scales"] == [1024.0, 1024.0, 512.0, 512.0]
+        norms = rank.reports["norms"]
+        assert norms[:2] + norms[3:] == pytest.approx(rank.reports["expected"], rel=1e-5)
