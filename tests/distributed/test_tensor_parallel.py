@@ -166,6 +166,7 @@ class Words(nn.Module):
         self.words, self.middle = nn.Embedding(11, 6), nn.Linear(6, 6)
         self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 11, bias=False)
         self.last.weight = self.words.weight
+        self.odd = nn.Linear(7, 6)
     def forward(self, ids):
         return self.last(self.norm(torch.tanh(self.middle(self.words(ids)))))
 torch.manual_seed(0)
@@ -211,6 +212,7 @@ report(done=True)
         ("{'middle': columns, '*.up': rows}", "the plan names *.up, and the model has no such"),
         ("{'middle': columns, 'norm': columns}", "splits Linear and Embedding, and norm is a Lay"),
         ("rows", "splits Linear and Embedding, and this is a Words"),
+        ("{'middle': columns, 'odd': tp.RowwiseParallel()}", "odd has 7 inputs, which dist.tp.size"),
         ("{'middle': 'columns'}", "TypeError: [tp] the plan has 'columns' for 'middle'"),
         ("{'last': columns}", "splits words.weight not at all, last.weight along 0"),
         ("{'words': columns, 'last': columns}", "splits words.weight along 1, last.weight along 0"),

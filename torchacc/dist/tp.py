@@ -55,6 +55,7 @@ def parallelize(
     """
     mesh = device_mesh(config)
     styles = _styles(model, plan)
+    _check_sizes(model, styles, config.dist.tp.size)
     shared = _shared(model, styles)
     trained = {n: p.requires_grad for n, p in model.named_parameters(remove_duplicate=False)}
     model.to(device_type())
@@ -99,6 +100,20 @@ def _styles(
             if not isinstance(style, (PrepareModuleInput, PrepareModuleOutput)):
                 found[name] = style
     return found
+
+
+def _check_sizes(model: nn.Module, styles: dict[str, ParallelStyle], processes: int) -> None:
+    """Raises ValueError where torch would take parts of different sizes for equal ones."""
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        if not (isinstance(style, RowwiseParallel) and isinstance(module, nn.Linear)):
+            continue
+        if module.in_features % processes and style.input_layouts[0].is_shard():
+            raise ValueError(
+                f"[tp] {name or 'the layer'} has {module.in_features} inputs, which "
+                f"dist.tp.size = {processes} does not divide. Change its size, or pass whole "
+                "inputs: tp.RowwiseParallel(input_layouts=Replicate())."
+            )
 
 
 def _matches(name: str, pattern: str) -> bool:
