@@ -241,3 +241,35 @@ report(trained=trained, values=[p.detach().to_local()[0].item() for p in model.n
 """
     for each in run_ranks(WORDS + code, 2):
         assert each.reports == {"trained": [False, True], "values": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "tp"), (4, "dp"), (4, "fsdp"), (4, "pp")])
+def test_steps_without_an_exchange_add_up(device, ranks, kind):
+    code = """
+if KIND == "pp":
+    config.dist.pp.split_points = ["middle"]
+if KIND != "tp":
+    getattr(config.dist, KIND).size = 2
+start = copy.deepcopy(plain)
+del start.odd, plain.odd
+tp.parallelize(start, {"words": rows, "last": columns} if KIND != "pp" else {"middle": columns},
+               config)
+model = torchacc.accelerate(start, config=config)
+for seed in range(3):
+    ids = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(seed))
+    mine = ids.chunk(2)[RANK // 2] if KIND in ("dp", "fsdp") else ids
+    with model.no_sync() if seed < 2 else torch.enable_grad():
+        if KIND == "pp":
+            model.forward_backward(mine, output_fn=lambda out: out.square().mean())
+        else:
+            model(mine.to(model.device)).square().mean().backward()
+    plain(ids).square().mean().backward()
+expected = dict(plain.named_parameters(remove_duplicate=False))
+for name, parameter in model.named_parameters():
+    gradient = parameter.grad
+    gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    torch.testing.assert_close(gradient.cpu(), expected[name].grad)
+report(done=True)
+"""
+    for each in run_ranks(f"KIND = {kind!r}" + WORDS + code, ranks):
+        assert each.reports["done"]

@@ -7,7 +7,8 @@ forward before the first goes backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +87,14 @@ class Composable(ParallelModule):
             run_in_half(half, (*inside, model))
         else:
             replicate(model, mesh=mesh)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._inner.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._inner.set_requires_gradient_sync(True)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made = super().state_dict(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +70,14 @@ class ParallelModule(nn.Module):
         norm = total_norm(p.grad for p in self.parameters() if p.grad is not None)
         scale_gradients_(self.parameters(), max_grad_norm, norm)
         return norm
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, gradients of steps add up without an exchange, where there is one to leave out.
+
+        The first backward outside of it exchanges what has been added up.
+        """
+        inner = self._inner
+        return inner.no_sync() if hasattr(inner, "no_sync") else nullcontext()
 
     @property
     def device(self) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,10 @@ class PipelineParallel(ParallelModule):
     def device(self) -> torch.device:
         """Where this stage is; the parameters of the others stay where they were."""
         return self._device
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        # A step of a pipeline is a whole one: its schedule says which backward is the last.
+        return nullcontext()
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
         elsewhere = {p for p, group in self._tied if dist.get_rank(group) != 0}
