@@ -273,3 +273,29 @@ report(done=True)
 """
     for each in run_ranks(f"KIND = {kind!r}" + WORDS + code, ranks):
         assert each.reports["done"]
+
+
+def test_processes_that_share_layers_drop_the_same(device):
+    """Whatever the program seeded; and what they all have stays the same."""
+    code = """
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(4, 8), nn.Linear(8, 4), nn.Dropout(0.5)
+        self.norm = nn.LayerNorm(4)
+    def forward(self, x):
+        return self.norm(self.drop(self.down(torch.tanh(self.up(x)))))
+torch.manual_seed(RANK)
+plain = Dropping()
+tp.parallelize(plain, {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}, config)
+model = torchacc.accelerate(plain, config=config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+for _ in range(3):
+    model(torch.ones(6, 4, device=model.device)).exp().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+report(norm=model.norm.weight.tolist(), own=torch.rand(2).tolist())
+"""
+    first, second = (each.reports for each in run_ranks(WORDS + code, 2))
+    assert first["norm"] == second["norm"]
+    assert first["own"] != second["own"]

@@ -128,10 +128,24 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
     follow_device(model)
     wrapped = DistributedParallel(model, config)
     mesh = config.get_mesh()
+    if mesh.num("tp") > 1:
+        _draw_alike(mesh.group("tp"), device)
     if max(mesh.num(name) for name in ("fsdp", "pp", "tp")) > 1:
         # Of replicas gradients are the same; parts of them may overflow on one process alone.
         _scaling.step_together(wrapped.parameters())
     return wrapped
+
+
+def _draw_alike(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Processes that compute the same layers draw the same numbers in them, whatever they seeded.
+
+    Else dropout would give each other gradients of what they all have, and their copies would
+    part. On the CPU they go on drawing their own.
+    """
+    module = torch.get_device_module(device)
+    state = [module.get_rng_state(device)]
+    dist.broadcast_object_list(state, group=group, group_src=0)
+    module.set_rng_state(state[0], device)
 
 
 def _say_what_has_no_effect(model: nn.Module, config: Config) -> None:
