@@ -19,13 +19,13 @@ class Skipping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.third = nn.Linear(4, 2)
+        self.pair, self.third = nn.Sequential(nn.Tanh()), nn.Linear(4, 2)
         self.bias = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor, scale: Tensor, power: int = 1) -> Tensor:
         y = self.first(x) + self.bias
         z = torch.tanh(self.second(y)) ** power
-        return self.third(z) * scale + (y * self.bias).sum()
+        return self.third(self.pair(z)) * scale + (y * self.bias).sum()
 
 
 def options(points, names=None) -> torchacc.config.PPConfig:
@@ -69,14 +69,25 @@ def test_arguments_that_are_not_named_have_their_defaults():
 @pytest.mark.parametrize(
     ("points", "text"),
     [
-        (["fourth"], "the model has no module fourth. Its largest parts are: first, second, third"),
+        (["fourth"], "the model has no module fourth. Its largest parts are: first, second"),
         ([nn.ReLU()], "the model has no module a ReLU"),
         (["third", "second"], "second comes before third in forward"),
+        (["first"], "stage 0 would have nothing to do, .* computes nothing there before first"),
+        (["pair", "pair.0"], "stage 1 would have nothing to do, .* there before pair.0"),
     ],
 )
 def test_points_that_are_none_are_refused(points, text):
     with pytest.raises(ValueError, match=text):
         split(Skipping(), options(points), 0)
+
+
+def test_arguments_without_names_are_refused():
+    class Unnamed(Skipping):
+        def forward(self, *args):
+            return self.third(self.second(self.first(args[0])))
+
+    with pytest.raises(ValueError, match=r"forward of Unnamed uses what it gets as \*args"):
+        split(Unnamed(), options(["second"]), 0)
 
 
 def test_a_module_that_forward_does_not_call_is_no_point():

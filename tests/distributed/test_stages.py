@@ -341,3 +341,52 @@ report(done=True)
 """
     for each in run_ranks(COMPARED + code, 2):
         assert each.reports["done"]
+
+
+@pytest.mark.parametrize("way", ["nn.ReLU(inplace=True)", "Method()", "Function()", "Operator()"])
+def test_a_stage_may_overwrite_what_it_receives(device, way):
+    code = f"""
+class Method(nn.Module):
+    def forward(self, x):
+        return x.relu_()
+class Function(nn.Module):
+    def forward(self, x):
+        return nn.functional.relu(x, inplace=True)
+class Operator(nn.Module):
+    def forward(self, x):
+        x += 1
+        return x
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.end = nn.Linear(4, 6), {way}, nn.Linear(6, 2)
+    def forward(self, x):
+        return self.end(self.last(self.first(x)))
+x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+compared(Model, *x)
+report(done=True)
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert each.reports["done"]
+
+
+def test_replicas_of_a_stage_have_the_buffers_of_the_first(device):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 2)
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+torch.manual_seed(0)
+config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
+config.dist.pp.num_micro_batches = 2
+model = torchacc.accelerate(Model(), config=config)
+x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1 + RANK // 2))
+for batch in (*x, torch.ones(8, 4)):  # the last one is the same on all
+    model.forward_backward(batch, output_fn=lambda out: out.square().mean())
+report(mean=[b.tolist() for n, b in model.named_buffers() if n == "norm.running_mean"])
+"""
+    done = [each.reports["mean"] for each in run_ranks(COMPARED + code, 4)]
+    assert done[0] and done[0] == done[2]

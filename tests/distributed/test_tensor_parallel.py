@@ -212,7 +212,7 @@ report(done=True)
         ("{'middle': columns, '*.up': rows}", "the plan names *.up, and the model has no such"),
         ("{'middle': columns, 'norm': columns}", "splits Linear and Embedding, and norm is a Lay"),
         ("rows", "splits Linear and Embedding, and this is a Words"),
-        ("{'middle': columns, 'odd': tp.RowwiseParallel()}", "odd has 7 inputs, which dist.tp.size"),
+        ("{'middle': columns, 'odd': tp.RowwiseParallel()}", "odd has 7 inputs, which dist.tp"),
         ("{'middle': 'columns'}", "TypeError: [tp] the plan has 'columns' for 'middle'"),
         ("{'last': columns}", "splits words.weight not at all, last.weight along 0"),
         ("{'words': columns, 'last': columns}", "splits words.weight along 1, last.weight along 0"),

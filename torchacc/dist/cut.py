@@ -29,7 +29,11 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     copies: dict[fx.Node, fx.Node] = {}
     names = []
     for node in _handed_on(graph, stage_of, stage_id):
-        copies[node] = made.placeholder(f"from_{node.name}")
+        received = copies[node] = made.placeholder(f"from_{node.name}")
+        users = [user for user in node.users if stage_of[user] >= stage_id]
+        if len(users) == 1 and _overwrites(model, users[0]):
+            # torch refuses to write into what a gradient is asked for.
+            copies[node] = made.call_method("clone", (received,))
     for node in graph.nodes:
         if node.op == "placeholder" and any(stage_of[user] == stage_id for user in node.users):
             names.append(str(node.target))
@@ -55,6 +59,15 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     return stage, names
 
 
+def _overwrites(model: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
+    name = str(getattr(node.target, "__name__", node.target))
+    of_operator = getattr(node.target, "__module__", None) == "_operator" and name.startswith("i")
+    method = name.endswith("_") and not name.endswith("__")
+    return method or of_operator or bool(node.kwargs.get("inplace"))
+
+
 def _nodes_in(structure: Any) -> dict[fx.Node, None]:
     found: dict[fx.Node, None] = {}
     fx.node.map_arg(structure, found.setdefault)
@@ -62,7 +75,7 @@ def _nodes_in(structure: Any) -> dict[fx.Node, None]:
 
 
 def as_returned(values: Any, structure: Any) -> Any:
-    """What forward returns, made of what the last stage does; `structure` is its `meta["returned"]`."""
+    """What forward returns, of what the last stage does; `structure` is its `meta["returned"]`."""
     if isinstance(structure, fx.Node):
         return values
     nodes = _nodes_in(structure)
@@ -133,7 +146,8 @@ def inputs(model: nn.Module, options: PPConfig) -> list[str]:
 def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node, int]]:
     """The operations of `model`, and the stage of each.
 
-    Raises ValueError for split points that are none, or in another order than in forward.
+    Raises ValueError for split points that are none, in another order than in forward, or with
+    nothing between them.
     """
     points = [_name_of(model, point) for point in options.split_points]
     graph = graph_of(model, inputs(model, options))
@@ -156,6 +170,13 @@ def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node,
         raise ValueError(
             f"[config] dist.pp.split_points: forward does not call {', '.join(missing)}. Name "
             "modules that it calls, for example those of model.named_children()."
+        )
+    busy = {stage for node, stage in stage_of.items() if node.op.startswith("call_")}
+    for empty in sorted(set(range(len(points) + 1)) - busy):
+        before = f" before {points[empty]}" if empty < len(points) else ""
+        raise ValueError(
+            f"[config] dist.pp.split_points = {points}: stage {empty} would have nothing to do, "
+            f"since forward computes nothing there{before}. Name a module that it calls later."
         )
     _repeat_sizes(graph, stage_of)
     return graph, stage_of

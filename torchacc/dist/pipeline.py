@@ -198,8 +198,8 @@ class PipelineParallel(ParallelModule):
         """
         if self._failed is not None:
             raise RuntimeError(
-                f"[forward_backward] an earlier step failed ({self._failed}), and the stages do not "
-                "agree any more on what they send. Start the processes again."
+                f"[forward_backward] an earlier step failed ({self._failed}), and the stages no "
+                "longer agree on what they send. Start the processes again."
             )
         bound = self._signature.bind(*args, **kwargs).arguments
         prepared = self._prepared_for(self._checked(bound))

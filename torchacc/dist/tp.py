@@ -82,7 +82,8 @@ def _styles(
                 f"[tp] the plan has {style!r} for {pattern!r}: should be a style, for example "
                 "tp.ColwiseParallel()."
             )
-        names = [name for name, _ in model.named_modules(remove_duplicate=False) if _matches(name, pattern)]
+        everything = model.named_modules(remove_duplicate=False)
+        names = [name for name, _ in everything if _matches(name, pattern)]
         if not names:
             children = ", ".join(name for name, _ in model.named_children())
             raise ValueError(
@@ -94,8 +95,8 @@ def _styles(
             split = isinstance(style, (ColwiseParallel, RowwiseParallel))
             if split and not isinstance(module, (nn.Linear, nn.Embedding)):
                 raise ValueError(
-                    f"[tp] {type(style).__name__} splits Linear and Embedding, and {name or 'this'} is a "
-                    f"{type(module).__name__}. Name the layers inside of it."
+                    f"[tp] {type(style).__name__} splits Linear and Embedding, and "
+                    f"{name or 'this'} is a {type(module).__name__}. Name the layers inside of it."
                 )
             if not isinstance(style, (PrepareModuleInput, PrepareModuleOutput)):
                 found[name] = style

@@ -43,12 +43,20 @@ def trace(model: nn.Module, input_names: Iterable[str] | None) -> fx.GraphModule
 
 
 def graph_of(model: nn.Module, names: Collection[str]) -> fx.Graph:
-    """The operations of `model` as a function of these arguments; others have their defaults."""
+    """The operations of `model` as a function of these arguments; others have their defaults.
+
+    Raises ValueError where forward uses arguments without a name.
+    """
     parameters = inspect.signature(model.forward).parameters
     fixed = {n: p.default for n, p in parameters.items() if n not in names}
     graph = _Tracer().trace(model, concrete_args=fixed)
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in names:
+            if str(node.target).startswith("*") and node.users:
+                raise ValueError(
+                    f"[trace] the forward of {type(model).__name__} uses what it gets as "
+                    f"{node.target}, which may be any number. Give its arguments names."
+                )
             _erase(graph, node)
     return graph
 
