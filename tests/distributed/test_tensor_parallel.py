@@ -299,3 +299,29 @@ report(norm=model.norm.weight.tolist(), own=torch.rand(2).tolist())
     first, second = (each.reports for each in run_ranks(WORDS + code, 2))
     assert first["norm"] == second["norm"]
     assert first["own"] != second["own"]
+
+
+def test_stages_share_a_parameter_that_is_split(device):
+    code = """
+del plain.odd
+config.dist.pp.size, config.dist.pp.split_points = 2, ["norm"]
+config.dist.pp.num_micro_batches = 2
+model = tp.parallelize(copy.deepcopy(plain), {"words": rows, "last": columns}, config)
+model = torchacc.accelerate(model, config=config)
+for seed in range(3):
+    ids = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(seed))
+    loss = model.forward_backward(ids, output_fn=lambda out: out.square().mean())
+    expected = plain(ids).square().mean()
+    expected.backward()
+    torch.testing.assert_close(loss.cpu(), expected.detach())
+grads = dict(plain.named_parameters(remove_duplicate=False))
+for name, parameter in model.named_parameters():
+    grad = parameter.grad
+    grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+    torch.testing.assert_close(grad.cpu(), grads[name].grad)
+norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+torch.testing.assert_close(model.clip_grad_norm_(0.1).cpu(), norm)
+report(done=True)
+"""
+    for each in run_ranks(WORDS + code, 4):
+        assert each.reports["done"]

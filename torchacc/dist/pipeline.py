@@ -274,6 +274,9 @@ class PipelineParallel(ParallelModule):
             for parameter, group, before in shared:
                 if parameter.grad is None:  # unused here: the others wait all the same
                     parameter.grad = torch.zeros_like(parameter)
+                if isinstance(parameter, DTensor):
+                    # An embedding's is not yet added up, or divided, as a head's is.
+                    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
                 made = _local(parameter.grad)
                 dist.all_reduce(made, group=group)
                 if before is not None:

@@ -70,6 +70,15 @@ class Stage(PipelineStage):
         ]
         self.bwd_cache[bwd_chunk_id] = (*filled, *gradients[len(filled) :])
 
+    def _validate_fwd_outputs(self, outputs: tuple[torch.Tensor, ...]) -> None:
+        # Strides may be others with gradients than without; what is sent arrives without gaps.
+        found, expected = (
+            [(each.shape, each.dtype) for each in tensors]
+            for tensors in (outputs, self.get_outputs_meta())
+        )
+        if found != expected:
+            super()._validate_fwd_outputs(outputs)
+
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         if self.has_backward:
             super().perform_reduce_grad(grad_scale_factor)
