@@ -110,7 +110,7 @@ STAGES: dict[str, Stage] = {
 # Stages whose packages only `make test-full` installs.
 ONLY_FULL = ("ecosystem",)
 # Stages that run beside a later one, where that runs too. What they hold may not depend on time.
-BESIDE = {"fuzz": "seeds", "torchvision": "distributed"}
+BESIDE = {"threads": "programs", "fuzz": "seeds", "torchvision": "distributed"}
 # Modes of the device, and the stages that run in the one they are told, or in the default one; the
 # others choose for themselves.
 MODES = ("full", "nograph", "nofuse", "eager")
