@@ -114,6 +114,9 @@ def _ours(name: str) -> Callable[[Any], Any]:
         def call(*args: Any, **options: Any) -> Any:
             if name in _SEEDS:
                 original(*args, **options)
+                if acc._is_in_bad_fork():
+                    # A worker of a DataLoader, which torch seeds: CUDA's functions take that, too.
+                    return None
             return ours(*args, **options)
 
         return call

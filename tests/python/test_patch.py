@@ -11,6 +11,7 @@ from torch import nn
 from torch.cuda.amp import GradScaler, autocast, custom_bwd, custom_fwd
 
 import torchacc
+from tests import helpers
 from torchacc_device import _patches
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -195,6 +196,37 @@ def test_accelerate_asks_for_it() -> None:
     finally:
         torchacc.unpatch()
         torch.distributed.destroy_process_group()  # of this process alone; other tests ask for one
+
+
+@pytest.mark.parametrize("devices", [False, True])
+def test_workers_of_a_loader_are_seeded_though_the_device_is_in_use(devices: bool) -> None:
+    """torch seeds them, also what it calls CUDA: a device that a forked process cannot use.
+
+    In a process of its own: where CUDA was looked for, torch leaves it out in forked ones.
+    """
+    done = helpers.run_python(
+        f"""
+import torchacc
+from torch.utils.data import DataLoader, Dataset
+
+class Drawn(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.rand(())
+
+def seed(worker):
+    torch.cuda.manual_seed(worker)
+    torch.cuda.manual_seed_all(worker)
+
+torch.ones(1, device=DEVICE).item()
+torchacc.patch(devices={devices})
+loader = torchacc.AsyncLoader(DataLoader(Drawn(), num_workers=2, worker_init_fn=seed))
+print(len({{batch.item() for _ in range(2) for batch in loader}}))
+"""
+    )
+    assert done.stdout == "8\n"
 
 
 def test_inside_a_region_it_is_not_taken_back() -> None:
