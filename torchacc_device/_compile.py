@@ -21,7 +21,35 @@ _DEVICE = "acc"
 
 def acc(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend: what Dynamo is to call instead of the code that it made `graph` of."""
+    _checkpoint(graph)
     return graph.forward
+
+
+def _checkpoint(graph: torch.fx.GraphModule) -> None:
+    """Has what the program checkpoints be computed again in backward.
+
+    Dynamo leaves that to AOTAutograd: called as it is, its operator only marks nodes for it, and
+    everything would be kept.
+    """
+    operator = torch.ops.higher_order.tag_activation_checkpoint
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            found = module.graph.find_nodes(op="call_function", target=operator)
+            for node in found:
+                node.target = _checkpointed
+            if found:
+                module.recompile()
+
+
+def _checkpointed(body: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    kept, _ = torch.ops.higher_order.tag_activation_checkpoint.divide_kwargs(options)
+    # What Dynamo found in the body's closure are arguments, and may be anything.
+    kept["use_reentrant"] = False
+    if "_checkpoint_context_fn" in body.meta:
+        kept["context_fn"] = body.meta["_checkpoint_context_fn"]
+    return checkpoint(body, *args, **kept)
 
 
 def register() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,10 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests import helpers
+from torchacc.utils.checkpoint import gradient_checkpoint
 
 pytestmark = pytest.mark.usefixtures("acc_only")
+
+
+class Block(nn.Sequential):
+    """What is checkpointed."""
+
 
 # What `torch.compile` makes of a function, or None: the function as it is.
 Compiler = Callable[[Any], Any] | None
@@ -133,6 +141,56 @@ def test_a_step_whose_optimizer_is_compiled_too_is_one_plan() -> None:
 
     expected = run(None)
     assert run(torch.compile) == expected
+
+
+@pytest.mark.usefixtures("unfused")
+@pytest.mark.parametrize("whole", [False, True], ids=["model", "step"])
+def test_what_is_checkpointed_is_computed_again_in_backward(whole: bool) -> None:
+    """Dynamo leaves that to AOTAutograd, which acc does without. Equal plans say that it is."""
+
+    def run(compiler: Compiler) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(3)))
+        gradient_checkpoint(model.to("acc"), {"Block"})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        call = model if compiler is None or whole else compiler(model)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = call(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        train = compiler(step) if compiler is not None and whole else step
+        losses = [train(helpers.drawn(5, 4, device="acc", seed=seed)) for seed in range(4)]
+        return [loss.item() for loss in losses]
+
+    if whole:  # Dynamo reads parameters where it compiles the optimizer, which makes more plans
+        assert run(torch.compile) == run(None)
+    else:
+        compared(run, torch.compile)
+
+
+@pytest.mark.usefixtures("unfused")
+def test_what_checkpointing_keeps_by_a_policy_is_kept() -> None:
+    def run(compiler: Compiler) -> list[Any]:
+        weight = helpers.drawn(4, 4, device="acc", grad=True)
+        context = functools.partial(
+            create_selective_checkpoint_contexts, [torch.ops.aten.mm.default]
+        )
+
+        def body(x: torch.Tensor) -> torch.Tensor:
+            return (x @ weight).sin()
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(body, x, use_reentrant=False, context_fn=context).sum()
+
+        call = function if compiler is None else compiler(function)
+        call(helpers.drawn(3, 4, device="acc", grad=True)).backward()
+        return weight.grad.tolist()
+
+    compared(run, torch.compile)
 
 
 def test_graphs_of_the_cpu_stay_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
