@@ -159,6 +159,12 @@ def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     mark_step()
 
 
+# What torch.compiler.disable does, which would import Dynamo: a step that is compiled is left here.
+# Else Dynamo tells the program to have our functions traced.
+for _function in (mark_step, after_step, _after_optimizer_step):
+    _function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def install() -> None:
     """Registers the optimizer hook; a second call does nothing."""
     global _handle

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+import torchacc
 from tests import helpers
 from torchacc.utils.checkpoint import gradient_checkpoint
 
@@ -191,6 +192,22 @@ def test_what_checkpointing_keeps_by_a_policy_is_kept() -> None:
         return weight.grad.tolist()
 
     compared(run, torch.compile)
+
+
+def test_the_end_of_a_step_that_is_compiled_is_no_reason_for_a_warning() -> None:
+    weight = helpers.drawn(4, 4, device="acc", grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    @torch.compile
+    def step(x: torch.Tensor) -> None:
+        (x @ weight).sum().backward()
+        optimizer.step()
+        torchacc.mark_step()
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        step(torch.ones(2, 4, device="acc"))
+    assert not [str(each.message) for each in said if "torchacc" in str(each.message)]
 
 
 def test_graphs_of_the_cpu_stay_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
