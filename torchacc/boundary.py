@@ -14,7 +14,7 @@ def mark_step() -> None:
     An AsyncLoader does this for each batch, and without one `optimizer.step()` does. A call of
     one's own is needed only in a loop that has neither.
     """
-    _boundary.mark_step("explicit")
+    _boundary.mark_step()
 
 
 def sync(wait: bool = False) -> None:

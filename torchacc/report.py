@@ -14,9 +14,9 @@ _BEGAN = time.monotonic()
 
 # Counters of submitted work are named "flush_" and the reason; these end steps.
 _ENDS = {
-    "step": "optimizer.step()",
+    "step": "optimizer.step(), mark_step()",
     "loader": "a loader's next batch",
-    "explicit": "mark_step(), sync() or synchronize()",
+    "explicit": "sync() or synchronize()",
 }
 _REASONS = {
     "read": "a value was read",

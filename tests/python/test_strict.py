@@ -100,6 +100,24 @@ def test_a_new_plan_is_an_error_at_the_end_of_its_step(device, training):
         training.step(rows=5)  # there by now
 
 
+def test_mark_step_ends_a_step_as_an_optimizer_does(device):
+    weight = helpers.drawn(4, 4, device=device, grad=True)
+
+    def step(rows):
+        (gradient,) = torch.autograd.grad(
+            (helpers.drawn(rows, 4, device=device) @ weight).sum(), weight
+        )
+        with torch.no_grad():
+            weight.sub_(gradient, alpha=0.1)
+        torchacc.mark_step()
+
+    with torchacc.strict(after=2):
+        for _ in range(4):
+            step(8)
+        with pytest.raises(RuntimeError, match=r"\[strict\] a step has another plan"):
+            step(7)
+
+
 def test_a_step_of_a_scaler_that_raised_counts_as_taken(device):
     """Its gradients are unscaled: those of the next step are not to be taken for such."""
     model = torch.nn.Linear(2, 1, bias=False).to(device)
