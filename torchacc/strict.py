@@ -44,10 +44,12 @@ class strict:
         if after < 0:
             raise ValueError(f"[torchacc.strict] after is {after}: steps are counted from 0 on.")
         self._before: tuple[bool, int] = _C.strict()
-        _C.set_strict(bool(enabled), after)
+        self._now = (bool(enabled), after)
+        _C.set_strict(*self._now)
 
     def __enter__(self) -> None:
-        pass
+        # Again: the object may be entered later, or once more.
+        _C.set_strict(*self._now)
 
     def __exit__(
         self,
