@@ -95,4 +95,4 @@ class _OnCpu(pickle.Pickler):
             self._moved[storage._cdata] = (storage, storage.cpu())
         _, moved = self._moved[storage._cdata]
         place = (value.storage_offset(), value.size(), value.stride())
-        return torch.empty(0, dtype=value.dtype).set_(moved, *place)
+        return torch.empty(0, dtype=value.dtype, device="cpu").set_(moved, *place)

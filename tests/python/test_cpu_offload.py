@@ -119,6 +119,22 @@ def moved(monkeypatch):
     return sizes
 
 
+def test_what_is_offloaded_goes_to_the_host_whatever_the_default_device(acc_only, monkeypatch):
+    places = []
+    offload = cpu_offload._Block.offload
+
+    def noting(block):
+        size = offload(block)
+        places.append(block._host.device.type)
+        return size
+
+    monkeypatch.setattr(cpu_offload._Block, "offload", noting)
+    net, x = layers(0), drawn(ROWS, WIDTH, device=acc_only)
+    with torch.device(acc_only):
+        run(net, x, get_cpu_offload_context(LAYERS)).square().mean().backward()
+    assert set(places) == {"cpu"}
+
+
 def test_parameters_stay_and_other_devices_are_left_alone(device, moved):
     net = nn.Linear(8, 8).to(device)
     offload = get_cpu_offload_context()

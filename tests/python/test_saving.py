@@ -46,6 +46,15 @@ def test_what_is_saved_lies_on_the_cpu_and_shares_memory_as_before(device, tmp_p
     assert found["model"]._metadata == layer.state_dict()._metadata
 
 
+def test_the_default_device_does_not_matter(device, tmp_path):
+    layer = nn.Linear(3, 2).to(device)
+    with torch.device(device):
+        torchacc.save(layer.state_dict(), tmp_path / "file")
+    found = torch.load(tmp_path / "file")
+    assert {tensor.device.type for tensor in found.values()} == {"cpu"}
+    assert torch.equal(found["weight"], layer.weight.cpu())
+
+
 def test_conjugates_and_what_only_the_cpu_has_are_saved_too(device, tmp_path):
     z = torch.tensor([1 + 2j, 3 - 1j])
     data = {"conj": z.to(device).conj(), "cpu": z.conj(), "sparse": torch.eye(2).to_sparse()}

@@ -60,7 +60,7 @@ class Unit:
         """The vector in `world_size` shards of equal length; what lies between parameters is 0."""
         length = self.shard_numel(world_size)
         first = whole[self.parameters[0].name]
-        vector = torch.zeros(length * world_size, dtype=first.dtype)
+        vector = torch.zeros(length * world_size, dtype=first.dtype, device=first.device)
         for part in self.parameters:
             _view(vector, part).copy_(whole[part.name])
         return [shard.clone() for shard in vector.split(length)]
@@ -72,7 +72,7 @@ def _view(vector: Tensor, part: Part) -> Tensor:
 
 def in_memory_order(tensor: Tensor, part: Part) -> Tensor:
     """The elements of a whole parameter (or of its state) as they lie in the unit's vector."""
-    vector = torch.empty(part.numel, dtype=tensor.dtype)
+    vector = torch.empty(part.numel, dtype=tensor.dtype, device=tensor.device)
     vector.as_strided(part.shape, part.stride).copy_(tensor)
     return vector
 

@@ -37,7 +37,7 @@ class _Block:
         there = self._there
         assert there is not None
         pinned = reads_pinned_memory(self._device)
-        host = torch.empty(there.shape, dtype=there.dtype, pin_memory=pinned)
+        host = torch.empty(there.shape, dtype=there.dtype, device="cpu", pin_memory=pinned)
         host.copy_(there, non_blocking=pinned)
         if pinned:
             self._copied = torch.Event(self._device)
