@@ -49,6 +49,39 @@ def test_a_function_is_applied_to_the_tensors_of_all_containers():
     assert made["n"] is None and t.tolist() == [1, 1]
 
 
+class Span(tuple):
+    """Its constructor takes two things, and it has an attribute."""
+
+    def __new__(cls, first, second):
+        made = super().__new__(cls, (first, second))
+        made.note = "mine"
+        return made
+
+
+class Both(set):
+    def __init__(self, first, second):
+        super().__init__((first, second))
+        self.note = "mine"
+
+
+class Named(Pair):
+    def __new__(cls, left):
+        return super().__new__(cls, left, 1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda t: Span(t, 1), lambda t: Both(t, 1), Named, lambda t: torch.max(t[None], 0)]
+)
+def test_types_with_constructors_of_their_own_are_kept(make):
+    before = make(torch.ones(2))
+    made = apply_to_tensors(lambda tensor: tensor + 1, before)
+    assert type(made) is type(before) and getattr(made, "note", None) == getattr(
+        before, "note", None
+    )
+    assert [t.tolist() for t in made if isinstance(t, torch.Tensor)][0] == [2, 2]
+    assert len(made) == 2
+
+
 def test_nothing_holds_the_function_afterwards():
     """A cycle would keep what it refers to until the next collection: memory of the device."""
     fn = lambda tensor: tensor  # noqa: E731

@@ -46,10 +46,8 @@ def apply_to_tensors(
         return PackedSequence(fn(container.data), *container[1:])
     # Not a function in this one, which would be a cycle that keeps what `fn` holds.
     visit = functools.partial(_visit, fn, whole)
-    if isinstance(container, tuple) and hasattr(container, "_fields"):
-        return type(container)(*map(visit, container))
     if isinstance(container, (tuple, set, frozenset)) or type(container) is list:
-        return type(container)(map(visit, container))
+        return _filled_like(container, [visit(item) for item in container])
     if isinstance(container, Mapping):
         return _mapping_like(container, {key: visit(value) for key, value in container.items()})
     if isinstance(container, (list, deque)):
@@ -69,6 +67,26 @@ def apply_to_tensors(
 
 def _visit(fn: Callable[[Tensor], Any], whole: Callable[[Any], Any] | None, item: Any) -> Any:
     return apply_to_tensors(fn, item, whole)
+
+
+def _filled_like(container: Any, items: list[Any]) -> Any:
+    """A tuple, set or plain list of the type of `container` that holds `items`."""
+    kind = type(container)
+    if kind is list:
+        return items
+    # Not by its own constructor, which may take something else.
+    if isinstance(container, set):
+        made = set.__new__(kind)
+        set.update(made, items)
+    else:
+        base: Any = tuple if isinstance(container, tuple) else frozenset
+        try:
+            made = base.__new__(kind, items)
+        except TypeError:  # types that are written in C have their own
+            made = kind(items)
+    if hasattr(container, "__dict__"):
+        vars(made).update(vars(container))
+    return made
 
 
 def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
