@@ -24,10 +24,13 @@ def read(path: str | Path) -> Mapping[str, Any]:
         raise ValueError(
             f"[config] {path} should be a .json, .yaml or .yml file: its name says how it is read."
         )
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"[config] {path} is not text in UTF-8: {error}.") from None
     if kind == ".json":
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=lambda pairs: _once_each(pairs, path))
         except json.JSONDecodeError as error:
             raise ValueError(f"[config] {path} is not JSON: {error}.") from None
     try:
@@ -36,8 +39,25 @@ def read(path: str | Path) -> Mapping[str, Any]:
         raise ImportError(
             f"[config] {path} is YAML, which needs PyYAML: pip install pyyaml, or write JSON."
         ) from None
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            _once_each([(key.value, None) for key, _ in node.value if key.id == "scalar"], path)
+            return node
+
     try:
-        loaded = yaml.safe_load(text)
+        loaded = yaml.load(text, Loader)
         return {} if loaded is None else loaded
     except yaml.YAMLError as error:
         raise ValueError(f"[config] {path} is not YAML: {error}.") from None
+
+
+def _once_each(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    """The pairs as a mapping. Raises ValueError for a name twice: one would be ignored."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"[config] {path} has {twice} twice in one place. Leave one of them.")
+    return made

@@ -3,6 +3,7 @@ that become plain values and come from them."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
@@ -184,6 +185,8 @@ class Node:
                 value = held._from(value, where)
             elif isinstance(value, list) and not check(value) and _is_set(check, value):
                 value = set(value)
+            elif isinstance(value, (list, dict, set)):
+                value = copy.copy(value)  # others may be made of the same data
             try:
                 setattr(node, name, value)
             except TypeError as error:

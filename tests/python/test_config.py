@@ -411,8 +411,10 @@ def test_plain_values_and_back(make):
     assert torchacc.Config.from_dict(plain) == config
     assert torchacc.Config.from_dict({}) == torchacc.Config()
     # nothing is shared
+    again = torchacc.Config.from_dict(plain)
     plain["dist"]["topology"].append("sp")
     assert config.dist.topology != plain["dist"]["topology"]
+    assert again == config
 
 
 def test_what_no_file_can_hold_is_named():
@@ -441,6 +443,16 @@ def test_a_file(tmp_path, suffix, text):
     assert torchacc.Config.from_file(str(path)) == torchacc.Config()
 
 
+def test_a_file_of_yaml_may_repeat_what_it_has_named(tmp_path):
+    pytest.importorskip("yaml")
+    path = tmp_path / "config.yaml"
+    path.write_text("memory: {gc_cls: &cls [Block]}\n")
+    path.write_text(path.read_text() + "dist: {fsdp: {wrap_layer_cls: *cls}}\n")
+    config = torchacc.Config.from_file(path)
+    assert config.memory.gc_cls == config.dist.fsdp.wrap_layer_cls == {"Block"}
+    assert config.memory.gc_cls is not config.dist.fsdp.wrap_layer_cls
+
+
 @pytest.mark.parametrize(
     ("name", "text", "kind", "message"),
     [
@@ -462,6 +474,9 @@ def test_a_file(tmp_path, suffix, text):
         ("a.yml", "dist: [", ValueError, r"a\.yml is not YAML"),
         ("a.json", "[1]", TypeError, r"the configuration should be a mapping"),
         ("a.json", "{", ValueError, r"a\.json is not JSON: .*line 1"),
+        ("a.json", '{"dist": {}, "dist": {}}', ValueError, r"a\.json has dist twice"),
+        ("a.yaml", "memory: {gc: on, gc: off}", ValueError, r"a\.yaml has gc twice in one place"),
+        ("a.json", b"\xff", ValueError, r"a\.json is not text in UTF-8"),
         ("a.toml", "", ValueError, r"a\.toml should be a \.json"),
         ("missing.json", None, OSError, r"missing\.json"),
     ],
@@ -471,6 +486,6 @@ def test_a_bad_file_is_refused_by_name(tmp_path, name, text, kind, message):
         pytest.importorskip("yaml")
     path = tmp_path / name
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(kind, match=message):
         torchacc.Config.from_file(path)
