@@ -28,12 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     native = commands.add_parser("run", help="run a script written for CUDA on the lazy device")
     native.add_argument("script", help="a file, run as `python script` does")
     native.add_argument("arguments", nargs=argparse.REMAINDER, help="those of the script")
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(given)
     if options.command == consolidate.NAME:
         return consolidate.run(options)
     if options.command == "run":
         try:
-            run(options.script, options.arguments)
+            # Not `options.arguments`: argparse takes a `--` away that is the script's.
+            run(options.script, given[given.index(options.script, 1) + 1 :])
         except ScriptError as error:
             parser.error(str(error))
         return 0

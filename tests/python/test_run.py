@@ -344,6 +344,15 @@ def test_an_error_of_missing_cuda_says_what_does_not_run(as_script, tmp_path: Pa
     assert said.endswith("docs/migration.md has what does.\n")
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--", "--x"], ["-h"], ["a", "--", "b"], ["run", "--version"], []], ids=str
+)
+def test_the_script_gets_every_argument(as_script, tmp_path: Path, arguments: list[str]) -> None:
+    script = write(tmp_path / "lists.py", "import sys\nfound = sys.argv[:]\n")
+    main(["run", script, *arguments])
+    assert vars(sys.modules["__main__"])["found"] == [script, *arguments]
+
+
 def test_the_command_itself(tmp_path: Path) -> None:
     """In a process of its own: threads outlive the script's end, and patches them."""
     script = write(
