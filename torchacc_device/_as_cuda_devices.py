@@ -99,6 +99,22 @@ class _TensorType(type):
         return isinstance(value, torch.Tensor) and value.type() == f"torch.{_DEVICE}.{cls.__name__}"
 
 
+def _default_type(original: Callable[..., None]) -> Callable[..., None]:
+    """`torch.set_default_tensor_type("torch.cuda.FloatTensor")`, which is a dtype and a device."""
+
+    def set_default_tensor_type(t: Any, /) -> None:
+        name = t.__name__ if isinstance(t, _TensorType) else t
+        if isinstance(t, _TensorType) or (isinstance(t, str) and t.startswith(_TENSOR_TYPES)):
+            torch.set_default_dtype(getattr(torch, name.removeprefix(_TENSOR_TYPES)).dtype)
+            torch.set_default_device(_DEVICE)
+            return
+        original(t)
+        if torch.get_default_device().type == _DEVICE:
+            torch.set_default_device(None)
+
+    return set_default_tensor_type
+
+
 def _tensor_type(original: type) -> type:
     return _TensorType(original.__name__, (), {"__module__": original.__module__})
 
@@ -189,6 +205,24 @@ def _start_cuda(original: Callable[..., None]) -> Callable[..., None]:
     return _lazy_init
 
 
+def _without_cuda(answer: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Functions that look at CUDA itself because `is_available()` says that it is there."""
+
+    def replace(original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            return answer() if _C.executor_name() == "host" else original(*args, **options)
+
+        return call
+
+    return replace
+
+
+def _unlimited() -> None:
+    raise _needs_cuda(
+        "set_per_process_memory_fraction", "Leave it out: memory is not limited per process."
+    )
+
+
 def _refused(name: str, instead: str) -> Callable[[Any], Any]:
     def replace(original: Any) -> Any:
         def __new__(cls: type, *args: Any, **options: Any) -> Any:
@@ -243,6 +277,7 @@ TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.Tensor, "type", _type),
     (torch.Tensor, "is_cuda", _is_cuda),
     *((torch.cuda, f"{name}Tensor", _tensor_type) for name in _TYPES),
+    (torch, "set_default_tensor_type", _default_type),
     (torch, "device", _class),
     (torch, "Generator", _class),
     (torch.serialization, "default_restore_location", _location),
@@ -250,6 +285,11 @@ TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     *((torch.cuda, name, _ours(name)) for name in ("device_count", "init", "is_available")),
     (torch.cuda, "is_initialized", _ours("is_initialized")),
     (torch.cuda, "_lazy_init", _start_cuda),
+    (torch.backends.cudnn, "version", _without_cuda(lambda: None)),
+    *(
+        (module, "set_per_process_memory_fraction", _without_cuda(_unlimited))
+        for module in (torch.cuda, torch.cuda.memory)
+    ),
     (torch.cuda, "CUDAGraph", _refused("CUDAGraph", _CAPTURED)),
     (torch.cuda, "graph", _refused("graph", _CAPTURED)),
     (torch.cuda, "make_graphed_callables", _refused("make_graphed_callables", _CAPTURED)),

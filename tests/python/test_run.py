@@ -47,6 +47,19 @@ def with_default() -> torch.Tensor:
         torch.set_default_device(None)
 
 
+def with_default_type(name: Any) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates it
+        torch.set_default_tensor_type(name)
+        try:
+            made = torch.zeros(2)
+            assert made.dtype == torch.float64
+            return made
+        finally:
+            torch.set_default_tensor_type("torch.FloatTensor")
+            assert torch.zeros(2).device.type == "cpu" and torch.zeros(2).dtype == torch.float32
+
+
 def in_context() -> torch.Tensor:
     with torch.device("cuda:0"):
         return nn.Linear(2, 2).weight
@@ -77,6 +90,8 @@ PLACED: dict[str, Callable[[], Any]] = {
     "module to_empty": lambda: nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight,
     "data parallel": lambda: nn.DataParallel(nn.Linear(2, 2)).cuda()(torch.ones(1, 2).cuda()),
     "default device": with_default,
+    "default type": lambda: with_default_type("torch.cuda.DoubleTensor"),
+    "default type by class": lambda: with_default_type(torch.cuda.DoubleTensor),
     "context": in_context,
     "generator": lambda: torch.randn(2, generator=torch.Generator("cuda"), device="cuda"),
     "load": lambda: torch.load(saved(X), map_location="cuda"),
@@ -182,6 +197,7 @@ def test_it_is_taken_back() -> None:
         (lambda: torch.cuda.graph(None), "torch.cuda.graph needs CUDA itself"),
         (lambda: torch.cuda.make_graphed_callables(len, ()), "torchacc.capture"),
         (lambda: torch.cuda.get_sync_debug_mode(), "this call needs CUDA itself.*device acc"),
+        (lambda: torch.cuda.set_per_process_memory_fraction(0.5), "memory is not limited per"),
     ],
 )
 def test_what_needs_cuda_itself_says_so(call: Callable[[], Any], words: str) -> None:
@@ -189,6 +205,13 @@ def test_what_needs_cuda_itself_says_so(call: Callable[[], Any], words: str) -> 
         pytest.skip("there is CUDA")
     with pytest.raises(RuntimeError, match=words):
         call()
+
+
+@pytest.mark.usefixtures("devices")
+def test_without_cuda_there_is_no_cudnn() -> None:
+    if helpers.extension().executor_name() != "host":
+        pytest.skip("there is CUDA")
+    assert torch.cuda.is_available() and torch.backends.cudnn.version() is None
 
 
 @pytest.mark.usefixtures("devices")
