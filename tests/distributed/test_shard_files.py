@@ -276,6 +276,11 @@ DAMAGE = {
     "other program": (other_program, ["rank-1-of-3-model.pth", "is None, and not 'torchacc.fsdp'"]),
     "newer": (metadata(version=2), ["rank-1-of-3-model.pth", "version 2", "newer"]),
     "incomplete": (metadata(units=None), ["rank-1-of-3-model.pth", "are incomplete"]),
+    "no unit": (metadata(units={"u": torch.ones(())}), ["rank-1-of-3-model.pth", "are incomplete"]),
+    "shared with nothing": (
+        metadata(shared={"tied": "gone"}),
+        ["rank-1-of-3-model.pth", "is shared, 'gone', is no parameter"],
+    ),
     "outside": (
         metadata(units={"u": {**OTHER.__dict__, "parameters": [{**A_PART, "stride": [7, 1]}]}}),
         ["rank-1-of-3-model.pth", "are incomplete", "a ends behind its unit"],
@@ -384,6 +389,10 @@ def no_state(shard):
     del shard["optimizer"]["state"]["_flat_param"]
 
 
+def unnamed(shard):
+    shard["optimizer"]["param_groups"][0]["params"][0] = {}
+
+
 def unknown(shard):
     shard["optimizer"]["param_groups"][0]["params"].append("other")
 
@@ -397,6 +406,7 @@ def unknown(shard):
         ("optimizer", rate, ["parameter groups", "shards 0 and 1 differ"]),
         ("optimizer", odd_shape, ["exp_avg, in shard 1", "6 elements", "[2, 3]"]),
         ("optimizer", no_state, ["_flat_param differs between shards", "None"]),
+        ("optimizer", unnamed, ["number 1 from here", "names a parameter {}"]),
         ("optimizer", unknown, ["shard 1 of here", "'other', which the model has not"]),
     ],
 )

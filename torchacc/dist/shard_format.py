@@ -137,8 +137,11 @@ def read_layout(metadata: Any, where: str) -> Layout:
             replica=int(metadata["replica"]),
             save_id=str(metadata["save_id"]),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        strangers = [name for name in layout.shared.values() if name not in layout.parts()]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         _foreign(where, f"its {METADATA} are incomplete ({type(error).__name__}: {error})")
+    if strangers:
+        _foreign(where, f"what it says is shared, {_short(strangers[0])}, is no parameter of it")
     if not 0 <= layout.rank < layout.world_size:
         _foreign(where, f"it says that it is shard {layout.rank} of {layout.world_size}")
     return layout
@@ -204,6 +207,9 @@ def _check_optimizer(optimizer: Mapping[str, Any], where: str) -> None:
     for group in groups:
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
             _foreign(where, "a parameter group of its 'optimizer' has no list 'params'")
+        for name in group["params"]:
+            if not isinstance(name, (str, int)):
+                _foreign(where, f"its 'optimizer' names a parameter {_short(name)}")
     for name, state in states.items():
         if not isinstance(state, Mapping):
             _foreign(where, f"its 'optimizer' has as state of {name} a {type(state).__name__}")
