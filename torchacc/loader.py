@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import numbers
+import operator
 import os
 import threading
 import weakref
@@ -13,7 +15,7 @@ from typing import Any
 import torch.utils.data
 from torch import Tensor
 
-from torchacc.bucketing import Bucketing, buckets_of, contradiction
+from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
 from torchacc.device import is_lazy_device, lazy_device, reads_pinned_memory
 from torchacc.logger import say_once
 from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
@@ -276,7 +278,7 @@ class AsyncLoader:
         input_sharding: not available in this version.
 
     Raises:
-        TypeError: `loader` cannot be iterated.
+        TypeError: `loader` cannot be iterated, or an option is of another type.
         ValueError: a number is too small, or buckets, max_length and num_buckets contradict each
             other.
         NotImplementedError: `input_sharding` is given.
@@ -308,8 +310,12 @@ class AsyncLoader:
             "batches_per_execution": batches_per_execution,
         }
         for name, size in sizes.items():
-            if size < 1:
+            if _whole_number(name, size) < 1:
                 raise ValueError(f"[AsyncLoader] {name} = {size}: should be at least 1.")
+        max_length = None if max_length is None else _whole_number("max_length", max_length)
+        num_buckets = None if num_buckets is None else _whole_number("num_buckets", num_buckets)
+        buckets = buckets if buckets is None or isinstance(buckets, str) else _lengths(buckets)
+        _check_pad_values(pad_value_dict)
         lengths = {"buckets": buckets, "max_length": max_length, "num_buckets": num_buckets}
         wrong = contradiction(buckets, max_length, num_buckets)
         if wrong is not None:
@@ -373,6 +379,34 @@ class _Convert:
         if self._bucketing is not None:
             batch = self._bucketing.pad(batch)
         return move_to_device(batch, self._device)
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """`value` as an int: it may be NumPy's. Raises TypeError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"[AsyncLoader] {name} = {value!r}: should be of int type.") from None
+
+
+def _lengths(buckets: Any) -> list[int]:
+    try:
+        return list(map(operator.index, buckets))
+    except TypeError:
+        raise TypeError(
+            f"[AsyncLoader] buckets = {buckets!r}: should be a list of int, or {AUTO!r}."
+        ) from None
+
+
+def _check_pad_values(values: Any) -> None:
+    """Raises TypeError: a tokenizer without padding, for instance, says None, which would be 0."""
+    if values is None:
+        return
+    held = values.values() if isinstance(values, Mapping) else [None]
+    if not all(isinstance(each, numbers.Number) for each in held):
+        raise TypeError(
+            f"[AsyncLoader] pad_value_dict = {values!r}: should be a mapping from str to a number."
+        )
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -17,6 +17,7 @@ import time
 import traceback
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -326,6 +327,35 @@ def test_what_cannot_be_iterated_is_refused(device, loader, text):
 def test_numbers_below_one_are_refused(device, name):
     with pytest.raises(ValueError, match=f"{name} = 0: should be at least 1"):
         torchacc.AsyncLoader([], device, **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"buckets": 128}, "buckets = 128: should be a list of int, or 'auto'"),
+        ({"buckets": [4, 8.5]}, r"buckets = \[4, 8.5\]: should be a list of int"),
+        ({"max_length": 512.0}, "max_length = 512.0: should be of int type"),
+        ({"max_length": 8, "num_buckets": "2"}, "num_buckets = '2': should be of int type"),
+        ({"device_prefetch_size": 1.5}, "device_prefetch_size = 1.5: should be of int type"),
+        ({"batches_per_execution": "2"}, "batches_per_execution = '2': should be of int type"),
+        # what a tokenizer without padding has
+        ({"buckets": [4], "pad_value_dict": {"input_ids": None}}, "from str to a number"),
+        ({"buckets": [4], "pad_value_dict": ["input_ids"]}, "from str to a number"),
+    ],
+)
+def test_options_of_another_type_are_refused(device, options, text):
+    with pytest.raises(TypeError, match=r"\[AsyncLoader\] .*" + text):
+        torchacc.AsyncLoader([], device, **options)
+
+
+def test_lengths_may_be_numpys(device):
+    batches = [{"input_ids": torch.ones(1, n), "attention_mask": torch.ones(1, n)} for n in (3, 5)]
+    for options in (
+        {"buckets": np.array([4, 8])},
+        {"max_length": np.int64(8), "num_buckets": np.int32(2)},
+    ):
+        loader = torchacc.AsyncLoader(batches, device, **options)
+        assert [batch["input_ids"].shape[1] for batch in loader] == [4, 8]
 
 
 def test_unknown_and_unavailable_options_are_refused(device):
