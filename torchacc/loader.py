@@ -123,8 +123,15 @@ class _Channel:
             self._changed.notify_all()
 
 
-def _fetch(channel: _Channel, batches: list[Iterator[Any]], convert: Callable[[Any], Any]) -> None:
+def _fetch(
+    channel: _Channel,
+    batches: list[Iterator[Any]],
+    convert: Callable[[Any], Any],
+    gradients: bool,
+) -> None:
     """The thread: fetches and converts batches until they end or nobody wants them."""
+    # A data set without worker processes computes here what it would compute in the loop.
+    torch.set_grad_enabled(gradients)
     # The list hands the iterator over: the consumer's frame must not keep the worker processes.
     iterator = batches.pop()
     error = None
@@ -174,7 +181,7 @@ class _Iteration:
             # numbers while the training thread waits here, so their order is always the same.
             self._thread = threading.Thread(
                 target=_fetch,
-                args=(self._channel, self._inner, self._convert),
+                args=(self._channel, self._inner, self._convert, torch.is_grad_enabled()),
                 name="AsyncLoader",
                 daemon=True,
             )

@@ -253,6 +253,25 @@ def test_two_passes_over_one_loader_at_once(device):
     assert pairs == [([0, 10], [0, 10]), ([20, 30], [20, 30]), ([40, 50], [40, 50])]
 
 
+class Computing(Dataset):
+    def __init__(self):
+        self.layer = torch.nn.Linear(2, 2)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return self.layer(torch.ones(2))
+
+
+def test_a_data_set_that_computes_keeps_no_graph_where_the_loop_has_none(device):
+    loader = torchacc.AsyncLoader(DataLoader(Computing()), device)
+    assert [batch.requires_grad for batch in loader] == [True, True]
+    for without in (torch.no_grad(), torch.inference_mode()):
+        with without:
+            assert [batch.requires_grad for batch in loader] == [False, False]
+
+
 # --- the loader that it wraps -------------------------------------------------------------------
 
 
