@@ -249,6 +249,21 @@ def _end_threads() -> None:
         iteration.close(_SECONDS_TO_END)
 
 
+# The attributes of an AsyncLoader; others are those of what it wraps.
+_OWN = frozenset(
+    (
+        "_convert",
+        "_last",
+        "_loader",
+        "_passes",
+        "_sampler",
+        "batches_per_execution",
+        "device",
+        "device_prefetch_size",
+    )
+)
+
+
 class AsyncLoader:
     """Wraps a loader: its batches arrive on `device`, copied ahead by a background thread.
 
@@ -362,11 +377,22 @@ class AsyncLoader:
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        return bool(self._loader)  # by `len()` there would be none of an iterator
+
     def __getattr__(self, name: str) -> Any:
         # Copy and pickle ask before there is an object.
         if name.startswith("__") or name == "_loader":
             raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What a program switches (`loader.mixup_enabled = False`) is the wrapped loader's, too.
+        loader = None if name in _OWN else self.__dict__.get("_loader")
+        if loader is not None and hasattr(loader, name):
+            setattr(loader, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}

@@ -289,6 +289,33 @@ def test_the_attributes_of_the_wrapped_loader_are_kept(device):
         loader.no_such_thing
 
 
+class Switched:
+    """A loader with something to switch, and a `device` of its own."""
+
+    def __init__(self):
+        self.factor, self.device = 1, "mine"
+
+    def __iter__(self):
+        yield torch.ones(1) * self.factor
+
+
+def test_what_is_assigned_to_an_attribute_of_the_wrapped_loader_is_its_own(device):
+    plain = Switched()
+    loader = torchacc.AsyncLoader(plain, device)
+    loader.factor = 3
+    loader.batches_per_execution = 2
+    loader.note = "for me"
+    assert plain.factor == 3 and [batch.item() for batch in loader] == [3]
+    assert vars(plain) == {"factor": 3, "device": "mine"} and loader.device.type == device
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        torchacc.AsyncLoader(numbers(4), device).batch_size = 2
+
+
+def test_a_wrapped_iterator_is_true_as_it_is_by_itself(device):
+    assert torchacc.AsyncLoader(iter([]), device) and torchacc.AsyncLoader(numbers(4), device)
+    assert not torchacc.AsyncLoader([], device)
+
+
 def test_a_loader_can_be_copied_and_pickled(device):
     loader = torchacc.AsyncLoader(numbers(4, batch_size=2), device)
     iterator = iter(loader)
