@@ -189,6 +189,13 @@ def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncL
                 "which reads ahead and cannot be divided any more. Pass the loader that it was "
                 "made from."
             )
+        if config.dataloader.pads() and not loader.pads:
+            say_once(
+                "unpadded loader",
+                "[accelerate] config.dataloader has buckets, and the loader is an AsyncLoader that "
+                "was made without: its batches are not padded. Give it buckets, or pass the loader "
+                "that it was made from.",
+            )
         return loader
     check_iterable(loader, "accelerate")
     options = config.dataloader

@@ -132,6 +132,10 @@ class DataLoaderConfig(Node):
 
     _path = "dataloader"
 
+    def pads(self) -> bool:
+        """Whether batches are padded."""
+        return self.buckets is not None or self.max_length is not None
+
     def _validate(self) -> None:
         wrong = contradiction(self.buckets, self.max_length, self.num_buckets)
         if wrong is not None:

@@ -362,6 +362,11 @@ class AsyncLoader:
         """Whether it reads a part of the data, and other processes read the others."""
         return is_divided(self._loader)
 
+    @property
+    def pads(self) -> bool:
+        """Whether it pads batches to buckets."""
+        return self._convert.pads
+
     def __iter__(self) -> Iterator[Any]:
         last = self._last() if self._last is not None else None
         if last is not None and getattr(self._loader, "persistent_workers", False):
@@ -407,6 +412,10 @@ class _Convert:
     def __init__(self, device: torch.device, bucketing: Bucketing | None) -> None:
         self._device = device
         self._bucketing = bucketing
+
+    @property
+    def pads(self) -> bool:
+        return self._bucketing is not None
 
     def __call__(self, batch: Any) -> Any:
         if self._bucketing is not None:

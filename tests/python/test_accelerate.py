@@ -17,6 +17,13 @@ from torchacc.utils.checkpoint import gradient_checkpoint
 from torchacc_device import _patches
 
 
+@pytest.fixture
+def forget_said():
+    from torchacc import logger
+
+    logger.forget_said_for_testing()
+
+
 class Block(nn.Module):
     """Counts its forward calls, which gradient checkpointing doubles."""
 
@@ -457,3 +464,14 @@ for x in loader:
     printed = helpers.run_python(code, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host").stdout
     assert "parameter 1.weight is on acc:0, and other parameters are on acc:1" in printed
     assert "torch.Size([1, 2])" in printed
+
+
+def test_buckets_for_a_loader_that_reads_ahead_already_are_pointed_out(device, caplog, forget_said):
+    config = torchacc.Config()
+    config.dataloader.max_length = 8
+    batches = [{"input_ids": torch.ones(1, 3), "attention_mask": torch.ones(1, 3)}]
+    _, loader = torchacc.accelerate(nn.Linear(2, 2), batches, config)
+    assert torchacc.accelerate(nn.Linear(2, 2), loader, config)[1] is loader
+    assert "was made without" not in caplog.text
+    torchacc.accelerate(nn.Linear(2, 2), torchacc.AsyncLoader(batches), config)
+    assert caplog.text.count("its batches are not padded") == 1
