@@ -416,6 +416,19 @@ def test_a_failing_step_switches_timing_off(acc_only, tmp_path):
 
 
 @pytest.mark.usefixtures("recording")
+def test_a_step_that_runs_no_plan_does_not_show_an_older_one(acc_only, recording, tmp_path):
+    (torch.ones(4, device=acc_only) + 1).tolist()
+
+    @torchacc.eager()
+    def at_once() -> None:
+        (torch.ones(4, device=acc_only) + 1).tolist()
+
+    for step in (lambda: None, at_once):
+        with pytest.raises(RuntimeError, match=r"no plan has run on acc:0; step recorded nothing"):
+            torchacc.graph(tmp_path / "step.txt", step=step)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):
     step = training_step(mlp(), acc_only, read_loss=True)
     torchacc.graph(tmp_path / "step.html", step=step)

@@ -37,7 +37,7 @@ def graph(path: str | os.PathLike[str], *, step: Callable[[], object] | None = N
     calls is written. Without it, times are those that were taken within `profile_plans()`.
 
     Raises ValueError for another suffix, before anything is run; RuntimeError when no plan has run
-    on the device; OSError when the file cannot be written.
+    on the device, or none in the calls of `step`; OSError when the file cannot be written.
     """
     target = Path(path)
     render = _FORMATS.get(target.suffix.lower())
@@ -46,12 +46,15 @@ def graph(path: str | os.PathLike[str], *, step: Callable[[], object] | None = N
             f"[graph] '{target.name}' ends in '{target.suffix}', which is no format. Use one of:"
             f" {', '.join(_FORMATS)}."
         )
+    ran = True
     if step is not None:
+        before = _C.stats().get("flushes")
         _run_timed(step)
+        ran = _C.stats().get("flushes") != before  # else the last plan is not of `step`
     device = lazy_device()
-    plan: PlanData | None = _C.plan_data(device.index, largest=step is not None)
+    plan: PlanData | None = _C.plan_data(device.index, largest=step is not None) if ran else None
     if plan is None:
-        raise RuntimeError(f"[graph] no plan has run on {device}; {_why_none(device.index)}")
+        raise RuntimeError(f"[graph] no plan has run on {device}; {_why_none(device.index, ran)}")
     target.write_text(render(plan), encoding="utf-8")
 
 
@@ -76,9 +79,13 @@ def profile_plans() -> Iterator[None]:
                 _C.time_plans(False)
 
 
-def _why_none(device: int) -> str:
+def _why_none(device: int, ran: bool) -> str:
     if _C.mode() == "eager":
         return "ACC_MODE=eager runs operators without plans. Unset it."
+    if not ran:
+        return (
+            "step recorded nothing there. Compute on it in step, and not within torchacc.eager()."
+        )
     return (
         f"{_C.pending(device)} recorded operators wait. Run a step first, or submit what was"
         " recorded with torchacc.sync()."
