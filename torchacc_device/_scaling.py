@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -184,7 +185,36 @@ def step_unless(
         return result
     if why:
         _reasons[optimizer] = why
-    return None if overflow.item() else (step or optimizer.step)()
+    if overflow.item():
+        return None
+    if not why and _counts_on(overflow.device, optimizer):
+        # Parameters that join now get counts of steps beside those that are on the device already.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _state_on_device(optimizer.state.get(parameter, {}), parameter.device)
+        with _capturable(optimizer):
+            return (step or optimizer.step)()
+    return (step or optimizer.step)()
+
+
+def _counts_on(device: torch.device, optimizer: Optimizer) -> bool:
+    counts = (state.get("step") for state in optimizer.state.values())
+    return any(isinstance(count, Tensor) and count.device == device for count in counts)
+
+
+@contextmanager
+def _capturable(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, the optimizer counts its steps on the device, if it can."""
+    groups = [group for group in optimizer.param_groups if "capturable" in group]
+    before = [group["capturable"] for group in groups]
+    try:
+        for group in groups:
+            group["capturable"] = True
+        yield
+    finally:
+        for group, flag in zip(groups, before, strict=True):
+            group["capturable"] = flag
 
 
 def _needs_host(optimizer: Optimizer, device: torch.device) -> str | None:
@@ -239,17 +269,10 @@ def _step_and_take_back(
     if not written:
         return step()
     written = [torch.view_as_real(each) if each.is_complex() else each for each in written]
-    counts = [group for group in optimizer.param_groups if "capturable" in group]
-    before_flags = [group["capturable"] for group in counts]
     with torch.no_grad(), _boundary.held():
         before = torch._foreach_mul(written, 1)
-        try:
-            for group in counts:
-                group["capturable"] = True
+        with _capturable(optimizer):
             result = step()
-        finally:
-            for group, flag in zip(counts, before_flags, strict=True):
-                group["capturable"] = flag
         torch.ops.acc._foreach_where_(written, overflow == 0, before)
     return result
 

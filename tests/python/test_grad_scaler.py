@@ -103,6 +103,21 @@ def test_states_are_torchs_after_each_step(name: str, first: bool) -> None:
         same(*trainings)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_may_join_later(name: str) -> None:
+    """Their state is made by the first step that they take, beside others' that is on acc."""
+    trainings = [
+        Training(device, OPTIMIZERS[name], init_scale=256.0, growth_interval=3)
+        for device in (ACC, "cpu")
+    ]
+    for i in range(12):
+        for training in trainings:
+            training.net[0].weight.requires_grad_(i >= 4)
+            training.net[2].bias.requires_grad_(i >= 8)
+            training.step(i in (2, 6, 8))
+        same(*trainings)
+
+
 def test_five_hundred_steps_are_torchs() -> None:
     order = torch.randperm(500, generator=torch.Generator().manual_seed(3))
     overflows = set(order[:60].tolist())
