@@ -16,6 +16,9 @@ namespace {
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
                std::optional<double> scale, bool enable_gqa) {
+  // Dispatch modes (a compiler's fake tensors) are asked about the program's tensors, not these.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   const auto like = [](const at::Tensor& tensor) {
     at::Tensor made = geometry_only(tensor);
     if (made.defined() && tensor.requires_grad()) made.set_requires_grad(true);

@@ -234,3 +234,29 @@ def test_the_backend_is_listed_once_asked_for() -> None:
     assert torch._dynamo.list_backends().count("acc") == 1
     with pytest.raises(RuntimeError, match="Invalid backend"):
         torch.compile(lambda x: x, backend="akk")
+
+
+@pytest.mark.usefixtures("unfused")
+@pytest.mark.parametrize("gradients", [True, False])
+def test_attention_is_compiled_too(gradients: bool) -> None:
+    """Which kernel attention takes is asked of the device with fake tensors."""
+
+    def run(compiler: Compiler) -> list[Any]:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        layer.to("acc")
+        call = layer if compiler is None else compiler(layer)
+        x = helpers.drawn(2, 5, 8, device="acc").requires_grad_(gradients)
+        q = helpers.drawn(1, 2, 5, 4, device="acc", seed=1).requires_grad_(gradients)
+
+        def attend(q: Any) -> Any:
+            return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+        found = [call(x), (attend if compiler is None else compiler(attend))(q)]
+        if gradients:
+            sum(each.sum() for each in found).backward()
+            found += [x.grad, q.grad]
+        return [each.tolist() for each in found]
+
+    with torch.set_grad_enabled(gradients):
+        compared(run, torch.compile, at_least=2)
