@@ -19,8 +19,11 @@ import torch
 _DEVICE = "acc"
 
 
-def acc(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The backend: what Dynamo is to call instead of the code that it made `graph` of."""
+def acc(graph: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The backend: what Dynamo is to call instead of the code that it made `graph` of.
+
+    `mode` and `options` are Inductor's and have no effect.
+    """
     _checkpoint(graph)
     return graph.forward
 

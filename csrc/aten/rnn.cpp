@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -212,6 +213,20 @@ RunDirection over_fused_lstm(const Stack& stack, bool batch_first) {
   };
 }
 
+// Under autocast a layer computes in the lower precision as a whole, states included, as cuDNN's
+// do.
+at::Tensor lowered(const at::Tensor& tensor) {
+  constexpr c10::DeviceType kDevice = c10::kPrivateUse1;
+  if (!at::autocast::is_autocast_enabled(kDevice)) return tensor;
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
+}
+
+std::vector<at::Tensor> lowered(at::TensorList tensors) {
+  std::vector<at::Tensor> made;
+  for (const at::Tensor& tensor : tensors) made.push_back(lowered(tensor));
+  return made;
+}
+
 // ---- the operators -----------------------------------------------------------------------------
 
 at::Tensor steps_first(const at::Tensor& input, bool batch_first) {
@@ -229,12 +244,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
     return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train,
                             bidirectional, batch_first);
   }
-  const Stack stack{params, has_biases, num_layers, dropout, train, bidirectional};
-  const bool fused = fused_lstm(input, hx, params, has_biases);
-  const at::Tensor steps = steps_first(input, batch_first);
-  const Outcome done = fused ? run_stack(stack, steps.contiguous(), hx[0].contiguous(),
-                                         hx[1].contiguous(), over_fused_lstm(stack, batch_first))
-                             : run_stack(stack, steps, hx[0], hx[1], over_steps(RnnKind::kLstm));
+  const at::Tensor x = lowered(input);
+  const std::vector<at::Tensor> first = lowered(hx);
+  const std::vector<at::Tensor> weights = lowered(params);
+  const Stack stack{weights, has_biases, num_layers, dropout, train, bidirectional};
+  const bool fused = fused_lstm(x, first, weights, has_biases);
+  const at::Tensor steps = steps_first(x, batch_first);
+  const Outcome done =
+      fused ? run_stack(stack, steps.contiguous(), first[0].contiguous(), first[1].contiguous(),
+                        over_fused_lstm(stack, batch_first))
+            : run_stack(stack, steps, first[0], first[1], over_steps(RnnKind::kLstm));
   return {batch_first ? done.output.transpose(0, 1) : done.output, done.h, done.c};
 }
 
@@ -255,9 +274,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
     return at::native::lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
                             bidirectional);
   }
+  const std::vector<at::Tensor> first = lowered(hx);
+  const std::vector<at::Tensor> weights = lowered(params);
   const Outcome done =
-      run_stack({params, has_biases, num_layers, dropout, train, bidirectional}, data, hx[0], hx[1],
-                over_packed(RnnKind::kLstm, sizes_of(batch_sizes)));
+      run_stack({weights, has_biases, num_layers, dropout, train, bidirectional}, lowered(data),
+                first[0], first[1], over_packed(RnnKind::kLstm, sizes_of(batch_sizes)));
   return {done.output, done.h, done.c};
 }
 
@@ -278,8 +299,10 @@ std::tuple<at::Tensor, at::Tensor> padded(const at::Tensor& input, const at::Ten
     return Native(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
                   batch_first);
   }
-  const Outcome done = run_stack({params, has_biases, num_layers, dropout, train, bidirectional},
-                                 steps_first(input, batch_first), hx, {}, over_steps(Kind));
+  const std::vector<at::Tensor> weights = lowered(params);
+  const Outcome done =
+      run_stack({weights, has_biases, num_layers, dropout, train, bidirectional},
+                steps_first(lowered(input), batch_first), lowered(hx), {}, over_steps(Kind));
   return {batch_first ? done.output.transpose(0, 1) : done.output, done.h};
 }
 
@@ -292,8 +315,10 @@ std::tuple<at::Tensor, at::Tensor> packed(const at::Tensor& data, const at::Tens
     return Native(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
                   bidirectional);
   }
-  const Outcome done = run_stack({params, has_biases, num_layers, dropout, train, bidirectional},
-                                 data, hx, {}, over_packed(Kind, sizes_of(batch_sizes)));
+  const std::vector<at::Tensor> weights = lowered(params);
+  const Outcome done =
+      run_stack({weights, has_biases, num_layers, dropout, train, bidirectional}, lowered(data),
+                lowered(hx), {}, over_packed(Kind, sizes_of(batch_sizes)));
   return {done.output, done.h};
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -41,8 +42,7 @@ def test_the_operators_are_those_of_cuda() -> None:
     assert len(cuda) > 120
     cudnn = {name for name in cuda if "cudnn" in name}
     assert cuda - ours == cudnn and len(cudnn) == 3  # called inside of others
-    # An LSTM on hosts, as in CPU's list.
-    assert ours - cuda == {"aten::mkldnn_rnn_layer"}
+    assert ours <= cuda
 
 
 LISTS = AutocastTestLists("cpu")  # for the names; each test makes its own, on the device
@@ -149,6 +149,39 @@ def test_products_on_hosts_are_as_exact_as_their_type(name: str, dtype: torch.dt
     for mine, wanted in zip(found, exact, strict=True):
         away = (mine - wanted).norm() / wanted.norm()
         assert away < 1.5 * unit, f"{away} of {unit}"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_wholly_of_the_lower_precision(kind, dtype, packed) -> None:
+    """As cuDNN's are under autocast: states too, in training and without gradients."""
+    torch.manual_seed(0)
+    layer = kind(4, 5, num_layers=2, bidirectional=True, batch_first=True).to(ACC)
+    half = copy.deepcopy(layer).to(dtype)
+    x = torch.randn(2, 3, 4).to(ACC)
+
+    def run(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        inputs: Any = x
+        if packed:
+            inputs = nn.utils.rnn.pack_padded_sequence(x, [3, 2], batch_first=True)
+        output, states = module(inputs)
+        data = output.data if packed else output
+        return [data, *(states if isinstance(states, tuple) else (states,))]
+
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            with torch.autocast(ACC, dtype):
+                found = run(layer, x)
+            expected = run(half, x.to(dtype))
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == dtype
+            assert torch.equal(one, other)
+        if gradients:
+            sum(each.float().sum() for each in found).backward()
+            sum(each.float().sum() for each in expected).backward()
+            for one, other in zip(layer.parameters(), half.parameters(), strict=True):
+                torch.testing.assert_close(one.grad.to(dtype), other.grad)
 
 
 def test_in_place_products_of_half_types() -> None:

@@ -77,6 +77,7 @@ def training(compiler: Compiler) -> list[float]:
         {},
         {"backend": "acc"},
         {"mode": "reduce-overhead"},
+        {"backend": "acc", "options": {"max_autotune": True}},
         {"fullgraph": True, "dynamic": True, "options": {"triton.cudagraphs": True}},
     ],
     ids=str,
