@@ -1,4 +1,4 @@
-"""AsyncLoader: batches are copied to the device by a thread of their own, ahead of the training."""
+"""AsyncLoader: a thread of its own takes batches from a loader, ahead of the training."""
 
 from __future__ import annotations
 
@@ -65,11 +65,21 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
 
 
 class _Channel:
-    """What the thread of one iteration and its consumer share. Every wait sleeps on a condition."""
+    """What the thread of one iteration and its consumer share. Every wait sleeps on a condition.
 
-    def __init__(self, slots: int) -> None:
+    While the consumer records a step, a thread that computes batches would only take the
+    interpreter from it, and give it back, at each operator of both. So where `in_turns` the thread
+    begins to fill the free slots when work is submitted, which runs without the interpreter, or
+    when the consumer waits, or asks for the next batch without having submitted any.
+    """
+
+    def __init__(self, slots: int, in_turns: bool) -> None:
         self._changed = threading.Condition()
         self._slots = slots
+        self._in_turns = in_turns
+        self._fills = not in_turns
+        self._submitted = False  # since the last batch was taken
+        self._waited_for = False
         self._batches: deque[Any] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -78,13 +88,31 @@ class _Channel:
     def wait_for_slot(self) -> bool:
         """Waits until another batch may be fetched; False when nobody wants one any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._batches) < self._slots)
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or self._waited_for
+                    or (self._fills and len(self._batches) < self._slots)
+                )
+            )
             return not self._closed
+
+    def fill(self) -> None:
+        """The consumer submits work."""
+        with self._changed:
+            # Not left for later: the next slot is free when the consumer records again.
+            self._fills = len(self._batches) < self._slots
+            self._submitted = True
+            self._changed.notify_all()
 
     def put(self, batch: Any) -> None:
         with self._changed:
             if not self._closed:
                 self._batches.append(batch)
+                # Who waits for it takes it at once.
+                full = not self._waited_for and len(self._batches) >= self._slots
+                self._fills = self._fills and not (self._in_turns and full)
+                self._waited_for = False
                 self._changed.notify_all()
 
     def end(self, error: BaseException | None) -> None:
@@ -97,6 +125,12 @@ class _Channel:
     def get(self) -> Any:
         """The next batch; raises what the thread raised, or StopIteration, after the last."""
         with self._changed:
+            if not self._submitted:
+                self._fills = True
+            if not self._batches:
+                self._waited_for = True
+            self._submitted = False
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
             if self._batches:
                 batch = self._batches.popleft()
@@ -155,13 +189,15 @@ class _Iteration:
     """One pass over the batches. The thread does not refer to it: dropping it ends the thread."""
 
     def __init__(self, loader: AsyncLoader) -> None:
-        self._channel = _Channel(loader.device_prefetch_size)
+        self._marks = is_lazy_device(loader.device)
+        self._channel = _Channel(loader.device_prefetch_size, in_turns=self._marks)
         # Here and not in the thread: this forks the worker processes of a DataLoader, and a fork
         # belongs to the thread that runs the training, at a point where it holds no lock.
         self._inner: list[Iterator[Any]] = [iter(loader._loader)]
         self._convert = loader._convert
+        # On hosts a copy is computed by the cores, and waits where a step runs: not ahead.
+        self._moves = self._marks and not reads_pinned_memory(loader.device)
         self._thread: threading.Thread | None = None
-        self._marks = is_lazy_device(loader.device)
         self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
@@ -181,7 +217,12 @@ class _Iteration:
             # numbers while the training thread waits here, so their order is always the same.
             self._thread = threading.Thread(
                 target=_fetch,
-                args=(self._channel, self._inner, self._convert, torch.is_grad_enabled()),
+                args=(
+                    self._channel,
+                    self._inner,
+                    self._convert.pad if self._moves else self._convert,
+                    torch.is_grad_enabled(),
+                ),
                 name="AsyncLoader",
                 daemon=True,
             )
@@ -190,9 +231,11 @@ class _Iteration:
         if marked:
             # Before the wait for the batch: the step just recorded runs while we wait.
             self._loops = _boundary.loops()
-            _boundary.loader_batch(self._loops, id(self), self._device_index)
+            _boundary.loader_batch(self._loops, id(self), self._device_index, self._channel.fill)
         try:
             batch = self._channel.get()
+            if self._moves:
+                batch = self._convert.move(batch)
         except StopIteration:
             self._leave_loop()
             if self._marks and not marked:
@@ -265,7 +308,7 @@ _OWN = frozenset(
 
 
 class AsyncLoader:
-    """Wraps a loader: its batches arrive on `device`, copied ahead by a background thread.
+    """Wraps a loader: its batches arrive on `device`, fetched ahead by a background thread.
 
     Handing out a batch is the boundary between two training steps. A new iteration begins with
     every `iter()`; leaving one early (`break`, an exception) ends its thread. What a worker raises
@@ -273,7 +316,9 @@ class AsyncLoader:
     are those of the wrapped loader (`dataset`, `sampler`, `batch_size`, ...). A pass that gives no
     batch is an empty loop, as it is with every loader; a warning says so once.
 
-    To a GPU batches go through pinned memory.
+    The thread computes while steps run, and hardly while they are recorded, which needs the
+    interpreter too. To a GPU it copies batches through pinned memory; on hosts they are copied when
+    they are handed out.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
@@ -407,7 +452,7 @@ class AsyncLoader:
 
 
 class _Convert:
-    """What the thread does to each batch."""
+    """What is done to each batch."""
 
     def __init__(self, device: torch.device, bucketing: Bucketing | None) -> None:
         self._device = device
@@ -418,8 +463,12 @@ class _Convert:
         return self._bucketing is not None
 
     def __call__(self, batch: Any) -> Any:
-        if self._bucketing is not None:
-            batch = self._bucketing.pad(batch)
+        return self.move(self.pad(batch))
+
+    def pad(self, batch: Any) -> Any:
+        return batch if self._bucketing is None else self._bucketing.pad(batch)
+
+    def move(self, batch: Any) -> Any:
         return move_to_device(batch, self._device)
 
 

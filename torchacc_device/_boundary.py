@@ -16,7 +16,7 @@ stays the boundary.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,13 +34,14 @@ from torchacc_device import _C
 class Loops:
     """The loader-driven loops of one thread, and what its current iteration did so far.
 
-    `open` sees only atomic operations: any thread may collect a loop that was left behind.
+    `open` holds for each what is to be called when work is about to be submitted. It sees only
+    atomic operations: any thread may collect a loop that was left behind.
     """
 
     __slots__ = ("device", "last", "latest", "open", "pending", "stepped")
 
     def __init__(self) -> None:
-        self.open: set[int] = set()
+        self.open: dict[int, Callable[[], None]] = {}
         # Index of the device that the innermost loop feeds.
         self.device = 0
         # Optimizers that stepped since the last batch, by identity.
@@ -74,6 +75,10 @@ def mark_step(reason: str = "step") -> None:
     """
     if _thread.batches_held if reason == "loader" else _thread.held:
         return
+    loops = _thread.loops
+    if loops.open and _C.pending(loops.device) > 0:
+        for submits in loops.open.copy().values():
+            submits()
     _C.flush(-1, reason)
 
 
@@ -101,21 +106,24 @@ def loops() -> Loops:
     return _thread.loops
 
 
-def loader_batch(loops: Loops, loop: int, device: int) -> None:
-    """A loader is about to hand out a batch for `device` in the loop named `loop`: a boundary."""
+def loader_batch(loops: Loops, loop: int, device: int, submits: Callable[[], None]) -> None:
+    """A loader is about to hand out a batch for `device` in the loop named `loop`: a boundary.
+
+    `submits` is called from now on before each boundary with work, as long as the loop is open.
+    """
     if loops.stepped:
         # Of an iteration without a step (accumulation, evaluation) nothing is learned.
         pending = _C.pending(device)
         loops.last = loops.latest if pending in (0, loops.pending) else None
         loops.stepped.clear()
-    loops.open.add(loop)
+    loops.open[loop] = submits
     loops.device = device
     mark_step("loader")
 
 
 def loader_end(loops: Loops, loop: int) -> None:
     """The loop named `loop` hands out nothing any more. No boundary: it may run in a destructor."""
-    loops.open.discard(loop)
+    loops.open.pop(loop, None)
 
 
 def _look_for_others() -> None:

@@ -436,6 +436,23 @@ def test_it_runs_ahead_and_never_further_than_it_may(device, ahead):
         assert source.taken == used + ahead
 
 
+def test_it_fetches_while_work_runs_and_not_while_it_is_recorded(acc_only):
+    """Both need the interpreter; a step that runs does not."""
+    source = Counting()
+    iterator = iter(torchacc.AsyncLoader(source))
+    x = torch.ones(3, device=acc_only)
+    for used in range(1, 8):
+        next(iterator)
+        if used > 3:
+            time.sleep(0.02)
+            assert source.taken == used + 1
+        kept = x * used
+        torchacc.mark_step()
+        wait_until(lambda used=used: source.taken == used + 2)
+        time.sleep(0.02)  # until it is there
+    assert kept.tolist() == [7.0] * 3
+
+
 def test_nothing_is_fetched_before_the_first_batch_is_asked_for(device):
     source = Counting()
     iterator = iter(torchacc.AsyncLoader(source, device))
