@@ -79,7 +79,7 @@ class _Channel:
         self._in_turns = in_turns
         self._fills = not in_turns
         self._submitted = False  # since the last batch was taken
-        self._waited_for = False
+        self._waiting = 0  # consumers
         self._batches: deque[Any] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -91,7 +91,7 @@ class _Channel:
             self._changed.wait_for(
                 lambda: (
                     self._closed
-                    or self._waited_for
+                    or self._waiting > len(self._batches)
                     or (self._fills and len(self._batches) < self._slots)
                 )
             )
@@ -110,9 +110,8 @@ class _Channel:
             if not self._closed:
                 self._batches.append(batch)
                 # Who waits for it takes it at once.
-                full = not self._waited_for and len(self._batches) >= self._slots
+                full = len(self._batches) - self._waiting >= self._slots
                 self._fills = self._fills and not (self._in_turns and full)
-                self._waited_for = False
                 self._changed.notify_all()
 
     def end(self, error: BaseException | None) -> None:
@@ -127,11 +126,13 @@ class _Channel:
         with self._changed:
             if not self._submitted:
                 self._fills = True
-            if not self._batches:
-                self._waited_for = True
             self._submitted = False
+            self._waiting += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
+            try:
+                self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
+            finally:
+                self._waiting -= 1
             if self._batches:
                 batch = self._batches.popleft()
                 self._changed.notify_all()
@@ -198,6 +199,7 @@ class _Iteration:
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead.
         self._moves = self._marks and not reads_pinned_memory(loader.device)
         self._thread: threading.Thread | None = None
+        self._gradients = True  # where the loop began
         self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
@@ -215,13 +217,14 @@ class _Iteration:
         if self._thread is None and not self._channel.is_closed:
             # Not before the first batch is asked for: sampler and data set draw their first random
             # numbers while the training thread waits here, so their order is always the same.
+            self._gradients = torch.is_grad_enabled()
             self._thread = threading.Thread(
                 target=_fetch,
                 args=(
                     self._channel,
                     self._inner,
                     self._convert.pad if self._moves else self._convert,
-                    torch.is_grad_enabled(),
+                    self._gradients,
                 ),
                 name="AsyncLoader",
                 daemon=True,
@@ -235,7 +238,7 @@ class _Iteration:
         try:
             batch = self._channel.get()
             if self._moves:
-                batch = self._convert.move(batch)
+                batch = self._moved(batch)
         except StopIteration:
             self._leave_loop()
             if self._marks and not marked:
@@ -248,6 +251,15 @@ class _Iteration:
             raise
         self._handed_out += 1
         return batch
+
+    def _moved(self, batch: Any) -> Any:
+        """The batch on the device, as the thread would have made it; where that fails, the end."""
+        try:
+            with torch.inference_mode(False), torch.set_grad_enabled(self._gradients):
+                return self._convert.move(batch)
+        except BaseException:
+            self._channel.close()
+            raise
 
     def _say_that_it_is_empty(self) -> None:
         say_once(

@@ -43,12 +43,16 @@ class strict:
     def __init__(self, enabled: bool = True, *, after: int = 3) -> None:
         if after < 0:
             raise ValueError(f"[torchacc.strict] after is {after}: steps are counted from 0 on.")
-        self._before: tuple[bool, int] = _C.strict()
+        # What to put back, by entry; the first entry puts back what was before the plain call.
+        self._before: list[tuple[bool, int]] = []
+        self._first: tuple[bool, int] | None = _C.strict()
         self._now = (bool(enabled), after)
         _C.set_strict(*self._now)
 
     def __enter__(self) -> None:
         # Again: the object may be entered later, or once more.
+        self._before.append(_C.strict() if self._first is None else self._first)
+        self._first = None
         _C.set_strict(*self._now)
 
     def __exit__(
@@ -57,4 +61,4 @@ class strict:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _C.set_strict(*self._before)
+        _C.set_strict(*self._before.pop())

@@ -19,6 +19,14 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   // Dispatch modes (a compiler's fake tensors) are asked about the program's tensors, not these.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  // While a compiler traces sizes that may change, any answer will do: the program asks again.
+  const auto symbolic = [](const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  };
+  if (symbolic(query) || symbolic(key) || symbolic(value) ||
+      (mask.has_value() && symbolic(*mask))) {
+    return static_cast<int64_t>(sdp::SDPBackend::math);
+  }
   const auto like = [](const at::Tensor& tensor) {
     at::Tensor made = geometry_only(tensor);
     if (made.defined() && tensor.requires_grad()) made.set_requires_grad(true);

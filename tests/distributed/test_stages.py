@@ -343,7 +343,18 @@ report(done=True)
         assert each.reports["done"]
 
 
-@pytest.mark.parametrize("way", ["nn.ReLU(inplace=True)", "Method()", "Function()", "Operator()"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "nn.ReLU(inplace=True)",
+        "nn.Sequential(nn.ReLU(inplace=True))",
+        "Method()",
+        "Function()",
+        "ByPlace()",
+        "Operator()",
+        "View()",
+    ],
+)
 def test_a_stage_may_overwrite_what_it_receives(device, way):
     code = f"""
 class Method(nn.Module):
@@ -352,6 +363,12 @@ class Method(nn.Module):
 class Function(nn.Module):
     def forward(self, x):
         return nn.functional.relu(x, inplace=True)
+class ByPlace(nn.Module):
+    def forward(self, x):
+        return nn.functional.relu(x, True)
+class View(nn.Module):
+    def forward(self, x):
+        return x.flatten().relu_().view_as(x) + x
 class Operator(nn.Module):
     def forward(self, x):
         x += 1
@@ -368,6 +385,44 @@ report(done=True)
 """
     for each in run_ranks(COMPARED + code, 2):
         assert each.reports["done"]
+
+
+def test_names_of_a_stages_state_are_the_models(device):
+    """Tensors that forward reads are in it only where they are in the model's."""
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.register_buffer("scale", torch.full((6,), 2.0), persistent=False)
+        self.register_buffer("kept", torch.full((6,), 3.0))
+        self.plain = torch.ones(6)
+    def forward(self, x):
+        return self.last(self.first(x) * self.scale + self.kept * self.plain)
+x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+model, whole = compared(Model, *x)
+report(done=True)
+report(more=sorted(set(model.state_dict()) - set(whole.state_dict())))
+model.load_state_dict(whole.state_dict())
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert each.reports["done"] and each.reports["more"] == []
+
+
+def test_a_size_that_forward_returns_is_refused(device):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+    def forward(self, x):
+        y = self.last(self.first(x))
+        return {"out": y, "rows": y.size(0)}
+x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+report(said=refused(lambda: compared(Model, *x, output_fn=lambda out: out["out"].sum())))
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert "the forward of Model returns size, which is a size" in each.reports["said"]
 
 
 def test_replicas_of_a_stage_have_the_buffers_of_the_first(device):

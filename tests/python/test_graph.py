@@ -424,9 +424,10 @@ def test_a_step_that_runs_no_plan_does_not_show_an_older_one(acc_only, recording
         (torch.ones(4, device=acc_only) + 1).tolist()
 
     for step in (lambda: None, at_once):
+        pending = torch.ones(4, device=acc_only) + 2  # submitted before `step`
         with pytest.raises(RuntimeError, match=r"no plan has run on acc:0; step recorded nothing"):
             torchacc.graph(tmp_path / "step.txt", step=step)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and pending.tolist() == [3.0] * 4
 
 
 def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):

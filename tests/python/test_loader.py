@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -448,9 +449,39 @@ def test_it_fetches_while_work_runs_and_not_while_it_is_recorded(acc_only):
             assert source.taken == used + 1
         kept = x * used
         torchacc.mark_step()
-        wait_until(lambda used=used: source.taken == used + 2)
-        time.sleep(0.02)  # until it is there
+        wait_until(lambda: len(iterator._channel._batches) == 2)
+        assert source.taken == used + 2
     assert kept.tolist() == [7.0] * 3
+
+
+def test_batches_are_ordinary_tensors_wherever_they_are_asked_for(device):
+    iterator = iter(torchacc.AsyncLoader([torch.ones(2)] * 3, device))
+    with torch.inference_mode():
+        batch = next(iterator)
+    assert not batch.is_inference()
+    weight = torch.ones(2, device=device, requires_grad=True)
+    (weight * batch).sum().backward()
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_batch_that_cannot_be_moved_ends_the_pass(device):
+    class Stuck:
+        def to(self, where):
+            raise OSError(f"not to {torch.device(where).type}")
+
+    iterator = iter(torchacc.AsyncLoader([torch.ones(1), Stuck(), torch.ones(1)], device))
+    next(iterator)
+    with pytest.raises(OSError, match="not to"):
+        next(iterator)
+    assert list(iterator) == []
+    wait_until(lambda: not threads())
+
+
+def test_several_threads_may_take_from_one_pass(device):
+    iterator = iter(torchacc.AsyncLoader(Counting(40), device, device_prefetch_size=1))
+    with ThreadPoolExecutor(6) as pool:
+        taken = pool.map(lambda _: sum(1 for _ in iterator), range(6))
+    assert sum(taken) == 40
 
 
 def test_nothing_is_fetched_before_the_first_batch_is_asked_for(device):

@@ -183,6 +183,16 @@ def test_an_object_may_be_entered_later_and_again():
         assert extension.strict()[0] is False
 
 
+def test_an_object_may_be_entered_within_itself():
+    extension = helpers.extension()
+    scope = torchacc.strict(after=2)
+    with scope:
+        with scope:
+            assert extension.strict() == (True, 2)
+        assert extension.strict()[0] is True
+    assert extension.strict()[0] is False
+
+
 def test_a_warm_up_of_fewer_than_no_steps_is_refused():
     with pytest.raises(ValueError, match="after is -1"):
         torchacc.strict(after=-1)

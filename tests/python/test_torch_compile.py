@@ -261,3 +261,23 @@ def test_attention_is_compiled_too(gradients: bool) -> None:
 
     with torch.set_grad_enabled(gradients):
         compared(run, torch.compile, at_least=2)
+
+
+@pytest.mark.usefixtures("unfused")
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=str)
+def test_attention_of_several_lengths_is_compiled_too(options: dict[str, Any]) -> None:
+    """Dynamo asks with sizes that are symbols, from the second length on or at once."""
+
+    def attend(q: Any, mask: Any) -> Any:
+        return nn.functional.scaled_dot_product_attention(q, q, q, mask)
+
+    def run(compiler: Compiler) -> list[Any]:
+        call = attend if compiler is None else compiler(attend)
+        found = []
+        for length in (5, 6, 9):
+            q = helpers.drawn(1, 2, length, 4, device="acc", seed=length)
+            mask = torch.ones(length, length, device="acc", dtype=torch.bool).tril()
+            found.append(call(q, mask).tolist())
+        return found
+
+    compared(run, lambda function: torch.compile(function, **options))

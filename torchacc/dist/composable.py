@@ -67,6 +67,7 @@ class Composable(ParallelModule):
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
+        self._without_sync = 0  # scopes of no_sync
         check_composable(config, self._mesh)
         half = config.compute.half()
         several = tuple(name for name in ("dp", "fsdp") if self._mesh.num(name) > 1)
@@ -90,11 +91,14 @@ class Composable(ParallelModule):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
+        self._without_sync += 1
         self._inner.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            self._inner.set_requires_gradient_sync(True)
+            self._without_sync -= 1
+            if self._without_sync == 0:
+                self._inner.set_requires_gradient_sync(True)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made = super().state_dict(*args, **kwargs)

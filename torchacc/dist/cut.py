@@ -28,12 +28,14 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     made = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     names = []
+    overwrites = any(
+        stage_of[node] == stage_id and _overwrites(model, node) for node in graph.nodes
+    )
     for node in _handed_on(graph, stage_of, stage_id):
-        received = copies[node] = made.placeholder(f"from_{node.name}")
-        users = [user for user in node.users if stage_of[user] >= stage_id]
-        if len(users) == 1 and _overwrites(model, users[0]):
-            # torch refuses to write into what a gradient is asked for.
-            copies[node] = made.call_method("clone", (received,))
+        copies[node] = made.placeholder(f"from_{node.name}")
+    for node in copies if overwrites else ():
+        # torch refuses to write into what a gradient is asked for, or into a view of it.
+        copies[node] = made.call_method("clone", (copies[node],))
     for node in graph.nodes:
         if node.op == "placeholder" and any(stage_of[user] == stage_id for user in node.users):
             names.append(str(node.target))
@@ -55,17 +57,45 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     made.output(handed[0] if len(handed) == 1 else tuple(handed))
     made.lint()
     stage = fx.GraphModule(model, made, type(model).__name__)
+    _keep_names(model, stage, made)
     stage.meta["returned"] = returned
     return stage, names
 
 
+def _keep_names(model: nn.Module, stage: nn.Module, graph: fx.Graph) -> None:
+    """Has the state of the stage no names that the model's has not.
+
+    fx makes persistent buffers of all tensors that forward reads from the model.
+    """
+    names = model.state_dict(keep_vars=True).keys()
+    for node in graph.nodes:
+        owner, _, last = str(node.target).rpartition(".")
+        if node.op == "get_attr" and str(node.target) not in names:
+            module = stage.get_submodule(owner)
+            if last in module._buffers:
+                module._non_persistent_buffers_set.add(last)
+
+
 def _overwrites(model: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
-        return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
+        inside = model.get_submodule(str(node.target)).modules()
+        return any(getattr(module, "inplace", False) for module in inside)
+    if node.op == "call_function" and len(node.args) > 1 and _inplace_by_place(node):
+        return True
     name = str(getattr(node.target, "__name__", node.target))
     of_operator = getattr(node.target, "__module__", None) == "_operator" and name.startswith("i")
     method = name.endswith("_") and not name.endswith("__")
     return method or of_operator or bool(node.kwargs.get("inplace"))
+
+
+def _inplace_by_place(node: fx.Node) -> bool:
+    """`F.relu(x, True)`."""
+    try:
+        names = list(inspect.signature(node.target).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # functions of C have none
+        return False
+    given = dict(zip(names, node.args, strict=False))
+    return given.get("inplace") is True
 
 
 def _nodes_in(structure: Any) -> dict[fx.Node, None]:
@@ -108,6 +138,7 @@ def split_in_modes(
         for node in other.graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 _copy_attr(model, stage, str(node.target))
+        _keep_names(model, stage, other.graph)
         functions = {stage.training: type(stage).forward, other_mode: type(other).forward}
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -147,7 +178,7 @@ def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node,
     """The operations of `model`, and the stage of each.
 
     Raises ValueError for split points that are none, in another order than in forward, or with
-    nothing between them.
+    nothing between them, and for a forward that returns a size: stages hand on tensors.
     """
     points = [_name_of(model, point) for point in options.split_points]
     graph = graph_of(model, inputs(model, options))
@@ -178,7 +209,14 @@ def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node,
             f"[config] dist.pp.split_points = {points}: stage {empty} would have nothing to do, "
             f"since forward computes nothing there{before}. Name a module that it calls later."
         )
-    _repeat_sizes(graph, stage_of)
+    sizes = _sizes(graph)
+    for node in _nodes_in(next(iter(reversed(graph.nodes))).args):
+        if node in sizes:
+            raise ValueError(
+                f"[config] dist.pp: the forward of {type(model).__name__} returns {node.name}, "
+                "which is a size and no tensor. Leave it out."
+            )
+    _repeat_sizes(graph, sizes, stage_of)
     return graph, stage_of
 
 
@@ -199,13 +237,19 @@ def _is_size(node: fx.Node, sizes: Collection[fx.Node]) -> bool:
     return own and bool(node.all_input_nodes) and all(n in sizes for n in node.all_input_nodes)
 
 
-def _repeat_sizes(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
-    """Lets each stage ask for the sizes that it uses by itself."""
-    sizes: dict[fx.Node, None] = {}
+def _sizes(graph: fx.Graph) -> dict[fx.Node, None]:
+    found: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        if _is_size(node, sizes):
-            sizes[node] = None
-    for node in reversed(sizes):
+        if _is_size(node, found):
+            found[node] = None
+    return found
+
+
+def _repeat_sizes(
+    graph: fx.Graph, sizes: Collection[fx.Node], stage_of: dict[fx.Node, int]
+) -> None:
+    """Lets each stage ask for the sizes that it uses by itself."""
+    for node in reversed(list(sizes)):
         for stage in sorted({stage_of[user] for user in node.users} - {stage_of[node]}):
             with graph.inserting_after(node):
                 copy = graph.node_copy(node)
@@ -222,12 +266,14 @@ def check_points(model: nn.Module, options: PPConfig, memory: MemoryConfig) -> N
         return
     names = {module: name for name, module in model.named_modules()}
     for module in chosen_modules(model, memory.gc_cls or (), memory.gc_cnt):
+        inside = f"{names[module]}." if names[module] else ""
         for point in options.split_points:
-            if _name_of(model, point).startswith(f"{names[module]}."):
+            if _name_of(model, point).startswith(inside):
                 raise ValueError(
                     f"[config] dist.pp.split_points has {_name_of(model, point)}, which is inside "
-                    f"of {names[module]}, a {type(module).__name__} that memory.gc_cls checkpoints "
-                    "as a whole. Split before such a module, or checkpoint smaller ones."
+                    f"of {names[module] or 'the model itself'}, a {type(module).__name__} that "
+                    "memory.gc_cls checkpoints as a whole. Split before such a module, or "
+                    "checkpoint smaller ones."
                 )
 
 

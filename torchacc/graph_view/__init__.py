@@ -48,6 +48,7 @@ def graph(path: str | os.PathLike[str], *, step: Callable[[], object] | None = N
         )
     ran = True
     if step is not None:
+        sync()  # what waits is not of `step`
         before = _C.stats().get("flushes")
         _run_timed(step)
         ran = _C.stats().get("flushes") != before  # else the last plan is not of `step`
