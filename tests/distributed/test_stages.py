@@ -45,60 +45,46 @@ words = torch.randint(0, 12, (4, 5), generator=torch.Generator().manual_seed(1))
 )
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        pytest.param(
-            """
-            rows, length = ids.shape
-            places = torch.arange(length, device=ids.device).unsqueeze(-1) * 0.01
-            return self.last(self.first(self.words(ids)) + places).view(rows * length, -1)
-            """,
-            id="the size of an argument",
-        ),
-        pytest.param(
-            """
-            x = self.words(ids)
-            rows, length, width = x.size()
-            return self.last(self.first(x)).reshape(rows * length, width)
-            """,
-            id="the size of what an earlier stage has",
-        ),
-        pytest.param(
-            """
-            mask = ids != 0
-            return self.last(self.first(self.words(ids))) * mask.unsqueeze(-1)
-            """,
-            id="a mask",
-        ),
-        pytest.param(
-            """
-            x = self.first(self.words(ids))
-            best = x.argmax(-1)
-            return self.last(x).gather(-1, best.unsqueeze(-1))
-            """,
-            id="integers",
-        ),
-        pytest.param(
-            """
-            x = self.words(ids)
-            return self.last(self.first(x)) * (x.detach() > 0)
-            """,
-            id="without a gradient",
-        ),
-    ],
-)
-def test_a_later_stage_may_use(device, lines):
-    body = "\n".join(f"        {line.strip()}" for line in lines.strip().splitlines())
-    code = f"""
+LATER = {
+    "the size of an argument": """
+        rows, length = ids.shape
+        places = torch.arange(length, device=ids.device).unsqueeze(-1) * 0.01
+        return self.last(self.first(self.words(ids)) + places).view(rows * length, -1)
+        """,
+    "the size of what an earlier stage has": """
+        x = self.words(ids)
+        rows, length, width = x.size()
+        return self.last(self.first(x)).reshape(rows * length, width)
+        """,
+    "a mask": """
+        mask = ids != 0
+        return self.last(self.first(self.words(ids))) * mask.unsqueeze(-1)
+        """,
+    "integers": """
+        x = self.first(self.words(ids))
+        best = x.argmax(-1)
+        return self.last(x).gather(-1, best.unsqueeze(-1))
+        """,
+    "without a gradient": """
+        x = self.words(ids)
+        return self.last(self.first(x)) * (x.detach() > 0)
+        """,
+}
+
+
+def test_a_later_stage_may_use_what_earlier_ones_have(device):
+    code = ""
+    for name, lines in LATER.items():
+        body = "\n".join(f"        {line.strip()}" for line in lines.strip().splitlines())
+        code += f"""
 class Model(Words):
     def forward(self, ids):
 {body}
 compared(Model, words, words.flip(0))
-report(done=True)
+report(**{{{name!r}: True}})
 """
     for each in run_ranks(COMPARED + code, 2):
-        assert each.reports["done"]
+        assert list(each.reports) == list(LATER)
 
 
 def test_statistics_are_of_the_batches_alone(device):
@@ -316,17 +302,18 @@ for start in (True, False):
     assert "other.weight" in first and second == ["last.weight", "last.bias"]
 
 
-@pytest.mark.parametrize(
-    ("returned", "taken"),
-    [
-        ("{'out': out, 'first': y}", "out['out'] + out['first'].sum()"),
-        ("(out, None)", "out[0]"),
-        ("[out]", "out[0]"),
-        ("(y, (out, out, 'end'))", "out[1][1] * len(out[1][2]) + out[0].mean()"),
-    ],
-)
-def test_forward_may_return(device, returned, taken):
-    code = f"""
+RETURNED = {
+    "{'out': out, 'first': y}": "out['out'] + out['first'].sum()",
+    "(out, None)": "out[0]",
+    "[out]": "out[0]",
+    "(y, (out, out, 'end'))": "out[1][1] * len(out[1][2]) + out[0].mean()",
+}
+
+
+def test_forward_may_return_structures(device):
+    code = "x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))"
+    for returned, taken in RETURNED.items():
+        code += f"""
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -335,28 +322,26 @@ class Model(nn.Module):
         y = self.first(x)
         out = self.last(y)
         return {returned}
-x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
 compared(Model, *x, output_fn=lambda out: ({taken}).square().mean())
-report(done=True)
+report(**{{{returned!r}: True}})
 """
     for each in run_ranks(COMPARED + code, 2):
-        assert each.reports["done"]
+        assert list(each.reports) == list(RETURNED)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "nn.ReLU(inplace=True)",
-        "nn.Sequential(nn.ReLU(inplace=True))",
-        "Method()",
-        "Function()",
-        "ByPlace()",
-        "Operator()",
-        "View()",
-    ],
-)
-def test_a_stage_may_overwrite_what_it_receives(device, way):
-    code = f"""
+WAYS = [
+    "nn.ReLU(inplace=True)",
+    "nn.Sequential(nn.ReLU(inplace=True))",
+    "Method()",
+    "Function()",
+    "ByPlace()",
+    "Operator()",
+    "View()",
+]
+
+
+def test_a_stage_may_overwrite_what_it_receives(device):
+    code = """
 class Method(nn.Module):
     def forward(self, x):
         return x.relu_()
@@ -373,18 +358,21 @@ class Operator(nn.Module):
     def forward(self, x):
         x += 1
         return x
+x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
+"""
+    for way in WAYS:
+        code += f"""
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.last, self.end = nn.Linear(4, 6), {way}, nn.Linear(6, 2)
     def forward(self, x):
         return self.end(self.last(self.first(x)))
-x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1))
 compared(Model, *x)
-report(done=True)
+report(**{{{way!r}: True}})
 """
     for each in run_ranks(COMPARED + code, 2):
-        assert each.reports["done"]
+        assert list(each.reports) == WAYS
 
 
 def test_names_of_a_stages_state_are_the_models(device):
