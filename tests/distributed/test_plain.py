@@ -190,7 +190,7 @@ with torchacc.strict(after=0):
     y = x * 2
     work = dist.all_reduce(y, async_op=True)
     report(said=refused(work.is_completed), success=work.is_success())
-    torchacc.mark_step()
+torchacc.mark_step()  # whose plan is a new one
 work.wait()
 report(y=y.tolist(), done=work.is_completed(), after=work.is_success())
 """
