@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-ROWS, WARM_EPOCHS = 32, 3
+# An AsyncLoader has decided how it reads after some hundred batches.
+ROWS, WARM_BATCHES = 32, 120
 
 
 class Images:
@@ -99,7 +100,7 @@ def measure(name: str, workers: int, rounds: int) -> dict[str, list[tuple[float,
 
     loaders = {"plain": loader(), "async": torchacc.AsyncLoader(loader())}
     for each in loaders.values():
-        for _ in range(WARM_EPOCHS):
+        for _ in range(-(-WARM_BATCHES // batches)):
             epoch(each)
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in loaders}
     for index in range(rounds):

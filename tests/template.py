@@ -36,6 +36,8 @@ READ_LATER = {
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
     "REPORTS",
+    # torch sets it in the process that runs the tests, as soon as one of these imports inductor.
+    "TORCHINDUCTOR_CACHE_DIR",
 }
 
 

@@ -1,4 +1,7 @@
-"""AsyncLoader: a thread of its own takes batches from a loader, ahead of the training."""
+"""AsyncLoader: a thread of its own takes batches from a loader, ahead of the training.
+
+Where that is measured to take longer than reading in the loop, the loop reads (torchacc.ahead).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import numbers
 import operator
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,9 +19,10 @@ from typing import Any
 import torch.utils.data
 from torch import Tensor
 
+from torchacc.ahead import Ahead
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
 from torchacc.device import is_lazy_device, lazy_device, reads_pinned_memory
-from torchacc.logger import say_once
+from torchacc.logger import logger, say_once
 from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _boundary
@@ -84,18 +89,20 @@ class _Channel:
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
+        self._paused = False
 
     def wait_for_slot(self) -> bool:
-        """Waits until another batch may be fetched; False when nobody wants one any more."""
+        """Waits until another batch may be fetched; False when the thread is to end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self._closed
+                    or self._paused
                     or self._waiting > len(self._batches)
                     or (self._fills and len(self._batches) < self._slots)
                 )
             )
-            return not self._closed
+            return not (self._closed or self._paused)
 
     def fill(self) -> None:
         """The consumer submits work."""
@@ -145,6 +152,16 @@ class _Channel:
         finally:
             del error  # its traceback holds this frame
 
+    def pause(self, paused: bool) -> None:
+        """Ends the thread behind the batch that it is at, or lets another one go on."""
+        with self._changed:
+            self._paused = paused
+            self._changed.notify_all()
+
+    @property
+    def holds_batches(self) -> bool:
+        return bool(self._batches)
+
     @property
     def is_closed(self) -> bool:
         """Whether the consumer has given up."""
@@ -164,7 +181,9 @@ def _fetch(
     convert: Callable[[Any], Any],
     gradients: bool,
 ) -> None:
-    """The thread: fetches and converts batches until they end or nobody wants them."""
+    """The thread: fetches and converts batches until they end or it is to end, and then hands the
+    iterator back.
+    """
     # A data set without worker processes computes here what it would compute in the loop.
     torch.set_grad_enabled(gradients)
     # The list hands the iterator over: the consumer's frame must not keep the worker processes.
@@ -178,6 +197,9 @@ def _fetch(
                 break
             channel.put(convert(batch))
             del batch  # a batch that was handed out must not live on in this frame
+        else:
+            batches.append(iterator)
+            return
     except BaseException as caught:  # whatever it is, it belongs to the training loop
         error = caught
     # Ends the worker processes of a DataLoader before the consumer learns of the end.
@@ -198,11 +220,16 @@ class _Iteration:
         self._convert = loader._convert
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead.
         self._moves = self._marks and not reads_pinned_memory(loader.device)
+        self._ahead = loader._ahead
         self._thread: threading.Thread | None = None
+        self._began = False
         self._gradients = True  # where the loop began
         self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
+        self._last = 0.0  # when
+        self._taking = threading.Lock()
+        self._consumers = 0  # that take from the channel now
         # An iterator is its own iterator.
         self._is_one_shot = self._inner[0] is loader._loader
         self._kind = type(loader._loader).__name__
@@ -214,31 +241,16 @@ class _Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._thread is None and not self._channel.is_closed:
-            # Not before the first batch is asked for: sampler and data set draw their first random
-            # numbers while the training thread waits here, so their order is always the same.
+        if not self._began:
+            self._began = True
             self._gradients = torch.is_grad_enabled()
-            self._thread = threading.Thread(
-                target=_fetch,
-                args=(
-                    self._channel,
-                    self._inner,
-                    self._convert.pad if self._moves else self._convert,
-                    self._gradients,
-                ),
-                name="AsyncLoader",
-                daemon=True,
-            )
-            self._thread.start()
         marked = self._marks and self._handed_out % self._batches_per_step == 0
         if marked:
             # Before the wait for the batch: the step just recorded runs while we wait.
             self._loops = _boundary.loops()
             _boundary.loader_batch(self._loops, id(self), self._device_index, self._channel.fill)
         try:
-            batch = self._channel.get()
-            if self._moves:
-                batch = self._moved(batch)
+            batch = self._taken()
         except StopIteration:
             self._leave_loop()
             if self._marks and not marked:
@@ -249,17 +261,90 @@ class _Iteration:
         except BaseException:
             self._leave_loop()
             raise
+        now = time.perf_counter()
+        if self._handed_out > 0 and self._ahead.took(now - self._last):
+            self._say_what_was_chosen()
         self._handed_out += 1
+        self._last = now
         return batch
 
-    def _moved(self, batch: Any) -> Any:
-        """The batch on the device, as the thread would have made it; where that fails, the end."""
+    def _taken(self) -> Any:
+        """The next batch: read here, or by the thread."""
+        with self._taking:
+            # Who waits for the thread already would wait for ever without it.
+            ahead = self._ahead.wanted or self._consumers > 0
+            if not ahead:
+                self._stop()
+            if self._inner and not self._channel.is_closed:
+                if ahead:
+                    # Not before the first batch is asked for: sampler and data set draw their first
+                    # random numbers while the training thread waits here, so their order is always
+                    # the same.
+                    self._start()
+                elif not self._channel.holds_batches:
+                    return self._read()
+            self._consumers += 1
+        try:
+            batch = self._channel.get()
+        finally:
+            with self._taking:
+                self._consumers -= 1
+        return self._as_where_it_began(self._convert.move, batch) if self._moves else batch
+
+    def _start(self) -> None:
+        self._channel.pause(False)
+        self._thread = threading.Thread(
+            target=_fetch,
+            args=(
+                self._channel,
+                self._inner,
+                self._convert.pad if self._moves else self._convert,
+                self._gradients,
+            ),
+            name="AsyncLoader",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _stop(self) -> None:
+        """Ends the thread; what it has fetched waits in the channel."""
+        if self._thread is not None:
+            self._channel.pause(True)
+            self._thread.join()
+            self._thread = None
+
+    def _read(self) -> Any:
+        try:
+            return self._as_where_it_began(lambda: self._convert(next(self._inner[0])))
+        except BaseException as error:
+            # Ends the worker processes of a DataLoader before the loop learns of the end.
+            self._inner.clear()
+            self._channel.end(None)
+            if isinstance(error, StopIteration):
+                raise StopIteration from None
+            raise
+
+    def _as_where_it_began(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`function` of the arguments, as the thread would call it; where it fails, the end."""
         try:
             with torch.inference_mode(False), torch.set_grad_enabled(self._gradients):
-                return self._convert.move(batch)
+                return function(*arguments)
+        except StopIteration:
+            raise
         except BaseException:
             self._channel.close()
             raise
+
+    def _say_what_was_chosen(self) -> None:
+        best = self._ahead.best
+        logger.info(
+            "[AsyncLoader] batches of a %s are read %s from now on: a step takes %.3g ms so, and "
+            "%.3g ms the other way.",
+            self._kind,
+            "ahead" if self._ahead.wanted else "in the loop",
+            best[self._ahead.wanted] * 1e3,
+            best[not self._ahead.wanted] * 1e3,
+        )
 
     def _say_that_it_is_empty(self) -> None:
         say_once(
@@ -307,6 +392,7 @@ def _end_threads() -> None:
 # The attributes of an AsyncLoader; others are those of what it wraps.
 _OWN = frozenset(
     (
+        "_ahead",
         "_convert",
         "_last",
         "_loader",
@@ -330,7 +416,9 @@ class AsyncLoader:
 
     The thread computes while steps run, and hardly while they are recorded, which needs the
     interpreter too. To a GPU it copies batches through pinned memory; on hosts they are copied when
-    they are handed out.
+    they are handed out. It has to be worth it: the first some hundred batches are read partly by
+    the thread and partly in the loop, and the rest the way that took less time (by the thread
+    with deterministic algorithms on). The log has both times at level INFO.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
@@ -408,6 +496,7 @@ class AsyncLoader:
         self._convert = _Convert(
             self.device, None if padded_to is None else Bucketing(padded_to, pad_value_dict)
         )
+        self._ahead = Ahead(batches_per_execution)
         self._last: weakref.ref[_Iteration] | None = None
         self._passes = 0
         self._sampler = distributed_sampler(loader)
@@ -457,7 +546,7 @@ class AsyncLoader:
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
+        return {**self.__dict__, "_last": None, "_ahead": Ahead(self.batches_per_execution)}
 
     def __repr__(self) -> str:
         return f"AsyncLoader({self._loader!r}, device={str(self.device)!r})"

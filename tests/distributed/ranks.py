@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from tests.helpers import DEVICE, load_device
 load_device()
+torch._C._set_print_stack_traces_on_fatal_signal(True)
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def report(**values):
     with open(os.environ["REPORTS"] + f"/{RANK}", "a") as file:
@@ -154,7 +155,12 @@ def _collect(
 
 def _texts(done: list[Rank]) -> str:
     return "\n".join(
-        f"--- process {rank}, status {each.status}\n{each.stdout[-1500:]}\n{each.stderr[-3000:]}"
+        f"--- process {rank}, status {each.status}\n{each.stdout[-1500:]}\n{_ends(each.stderr)}"
         for rank, each in enumerate(done)
         if each.status != 0
     )
+
+
+def _ends(text: str, most: int = 8000) -> str:
+    """Where a long text begins and where it ends: the thread that crashed comes first."""
+    return text if len(text) <= most else f"{text[: most // 2]}\n...\n{text[-most // 2 :]}"

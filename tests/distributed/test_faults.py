@@ -281,6 +281,7 @@ def captured():
 heard(captured)
 """
     first, second = reduced(code)
+    assert "early" in first, (first, second)
     assert not first["early"] and second["waited"] < 3
     assert first["value"] == second["value"] == [6.5] * 3
     assert first["y"] == [2] * 5

@@ -185,16 +185,24 @@ report(norm=model.clip_grad_norm_(1e9).item(), held=sum(p.to_local().numel()
 
 
 def test_a_batch_of_another_size_and_one_that_cannot_be_cut(device):
-    """Sizes may change from step to step; what cannot be cut is refused on every process."""
+    """Sizes may change from step to step, and stages tell each other of those they have not met;
+    what cannot be cut is refused on every process.
+    """
     code = (
         SETUP
         + """
 config.dist.pp.size, config.dist.pp.split_points = 2, ["blocks.1"]
 config.dist.pp.num_micro_batches = 2
 model = torchacc.accelerate(models.made(0), config=config)
-x = models.data()[0][0]
+x = torch.cat([batch for batch, _ in models.data()])[:12]
 plain = models.made(0)
-for rows in (8, 4, 8, 2):
+told, tell = [], dist.send_object_list
+def telling(*arguments, **options):
+    told.append(rows)
+    tell(*arguments, **options)
+dist.send_object_list = telling
+# of the four that were used last nothing need be told
+for rows in (8, 4, 8, 2, 6, 4, 8, 10, 6, 4, 8, 10, 2):
     model.zero_grad()
     loss = model.forward_backward(x[:rows], output_fn=lambda out: out.square().mean())
     expected = plain(x[:rows]).square().mean()
@@ -209,12 +217,15 @@ try:
     model.forward_backward()
 except TypeError as error:
     errors.append(str(error))
+rows = len(x)
 loss = model.forward_backward(x, output_fn=lambda out: out.square().mean())
 torch.testing.assert_close(loss.cpu(), plain(x).square().mean().detach(), rtol=1e-5, atol=1e-6)
-report(errors=errors)
+report(errors=errors, told=told)
 """
     )
-    for each in run_ranks(code, 2):
+    first, last = run_ranks(code, 2)
+    assert (first.reports["told"], last.reports["told"]) == ([8, 4, 2, 6, 10, 2, 12], [])
+    for each in (first, last):
         short, empty, scalar, number, missing = each.reports["errors"]
         assert "num_micro_batches = 2 parts of one size: x has 3 rows" in short
         assert "x has 0 rows" in empty

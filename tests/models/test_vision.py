@@ -17,8 +17,8 @@ import torch
 from tests import helpers
 from tests.models import accuracy, record, vision
 
-# The largest models take minutes; several times as long beside other work.
-pytestmark = pytest.mark.timeout(7200 if helpers.FULL else 600)
+# The largest models take minutes, and give way to all that runs beside them.
+pytestmark = pytest.mark.timeout(7200 if helpers.FULL else 3600)
 
 
 def measured(model: str, device: str) -> dict[str, object]:

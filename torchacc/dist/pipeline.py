@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 Wrap = Callable[[nn.Module, "Config"], nn.Module]
 
 
+# Shapes of batches for which what was prepared is kept; each has buffers for what it receives.
+KEPT_SHAPES = 4
+
+
 @dataclass
 class _Prepared:
-    asked: tuple[Any, ...]
     schedule: PipelineScheduleSingle
     loss_type: torch.dtype | None = None  # known after the first step
 
@@ -73,12 +76,13 @@ class PipelineParallel(ParallelModule):
         A stage learns in its first step what it receives; for others it begins anew, on all
         processes of the pipeline alike, since all are given all arguments.
         """
-        kind, training = device_type(), torch.is_grad_enabled()
+        kind = device_type()
         half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        asked = (shapes, half, self._stage.training)
-        found = self._prepared.get(training)
-        if found is None or found.asked != asked:
-            found = self._prepared[training] = _Prepared(asked, self._new_schedule())
+        asked = (torch.is_grad_enabled(), half, self._stage.training, *shapes.items())
+        found = self._prepared.pop(asked, None) or _Prepared(self._new_schedule())
+        self._prepared[asked] = found  # behind the others: the one used last
+        if len(self._prepared) > KEPT_SHAPES:
+            del self._prepared[next(iter(self._prepared))]
         return found
 
     def _new_schedule(self) -> PipelineScheduleSingle:
