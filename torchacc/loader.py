@@ -55,8 +55,10 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
     pinned = reads_pinned_memory(device)
 
     def move(tensor: Tensor) -> Tensor:
+        if not pinned:
+            return tensor.to(device)
         is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
-        if not pinned or not is_plain or tensor.is_pinned():
+        if not is_plain or tensor.is_pinned():
             # What is pinned is the program's, which may fill it anew as soon as it has been read.
             return tensor.to(device)
         # The blocks come from a cache, and go back there when the device has read them: batches
@@ -208,6 +210,10 @@ def _fetch(
     error = None  # its traceback holds this frame
 
 
+def _nothing() -> None:
+    """What the loop tells a thread that there is not."""
+
+
 class _Iteration:
     """One pass over the batches. The thread does not refer to it: dropping it ends the thread."""
 
@@ -248,7 +254,9 @@ class _Iteration:
         if marked:
             # Before the wait for the batch: the step just recorded runs while we wait.
             self._loops = _boundary.loops()
-            _boundary.loader_batch(self._loops, id(self), self._device_index, self._channel.fill)
+            reads = self._thread is None and not self._ahead.wanted
+            submits = _nothing if reads else self._channel.fill
+            _boundary.loader_batch(self._loops, id(self), self._device_index, submits)
         try:
             batch = self._taken()
         except StopIteration:
@@ -327,6 +335,8 @@ class _Iteration:
     def _as_where_it_began(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """`function` of the arguments, as the thread would call it; where it fails, the end."""
         try:
+            if not torch.is_inference_mode_enabled() and torch.is_grad_enabled() == self._gradients:
+                return function(*arguments)
             with torch.inference_mode(False), torch.set_grad_enabled(self._gradients):
                 return function(*arguments)
         except StopIteration:

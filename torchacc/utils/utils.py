@@ -33,12 +33,19 @@ def apply_to_tensors(
         whole: called with each object that is no tensor, number, string, plain tuple, list or dict.
             What it returns stands for the object, unless that is NotImplemented.
     """
-
     if isinstance(container, Tensor):
         return fn(container)
+    kind = type(container)
+    # Every batch of a loader comes here: first what nearly all are, by few calls.
+    if kind is tuple or kind is list:
+        items = [
+            fn(item) if isinstance(item, Tensor) else apply_to_tensors(fn, item, whole)
+            for item in container
+        ]
+        return items if kind is list else tuple(items)
     if container is None or isinstance(container, _PLAIN):
         return container
-    if whole is not None and type(container) not in (tuple, list, dict):
+    if whole is not None and kind is not dict:
         made = whole(container)
         if made is not NotImplemented:
             return made
@@ -46,7 +53,7 @@ def apply_to_tensors(
         return PackedSequence(fn(container.data), *container[1:])
     # Not a function in this one, which would be a cycle that keeps what `fn` holds.
     visit = functools.partial(_visit, fn, whole)
-    if isinstance(container, (tuple, set, frozenset)) or type(container) is list:
+    if isinstance(container, (tuple, set, frozenset)):
         return _filled_like(container, [visit(item) for item in container])
     if isinstance(container, Mapping):
         return _mapping_like(container, {key: visit(value) for key, value in container.items()})
@@ -70,10 +77,8 @@ def _visit(fn: Callable[[Tensor], Any], whole: Callable[[Any], Any] | None, item
 
 
 def _filled_like(container: Any, items: list[Any]) -> Any:
-    """A tuple, set or plain list of the type of `container` that holds `items`."""
+    """A tuple or set of the type of `container` that holds `items`."""
     kind = type(container)
-    if kind is list:
-        return items
     # Not by its own constructor, which may take something else.
     if isinstance(container, set):
         made = set.__new__(kind)
