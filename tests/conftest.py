@@ -54,6 +54,16 @@ def cuda_is_cuda() -> Iterator[None]:
         _patches.undo_as_cuda()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """The group of this process alone, which `torchacc.accelerate` asks for, ends with the module:
+    tests that make one of their own may run behind it.
+    """
+    yield
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def acc_only(device: str) -> str:
     """For tests of something that only acc has: skips in the CPU self check of the harness."""
