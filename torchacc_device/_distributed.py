@@ -81,16 +81,20 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
         _C.run_alike()
         if _C.executor_name() == "host":
             _agree_on_kernels(*arguments, options.timeout)
-    _collect_at_exit()
+    _end_before_the_interpreter()
     return _C.ProcessGroupACC(transport, store)
 
 
 @functools.cache
-def _collect_at_exit() -> None:
-    """Groups that only garbage knows end before the interpreter does.
+def _end_before_the_interpreter() -> None:
+    """Groups end before the interpreter does, if they are destroyed or only garbage knows them.
 
     Their threads must not give tensors back while it ends: PyTorch ends the process then.
     """
+    # The default group of when this is imported stays, as a default of its functions. Who wraps a
+    # model in DistributedDataParallel imports it.
+    import torch.distributed.nn.functional  # noqa: F401
+
     atexit.register(gc.collect)
 
 

@@ -518,3 +518,24 @@ report(equal=equal_on_all_ranks(found), total=float(sum(t.double().sum() for t i
         for each in ("full", mode)
     ]
     assert totals[1] == pytest.approx(totals[0], rel=1e-5)
+
+
+def test_a_group_that_is_destroyed_has_no_thread_left():
+    """One that gives a tensor of Python's back while the interpreter ends, ends the process."""
+    code = """
+import contextlib
+def transports():
+    names = []
+    for each in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            names.append(open(f"/proc/self/task/{each}/comm").read())
+    return names.count("pt_gloo_runloop\\n")
+dist.init_process_group("cpu:gloo,acc:acc")
+train(None)
+before = transports()
+dist.destroy_process_group()
+report(before=before, after=transports())
+"""
+    # Not a child of the template, which has imported everything before there is a group.
+    for rank in run_ranks(BEGIN + code, 2, PYTHONHASHSEED="0"):
+        assert rank.reports["before"] > 0 and rank.reports["after"] == 0
