@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# An AsyncLoader has decided how it reads after some hundred batches.
-ROWS, WARM_BATCHES = 32, 120
+# An AsyncLoader has chosen how it reads after five passes.
+ROWS, WARM_EPOCHS = 32, 6
 
 
 class Images:
@@ -100,7 +100,7 @@ def measure(name: str, workers: int, rounds: int) -> dict[str, list[tuple[float,
 
     loaders = {"plain": loader(), "async": torchacc.AsyncLoader(loader())}
     for each in loaders.values():
-        for _ in range(-(-WARM_BATCHES // batches)):
+        for _ in range(WARM_EPOCHS):
             epoch(each)
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in loaders}
     for index in range(rounds):

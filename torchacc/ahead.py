@@ -2,67 +2,142 @@
 
 from __future__ import annotations
 
+import statistics
+import threading
+
 import torch
 
-# Batches of a trial: first steps make plans and compile, and behind a change of ways some batches
-# are there already.
-_FIRST, _UNCOUNTED, _COUNTED = 16, 4, 16
-# Each way is tried twice and its better time counts: the program does something else now and then.
+from torchacc.logger import logger
+
+# Batches that come one behind the other are measured together, so many, times the batches of a
+# step: worker processes have theirs in bursts.
+_RUN = 8
+# The first batches of a pass are not measured, and more of the first pass, whose steps compile.
+_UNMEASURED, _UNMEASURED_FIRST = 3, 16
+# Passes take turns, each with the next until there are so many runs of it.
 _TRIALS = (True, False, True, False)
+_RUNS = 2
 # What reading in the loop has to take, of the time of reading ahead, to be preferred.
 _LESS = 0.98
+# Steps that take so many times as long or short as those that were compared are other steps.
+_OTHER = 2.0
+# Runs of one pass that are kept.
+_KEPT = 64
+
+
+class Pace:
+    """How fast the batches of one pass come: seconds per batch, in runs.
+
+    Args:
+        run: batches of a run.
+        unmeasured: batches in whose time the first run has no part: it begins behind them.
+    """
+
+    def __init__(self, run: int, unmeasured: int) -> None:
+        self.runs: list[float] = []
+        self._run, self._unmeasured = run, unmeasured
+        self._count = 0
+        self._began = 0.0
+        self._consumer: int | None = threading.get_ident()
+
+    def handed_out(self, now: float) -> None:
+        """A batch was handed out at `now` seconds."""
+        if threading.get_ident() != self._consumer:
+            self._consumer = None  # of several consumers nothing is learnt
+            self.runs.clear()
+            return
+        measured = self._count - self._unmeasured
+        self._count += 1
+        if measured < 0 or measured % self._run != 0:
+            return
+        if measured > 0 and len(self.runs) < _KEPT:
+            self.runs.append((now - self._began) / self._run)
+        self._began = now
 
 
 class Ahead:
-    """Tells for each batch of a loader whether it is read ahead, and learns from when they come.
+    """Tells for each pass over a loader whether it is read ahead, and learns from how fast it is.
 
     A thread that reads ahead gains nothing where it never gets ahead: where worker processes are
     the bottleneck, or where it computes batches for longer than a step runs, and takes the
     interpreter from the loop. Nothing is tried with deterministic algorithms, where random numbers
-    should be drawn in the same order in every run.
+    should be drawn in the same order in every run. A pass is read one way from its beginning to its
+    end: not every iterator may change threads.
 
     Args:
-        whole: a trial has a multiple of so many batches (steps of several batches).
+        kind: what is read, for the log.
+        whole: batches of a step.
+        slots: how many batches may be ahead.
     """
 
-    def __init__(self, whole: int) -> None:
-        self._counted = -(-_COUNTED // whole) * whole
-        self._trial = -1  # the first batches
-        self._left = _FIRST
-        self._seconds = 0.0
-        self._best: dict[bool, float] = {}
-        self._chosen = True
+    def __init__(self, kind: str, whole: int, slots: int) -> None:
+        self._kind = kind
+        self._run = -(-_RUN // whole) * whole
+        self._unmeasured = max(_UNMEASURED, slots + 1)
+        self._is_first = True
+        # Passes that have ended, and that `begin` has not seen: they may end in a destructor.
+        self._ended: list[tuple[bool, list[float]]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._runs: dict[bool, list[float]] = {True: [], False: []}
+        self._trial = 0
+        self._left = _RUNS
+        self._chosen: bool | None = None
 
     @property
-    def wanted(self) -> bool:
-        """Whether the next batch is read ahead."""
+    def chosen(self) -> bool | None:
+        """The way that took less time; None until both are known."""
         return self._chosen
 
-    @property
-    def best(self) -> dict[bool, float]:
-        """Seconds per batch, read ahead and in the loop; empty until both are known."""
-        return self._best if self._trial == len(_TRIALS) else {}
+    def begin(self) -> bool:
+        """A pass begins. Returns whether it is read ahead."""
+        while self._ended:
+            self._learn(*self._ended.pop(0))
+        if torch.are_deterministic_algorithms_enabled():
+            return True
+        return _TRIALS[self._trial] if self._chosen is None else self._chosen
 
-    def took(self, seconds: float) -> bool:
-        """A batch came `seconds` after the one before it. Returns whether this has decided."""
-        if self._trial == len(_TRIALS):
-            return False
-        if self._trial < 0 and torch.are_deterministic_algorithms_enabled():
-            return False
-        self._left -= 1
-        if self._left < self._counted:
-            self._seconds += seconds
+    def pace(self) -> Pace:
+        """For the pass that begins."""
+        unmeasured = max(_UNMEASURED_FIRST * self._is_first, self._unmeasured)
+        self._is_first = False
+        return Pace(self._run, unmeasured)
+
+    def end(self, was_ahead: bool, pace: Pace) -> None:
+        """A pass has ended, or was left."""
+        self._ended.append((was_ahead, pace.runs))
+
+    def _learn(self, was_ahead: bool, runs: list[float]) -> None:
+        if not runs:
+            return
+        if self._chosen is not None:
+            ratio = statistics.median(runs) / self._seconds(self._chosen)
+            if was_ahead is self._chosen and not 1 / _OTHER < ratio < _OTHER:
+                self._forget()
+            return
+        if was_ahead is not _TRIALS[self._trial]:
+            return
+        self._runs[was_ahead] += runs
+        self._left -= len(runs)
         if self._left > 0:
-            return False
-        if self._trial >= 0:
-            way = _TRIALS[self._trial]
-            mean = self._seconds / self._counted
-            self._best[way] = min(mean, self._best.get(way, mean))
-        self._trial += 1
-        self._seconds = 0.0
-        self._left = _UNCOUNTED + self._counted
-        if self._trial < len(_TRIALS):
-            self._chosen = _TRIALS[self._trial]
-            return False
-        self._chosen = self._best[False] >= _LESS * self._best[True]
-        return True
+            return
+        self._trial, self._left = self._trial + 1, _RUNS
+        if self._trial == len(_TRIALS):
+            self._choose()
+
+    def _seconds(self, ahead: bool) -> float:
+        # Not the mean: now and then the program does something else between two batches.
+        return statistics.median(self._runs[ahead])
+
+    def _choose(self) -> None:
+        chosen = self._seconds(False) >= _LESS * self._seconds(True)
+        self._chosen = chosen
+        logger.info(
+            "[AsyncLoader] batches of a %s are read %s from now on: one in %.3g ms, and in %.3g ms "
+            "the other way.",
+            self._kind,
+            "ahead" if chosen else "in the loop",
+            self._seconds(chosen) * 1e3,
+            self._seconds(not chosen) * 1e3,
+        )

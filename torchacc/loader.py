@@ -1,6 +1,6 @@
 """AsyncLoader: a thread of its own takes batches from a loader, ahead of the training.
 
-Where that is measured to take longer than reading in the loop, the loop reads (torchacc.ahead).
+Where that was measured to take longer than reading in the loop, the loop reads (torchacc.ahead).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch.utils.data
 from torch import Tensor
 
-from torchacc.ahead import Ahead
+from torchacc.ahead import Ahead, Pace
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
-from torchacc.device import is_lazy_device, lazy_device, reads_pinned_memory
-from torchacc.logger import logger, say_once
+from torchacc.device import device_type, is_lazy_device, lazy_device, reads_pinned_memory
+from torchacc.logger import say_once
 from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _boundary
@@ -91,20 +92,18 @@ class _Channel:
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
-        self._paused = False
 
     def wait_for_slot(self) -> bool:
-        """Waits until another batch may be fetched; False when the thread is to end."""
+        """Waits until another batch may be fetched; False when nobody wants one any more."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self._closed
-                    or self._paused
                     or self._waiting > len(self._batches)
                     or (self._fills and len(self._batches) < self._slots)
                 )
             )
-            return not (self._closed or self._paused)
+            return not self._closed
 
     def fill(self) -> None:
         """The consumer submits work."""
@@ -154,16 +153,6 @@ class _Channel:
         finally:
             del error  # its traceback holds this frame
 
-    def pause(self, paused: bool) -> None:
-        """Ends the thread behind the batch that it is at, or lets another one go on."""
-        with self._changed:
-            self._paused = paused
-            self._changed.notify_all()
-
-    @property
-    def holds_batches(self) -> bool:
-        return bool(self._batches)
-
     @property
     def is_closed(self) -> bool:
         """Whether the consumer has given up."""
@@ -183,9 +172,7 @@ def _fetch(
     convert: Callable[[Any], Any],
     gradients: bool,
 ) -> None:
-    """The thread: fetches and converts batches until they end or it is to end, and then hands the
-    iterator back.
-    """
+    """The thread: fetches and converts batches until they end or nobody wants them."""
     # A data set without worker processes computes here what it would compute in the loop.
     torch.set_grad_enabled(gradients)
     # The list hands the iterator over: the consumer's frame must not keep the worker processes.
@@ -199,9 +186,6 @@ def _fetch(
                 break
             channel.put(convert(batch))
             del batch  # a batch that was handed out must not live on in this frame
-        else:
-            batches.append(iterator)
-            return
     except BaseException as caught:  # whatever it is, it belongs to the training loop
         error = caught
     # Ends the worker processes of a DataLoader before the consumer learns of the end.
@@ -210,8 +194,20 @@ def _fetch(
     error = None  # its traceback holds this frame
 
 
+def _thread_would_differ() -> bool:
+    """Whether something is in force that holds for this thread and not for one that reads ahead:
+    a default device or another mode, or autocast.
+    """
+    return (
+        torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled(device_type())
+    )
+
+
 def _nothing() -> None:
-    """What the loop tells a thread that there is not."""
+    """For who submits work where no thread waits for that."""
 
 
 class _Iteration:
@@ -227,15 +223,16 @@ class _Iteration:
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead.
         self._moves = self._marks and not reads_pinned_memory(loader.device)
         self._ahead = loader._ahead
+        # A program that reads otherwise in the loop than in a thread is not to see a difference.
+        self._reads_ahead = self._ahead.begin() or _thread_would_differ()
+        self._pace: Pace | None = self._ahead.pace()  # until the loop is left
+        self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self._began = False
         self._gradients = True  # where the loop began
         self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
-        self._last = 0.0  # when
-        self._taking = threading.Lock()
-        self._consumers = 0  # that take from the channel now
         # An iterator is its own iterator.
         self._is_one_shot = self._inner[0] is loader._loader
         self._kind = type(loader._loader).__name__
@@ -247,18 +244,16 @@ class _Iteration:
         return self
 
     def __next__(self) -> Any:
-        if not self._began:
-            self._began = True
-            self._gradients = torch.is_grad_enabled()
+        if not self._began and not self._channel.is_closed:
+            self._begin()
         marked = self._marks and self._handed_out % self._batches_per_step == 0
         if marked:
             # Before the wait for the batch: the step just recorded runs while we wait.
             self._loops = _boundary.loops()
-            reads = self._thread is None and not self._ahead.wanted
-            submits = _nothing if reads else self._channel.fill
+            submits = self._channel.fill if self._reads_ahead else _nothing
             _boundary.loader_batch(self._loops, id(self), self._device_index, submits)
         try:
-            batch = self._taken()
+            batch = self._taken() if self._reads_ahead else self._read()
         except StopIteration:
             self._leave_loop()
             if self._marks and not marked:
@@ -269,92 +264,75 @@ class _Iteration:
         except BaseException:
             self._leave_loop()
             raise
-        now = time.perf_counter()
-        if self._handed_out > 0 and self._ahead.took(now - self._last):
-            self._say_what_was_chosen()
         self._handed_out += 1
-        self._last = now
+        pace = self._pace
+        if pace is not None:
+            pace.handed_out(time.perf_counter())
         return batch
 
+    def _begin(self) -> None:
+        with self._reading:
+            if self._began:
+                return  # another consumer was here
+            self._began = True
+            self._gradients = torch.is_grad_enabled()
+            if not self._reads_ahead:
+                return
+            # Not before the first batch is asked for: sampler and data set draw their first random
+            # numbers while the training thread waits here, so their order is always the same.
+            self._thread = threading.Thread(
+                target=_fetch,
+                args=(
+                    self._channel,
+                    self._inner,
+                    self._convert.pad if self._moves else self._convert,
+                    self._gradients,
+                ),
+                name="AsyncLoader",
+                daemon=True,
+            )
+            self._thread.start()
+
     def _taken(self) -> Any:
-        """The next batch: read here, or by the thread."""
-        with self._taking:
-            # Who waits for the thread already would wait for ever without it.
-            ahead = self._ahead.wanted or self._consumers > 0
-            if not ahead:
-                self._stop()
-            if self._inner and not self._channel.is_closed:
-                if ahead:
-                    # Not before the first batch is asked for: sampler and data set draw their first
-                    # random numbers while the training thread waits here, so their order is always
-                    # the same.
-                    self._start()
-                elif not self._channel.holds_batches:
-                    return self._read()
-            self._consumers += 1
+        """The next batch that the thread has fetched; where it cannot be moved, the end."""
+        batch = self._channel.get()
+        if not self._moves:
+            return batch
         try:
-            batch = self._channel.get()
-        finally:
-            with self._taking:
-                self._consumers -= 1
-        return self._as_where_it_began(self._convert.move, batch) if self._moves else batch
-
-    def _start(self) -> None:
-        self._channel.pause(False)
-        self._thread = threading.Thread(
-            target=_fetch,
-            args=(
-                self._channel,
-                self._inner,
-                self._convert.pad if self._moves else self._convert,
-                self._gradients,
-            ),
-            name="AsyncLoader",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def _stop(self) -> None:
-        """Ends the thread; what it has fetched waits in the channel."""
-        if self._thread is not None:
-            self._channel.pause(True)
-            self._thread.join()
-            self._thread = None
-
-    def _read(self) -> Any:
-        try:
-            return self._as_where_it_began(lambda: self._convert(next(self._inner[0])))
-        except BaseException as error:
-            # Ends the worker processes of a DataLoader before the loop learns of the end.
-            self._inner.clear()
-            self._channel.end(None)
-            if isinstance(error, StopIteration):
-                raise StopIteration from None
-            raise
-
-    def _as_where_it_began(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """`function` of the arguments, as the thread would call it; where it fails, the end."""
-        try:
-            if not torch.is_inference_mode_enabled() and torch.is_grad_enabled() == self._gradients:
-                return function(*arguments)
-            with torch.inference_mode(False), torch.set_grad_enabled(self._gradients):
-                return function(*arguments)
-        except StopIteration:
-            raise
+            return self._as_it_began(lambda: self._convert.move(batch))
         except BaseException:
             self._channel.close()
             raise
 
-    def _say_what_was_chosen(self) -> None:
-        best = self._ahead.best
-        logger.info(
-            "[AsyncLoader] batches of a %s are read %s from now on: a step takes %.3g ms so, and "
-            "%.3g ms the other way.",
-            self._kind,
-            "ahead" if self._ahead.wanted else "in the loop",
-            best[self._ahead.wanted] * 1e3,
-            best[not self._ahead.wanted] * 1e3,
-        )
+    def _read(self) -> Any:
+        """The next batch, read here; where that fails, the end."""
+        with self._reading:
+            if not self._inner:
+                raise StopIteration
+            try:
+                return self._as_it_began(lambda: self._convert(next(self._inner[0])))
+            except Exception:
+                # Ends the worker processes of a DataLoader before the loop learns of the end.
+                self._inner.clear()
+                raise
+
+    def _as_it_began(self, function: Callable[[], Any]) -> Any:
+        """What `function` returns with gradients, or without, as where the pass began, or as a
+        generator left it: so the thread calls it, whatever the loop is in by now.
+        """
+        outside = torch.is_grad_enabled()
+        inference = torch.is_inference_mode_enabled()
+        try:
+            with torch.inference_mode(False) if inference else nullcontext():
+                if torch.is_grad_enabled() != self._gradients:
+                    torch.set_grad_enabled(self._gradients)
+                try:
+                    return function()
+                finally:
+                    self._gradients = torch.is_grad_enabled()
+        finally:
+            if torch.is_grad_enabled() != outside:
+                torch.set_grad_enabled(outside)
 
     def _say_that_it_is_empty(self) -> None:
         say_once(
@@ -369,6 +347,9 @@ class _Iteration:
         )
 
     def _leave_loop(self) -> None:
+        pace, self._pace = self._pace, None
+        if pace is not None:
+            self._ahead.end(self._reads_ahead, pace)
         if self._loops is not None:
             _boundary.loader_end(self._loops, id(self))
 
@@ -426,9 +407,11 @@ class AsyncLoader:
 
     The thread computes while steps run, and hardly while they are recorded, which needs the
     interpreter too. To a GPU it copies batches through pinned memory; on hosts they are copied when
-    they are handed out. It has to be worth it: the first some hundred batches are read partly by
-    the thread and partly in the loop, and the rest the way that took less time (by the thread
-    with deterministic algorithms on). The log has both times at level INFO.
+    they are handed out. It has to be worth it: of the first passes every second one is read in the
+    loop, and later ones the way that took less time per batch. A loader that is gone through once
+    is read ahead, and so is everything with deterministic algorithms on, and where a default device
+    or autocast is in force around the loop, which threads do not see. The log has both times at
+    level INFO.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
@@ -506,12 +489,16 @@ class AsyncLoader:
         self._convert = _Convert(
             self.device, None if padded_to is None else Bucketing(padded_to, pad_value_dict)
         )
-        self._ahead = Ahead(batches_per_execution)
+        self._ahead = self._new_ahead()
         self._last: weakref.ref[_Iteration] | None = None
         self._passes = 0
         self._sampler = distributed_sampler(loader)
         if self._sampler is not None:
             follow_epochs(self._sampler)
+
+    def _new_ahead(self) -> Ahead:
+        kind = type(self._loader).__name__
+        return Ahead(kind, self.batches_per_execution, self.device_prefetch_size)
 
     @property
     def is_divided(self) -> bool:
@@ -556,7 +543,7 @@ class AsyncLoader:
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None, "_ahead": Ahead(self.batches_per_execution)}
+        return {**self.__dict__, "_last": None, "_ahead": self._new_ahead()}
 
     def __repr__(self) -> str:
         return f"AsyncLoader({self._loader!r}, device={str(self.device)!r})"

@@ -91,9 +91,10 @@ def _end_before_the_interpreter() -> None:
 
     Their threads must not give tensors back while it ends: PyTorch ends the process then.
     """
-    # The default group of when this is imported stays, as a default of its functions. Who wraps a
-    # model in DistributedDataParallel imports it.
-    import torch.distributed.nn.functional  # noqa: F401
+    if not dist.is_initialized():
+        # The default group of when this is imported stays, as a default of its functions. Who wraps
+        # a model in DistributedDataParallel imports it.
+        import torch.distributed.nn.functional  # noqa: F401
 
     atexit.register(gc.collect)
 

@@ -14,29 +14,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchacc
-from torchacc.ahead import Ahead
+from torchacc import loader as loader_module
+from torchacc.ahead import Ahead, Pace
 
 
-class Told:
-    """In place of Ahead: reads ahead, or in the loop, as it is told for each batch in turn."""
-
-    def __init__(self, *ways):
-        self._ways = itertools.cycle(ways)
-
-    @property
-    def wanted(self):
-        return next(self._ways)
-
-    def took(self, seconds):
-        return False
-
-
-IN_THE_LOOP = [False]
-WAYS = [IN_THE_LOOP, [True, False], [True] * 3 + [False] * 5]
-
-
-def told(loader, ways):
-    loader._ahead = Told(*ways)
+def told(loader, *ways):
+    """The loader, whose passes are read ahead or in the loop as `ways` say in turn."""
+    each = itertools.cycle(ways)
+    loader._ahead.begin = lambda: next(each)
     return loader
 
 
@@ -44,16 +29,15 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "AsyncLoader"]
 
 
-def learnt(seconds, whole=1, others=()):
-    """An Ahead that has decided: each batch comes after `seconds` of the way it is read, but the
-    numbered ones after those of `others`.
-    """
-    ahead = Ahead(whole)
+def passed(ahead, seconds, batches=20, others=()):
+    """A pass whose batches come after `seconds` by way, but the numbered ones after `others`."""
     others = dict(others)
-    for number in range(400):
-        if ahead.took(others.get(number, seconds[ahead.wanted])):
-            return ahead, number
-    return ahead, None
+    way, pace, now = ahead.begin(), ahead.pace(), 100.0
+    for number in range(batches):
+        now += others.get(number, seconds[way])
+        pace.handed_out(now)
+    ahead.end(way, pace)
+    return way
 
 
 # --- what is chosen -----------------------------------------------------------------------------
@@ -63,88 +47,155 @@ def learnt(seconds, whole=1, others=()):
     ("ahead", "in_the_loop", "chosen"),
     [(2.0, 1.0, False), (1.0, 2.0, True), (1.0, 1.0, True), (1.0, 0.99, True), (1.0, 0.97, False)],
 )
-def test_the_way_that_takes_less_time_is_chosen(ahead, in_the_loop, chosen):
-    found, number = learnt({True: ahead, False: in_the_loop})
-    assert found.wanted is chosen and number == 95
-    assert found.best == pytest.approx({True: ahead, False: in_the_loop})
-    assert not found.took(1000.0) and found.wanted is chosen
+def test_the_way_that_takes_less_time_is_chosen(ahead, in_the_loop, chosen, caplog):
+    found = Ahead("list", 1, 2)
+    seconds = {True: ahead, False: in_the_loop}
+    with caplog.at_level(logging.INFO, logger="TorchAcc"):
+        ways = [passed(found, seconds) for _ in range(9)]
+    # In the first pass steps compile.
+    assert ways == [True, True, False, True, False, *[chosen] * 4]
+    assert len(caplog.messages) == 1
+    assert f"of a list are read {'ahead' if chosen else 'in the loop'} from" in caplog.text
+    for value in (ahead, in_the_loop):
+        assert f"{value * 1e3:.3g} ms" in caplog.text
 
 
 def test_what_else_the_program_does_does_not_decide():
-    """First steps compile, one trial of each way has an evaluation, batches behind a change lie
-    there already.
-    """
-    slow = {**dict.fromkeys(range(16), 50.0), 25: 60.0, 90: 80.0, 36: 9.0, 57: 9.0, 77: 9.0}
+    """First steps compile, every second pass has a pause, and every first batches that wait."""
     for ahead, in_the_loop in ((1.0, 1.1), (1.1, 1.0)):
-        found, _ = learnt({True: ahead, False: in_the_loop}, others=slow)
-        assert found.wanted is (ahead < in_the_loop)
+        found = Ahead("list", 1, 2)
+        for number in range(5):
+            slow = dict.fromkeys(range(16 if number == 0 else 3), 50.0)
+            pause = {30: 400.0} if number in (1, 4) else {}
+            passed(found, {True: ahead, False: in_the_loop}, 60, {**slow, **pause})
+        assert found.begin() is (ahead < in_the_loop) and found.chosen is (ahead < in_the_loop)
 
 
-def test_a_trial_has_whole_steps():
+def test_short_passes_are_put_together():
+    found = Ahead("list", 1, 2)
+    ways = [passed(found, {True: 2.0, False: 1.0}, 12) for _ in range(12)]
+    assert ways == [True, *[True] * 2, *[False] * 2, *[True] * 2, *[False] * 2, *[False] * 3]
+    found = Ahead("list", 1, 2)
+    assert all(passed(found, {True: 2.0, False: 1.0}, 11) for _ in range(12))  # too short
+
+
+def test_a_run_has_whole_steps():
     """With a step for every 5 batches, only the fifth takes time."""
-    ahead = Ahead(5)
-    for number in range(400):
-        if ahead.took((2.0 if ahead.wanted else 1.0) * (number % 5 == 0)):
-            break
-    assert ahead.best == pytest.approx({True: 0.4, False: 0.2})
+    pace = Ahead("list", 5, 2).pace()
+    now = 0.0
+    for number in range(60):
+        now += float(number % 5 == 0)
+        pace.handed_out(now)
+    assert pace.runs == pytest.approx([0.2] * 4)
+
+
+def test_batches_that_may_be_ahead_are_not_measured():
+    assert Ahead("list", 1, 30).pace()._unmeasured == 31
+
+
+def test_other_steps_are_compared_anew():
+    found = Ahead("list", 1, 2)
+    for _ in range(6):
+        passed(found, {True: 1.0, False: 0.5})
+    assert found.chosen is False
+    passed(found, {True: 1.0, False: 0.9})
+    assert found.begin() is False and found.chosen is False
+    passed(found, {True: 1.0, False: 1.1})  # more than twice as long
+    for _ in range(4):
+        passed(found, {True: 1.0, False: 1.1})
+    assert found.begin() is True and found.chosen is True
 
 
 def test_nothing_is_tried_where_runs_should_be_alike():
+    found = Ahead("list", 1, 2)
     torch.use_deterministic_algorithms(True)
     try:
-        found, number = learnt({True: 2.0, False: 1.0})
-        assert found.wanted and number is None and found.best == {}
+        assert all(passed(found, {True: 2.0, False: 1.0}) for _ in range(9))
+        assert found.chosen is None
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_loader_in_which_reading_ahead_gains_nothing_reads_in_the_loop(device, caplog):
-    """The data set computes, with the interpreter, and the loop does nothing."""
+def test_of_several_consumers_nothing_is_learnt():
+    pace = Pace(2, 0)
+    for second in range(9):
+        pace.handed_out(float(second))
+    assert len(pace.runs) == 4
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pace.handed_out, 9.0).result()
+    for second in range(9):
+        pace.handed_out(float(second))
+    assert pace.runs == []
 
-    class Computing(torch.utils.data.Dataset):
-        def __len__(self):
-            return 40
 
-        def __getitem__(self, i):
-            return torch.tensor(float(sum(range(2000)) * 0 + i))
+def test_a_loader_that_is_faster_in_the_loop_is_read_there(device, monkeypatch, caplog):
+    """By a clock for which a batch takes longer while a thread of the loader runs."""
 
-    loader = torchacc.AsyncLoader(DataLoader(Computing()), device)
-    loader._ahead.took = took = Recording(loader._ahead.took)
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            self.now += 2.0 if threads() else 1.0
+            return self.now
+
+    monkeypatch.setattr(loader_module, "time", Clock())
+    # Longer than what is read ahead: the thread is there for as long as the loop.
+    endless = DataLoader(TensorDataset(torch.arange(40.0)))
+    loader = torchacc.AsyncLoader(endless, device)
+    ways = []
     with caplog.at_level(logging.INFO, logger="TorchAcc"):
-        for _ in range(4):
-            assert [float(x) for x in loader] == list(range(40))
-    assert len(took.seconds) == 4 * 39 and all(each > 0 for each in took.seconds)
-    best = loader._ahead.best
-    assert loader._ahead.wanted is (best[False] >= 0.98 * best[True])
-    said = [each for each in caplog.messages if "batches of a DataLoader are read" in each]
-    assert len(said) == 1
-    assert ("read ahead from" if loader._ahead.wanted else "read in the loop from") in said[0]
+        for _ in range(7):
+            iterator = iter(loader)
+            assert [float(next(iterator)[0]) for _ in range(25)] == list(range(25))
+            ways.append(bool(threads()))
+            iterator.close()
+    assert ways == [True, True, False, True, False, False, False]
+    assert "of a DataLoader are read in the loop from now on: one in 1e+03 ms" in caplog.text
 
 
-class Recording:
-    def __init__(self, function):
-        self._function, self.seconds = function, []
+@pytest.mark.parametrize("surrounding", ["device", "autocast", "mode"])
+def test_what_a_thread_does_not_see_is_not_tried(device, surrounding):
+    """A shuffle by a default device would be refused, and a data set would compute otherwise."""
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    def __call__(self, seconds):
-        self.seconds.append(seconds)
-        return self._function(seconds)
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    scopes = {
+        "device": torch.device(device),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+        "mode": Mode(),
+    }
+    x = torch.arange(6.0)
+    loader = told(torchacc.AsyncLoader(DataLoader(TensorDataset(x), shuffle=True), device), False)
+    with scopes[surrounding]:
+        iterator = iter(loader)
+        found = [float(next(iterator)[0])]
+        assert threads()
+        found += [float(each) for (each,) in iterator]
+    assert sorted(found) == x.tolist()
+    next(iter(loader))
+    assert threads() == []
 
 
 def test_copies_learn_anew(device):
-    loader = told(torchacc.AsyncLoader([1, 2], device), IN_THE_LOOP)
+    loader = torchacc.AsyncLoader([1, 2], device)
+    for _ in range(6):
+        passed(loader._ahead, {True: 2.0, False: 1.0})
+    assert loader._ahead.begin() is False
     for twin in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
-        assert isinstance(twin._ahead, Ahead)
+        assert twin._ahead.begin() is True
 
 
 # --- both ways give the same --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_arrive_in_order_and_on_the_device(device, workers, ways):
+def test_batches_arrive_in_order_and_on_the_device(device, workers):
     plain = DataLoader(TensorDataset(torch.arange(41.0)), batch_size=3, num_workers=workers)
-    loader = told(torchacc.AsyncLoader(plain, device), ways)
-    for _ in range(3):
+    loader = told(torchacc.AsyncLoader(plain, device), False, True, False)
+    for _ in range(4):
         found = []
         for (x,) in loader:
             assert x.device.type == device
@@ -153,37 +204,60 @@ def test_batches_arrive_in_order_and_on_the_device(device, workers, ways):
         assert threads() == []
 
 
-@pytest.mark.parametrize("ways", WAYS)
-def test_an_error_comes_after_the_batches_before_it_and_ends_the_pass(device, ways):
+def test_an_error_comes_after_the_batches_before_it_and_ends_the_pass(device):
     def broken():
         yield from (torch.ones(1), torch.ones(1), torch.ones(1))
         raise KeyError("the fourth is broken")
 
-    iterator = iter(told(torchacc.AsyncLoader(broken(), device), ways))
+    iterator = iter(told(torchacc.AsyncLoader(broken(), device), False))
     assert [next(iterator).tolist() for _ in range(3)] == [[1.0]] * 3
     with pytest.raises(KeyError, match="the fourth is broken"):
         next(iterator)
     assert list(iterator) == [] and threads() == []
 
 
-@pytest.mark.parametrize("ways", WAYS)
-def test_leaving_early_ends_thread_and_workers(device, ways):
+def test_leaving_early_ends_the_workers(device):
     plain = DataLoader(TensorDataset(torch.arange(60.0)), batch_size=2, num_workers=1)
-    loader = told(torchacc.AsyncLoader(plain, device), ways)
+    loader = told(torchacc.AsyncLoader(plain, device), False, True)
     for _ in range(2):
         for number, _ in enumerate(loader):
             if number == 4:
                 break
         assert threads() == [] and torch.multiprocessing.active_children() == []
+    for _ in range(2):
+        iterator = iter(loader)
+        next(iterator)
+        iterator.close()
+        assert threads() == [] and torch.multiprocessing.active_children() == []
+        assert list(iterator) == []
 
 
-@pytest.mark.parametrize("ways", WAYS)
-def test_several_threads_may_take_from_one_pass(device, ways):
+def test_an_interrupt_leaves_the_pass_where_it_was(device):
+    class Interrupted(torch.utils.data.Dataset):
+        interrupts = True
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            if i == 1 and Interrupted.interrupts:
+                Interrupted.interrupts = False
+                raise KeyboardInterrupt
+            return float(i)
+
+    iterator = iter(told(torchacc.AsyncLoader(DataLoader(Interrupted()), device), False))
+    assert float(next(iterator)) == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert [float(x) for x in iterator] == [2.0, 3.0]
+
+
+def test_several_threads_may_take_from_one_pass(device):
     def counted():
         for number in range(60):
             yield torch.full((1,), float(number))
 
-    iterator = iter(told(torchacc.AsyncLoader(counted(), device, device_prefetch_size=1), ways))
+    iterator = iter(told(torchacc.AsyncLoader(counted(), device, device_prefetch_size=1), False))
     with ThreadPoolExecutor(6) as pool:
         taken = list(pool.map(lambda _: [float(x) for x in iterator], range(6)))
     assert sorted(itertools.chain(*taken)) == list(range(60))
@@ -201,7 +275,7 @@ def test_reading_in_the_loop_keeps_what_the_loop_began_with(device):
         def __getitem__(self, i):
             return self.weight * i
 
-    loader = told(torchacc.AsyncLoader(DataLoader(Scaled()), device), IN_THE_LOOP)
+    loader = told(torchacc.AsyncLoader(DataLoader(Scaled()), device), False)
     with torch.no_grad():
         assert not any(batch.requires_grad for batch in loader)
     iterator = iter(loader)
@@ -211,9 +285,25 @@ def test_reading_in_the_loop_keeps_what_the_loop_began_with(device):
     assert batch.requires_grad and not batch.is_inference()
 
 
+def test_a_scope_of_a_generator_is_its_own(device):
+    def batches():
+        weight = torch.ones(1, requires_grad=True)
+        with torch.no_grad():
+            yield weight * 1
+            yield weight * 2
+        yield weight * 3
+
+    iterator = iter(told(torchacc.AsyncLoader(batches(), device), False))
+    found = []
+    for batch in iterator:
+        assert torch.is_grad_enabled()
+        found.append(batch.requires_grad)
+    assert found == [False, False, True]
+
+
 def test_an_empty_loader_is_pointed_out(device, caplog):
     from torchacc import logger
 
     logger.forget_said_for_testing()
-    assert list(told(torchacc.AsyncLoader([], device), IN_THE_LOOP)) == []
+    assert list(told(torchacc.AsyncLoader([], device), False)) == []
     assert "gave no batch" in caplog.text

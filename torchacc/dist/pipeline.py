@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 Wrap = Callable[[nn.Module, "Config"], nn.Module]
 
 
-# Shapes of batches for which what was prepared is kept; each has buffers for what it receives.
-KEPT_SHAPES = 4
+# Kinds of batches for which what was prepared is kept, with gradients and without;
+# each has buffers for what it receives.
+KEPT = 4
 
 
 @dataclass
 class _Prepared:
+    stage: Stage
     schedule: PipelineScheduleSingle
     loss_type: torch.dtype | None = None  # known after the first step
 
@@ -68,7 +70,7 @@ class PipelineParallel(ParallelModule):
         held = dict(self.named_parameters(remove_duplicate=False))
         self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
         self.__dict__["_device"] = device
-        self.__dict__.update(_prepared={}, _failed=None)
+        self.__dict__.update(_prepared={True: {}, False: {}}, _failed=None)
 
     def _prepared_for(self, shapes: dict[str, Any]) -> _Prepared:
         """What runs micro batches of such arguments, forward alone where no gradients are wanted.
@@ -78,14 +80,15 @@ class PipelineParallel(ParallelModule):
         """
         kind = device_type()
         half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        asked = (torch.is_grad_enabled(), half, self._stage.training, *shapes.items())
-        found = self._prepared.pop(asked, None) or _Prepared(self._new_schedule())
-        self._prepared[asked] = found  # behind the others: the one used last
-        if len(self._prepared) > KEPT_SHAPES:
-            del self._prepared[next(iter(self._prepared))]
+        asked = (half, self._stage.training, *shapes.items())
+        kept = self._prepared[torch.is_grad_enabled()]
+        found = kept.pop(asked, None) or self._prepare()
+        kept[asked] = found  # behind the others: the one used last
+        if len(kept) > KEPT:
+            del kept[next(iter(kept))]
         return found
 
-    def _new_schedule(self) -> PipelineScheduleSingle:
+    def _prepare(self) -> _Prepared:
         options, inner = self._config.dist.pp, self._inner
         stage = Stage(
             # The stage knows torch's own wrappers, and when they may exchange gradients.
@@ -98,7 +101,7 @@ class PipelineParallel(ParallelModule):
         micro = options.num_micro_batches
         schedule = Schedule1F1B if micro >= options.size else ScheduleGPipe
         # Not torch's scale_grads: it divides what earlier steps have added up, too.
-        return schedule(stage, micro, loss_fn=self._loss, scale_grads=False)
+        return _Prepared(stage, schedule(stage, micro, loss_fn=self._loss, scale_grads=False))
 
     def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Shapes and types of the arguments that stages take. Raises the same on all processes."""
@@ -220,6 +223,8 @@ class PipelineParallel(ParallelModule):
             cause = error.__cause__ or error  # the program's own, inside of torch's
             self.__dict__["_failed"] = f"{type(cause).__name__}: {cause}"
             raise
+        # Else what the micro batches were, and became, stays until such a step comes again.
+        prepared.stage.clear_runtime_states()
         loss = torch.stack(losses).sum().detach() if losses else None
         return self._told(loss, prepared) if self._config.dist.pp.broadcast_loss else loss
 
