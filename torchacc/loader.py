@@ -207,7 +207,7 @@ def _thread_would_differ() -> bool:
 
 
 def _nothing() -> None:
-    """For who submits work where no thread waits for that."""
+    """Called when work is submitted, in a pass without a thread that waits for it."""
 
 
 class _Iteration:

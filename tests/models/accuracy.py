@@ -40,9 +40,9 @@ FIRST_FUSED = 4
 # Per value: the device's error, eager's, and what the rounding of a parameter allows.
 Errors = dict[str, tuple[float, float, float]]
 
-# From how many starts a doubtful step is repeated: first from few, which mostly do and allow less.
-FEW_STARTS, STARTS = 3, 8
-# How far these are from eager's, relative to each parameter.
+# From how many starts a doubtful step is repeated, and how far these are from eager's, relative to
+# each parameter.
+STARTS = 8
 NEARBY = 1e-3
 
 
@@ -250,11 +250,7 @@ def measure(
 
 
 def repeated(
-    case: zoo.Case,
-    optimizer: zoo.MakeOptimizer,
-    device: str,
-    numbers: Collection[int],
-    starts_each: int = STARTS,
+    case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, numbers: Collection[int]
 ) -> dict[int, Errors]:
     """The errors of some steps, each taken from several starts near eager's: the device's median,
     and eager's largest.
@@ -273,7 +269,7 @@ def repeated(
         batch = batch_of(case, number - 1)
         if number in numbers:
             several = []
-            for start in range(starts_each):
+            for start in range(STARTS):
                 starts.load(eager)
                 generator = torch.Generator().manual_seed(start)
                 with torch.no_grad():
@@ -305,13 +301,10 @@ def failures(
 ) -> tuple[list[int], list[str]]:
     """The steps that had to be repeated, and what is less accurate than it may be."""
     runs, again = list(runs), set[int]()
-    for starts_each in (FEW_STARTS, STARTS):
-        done = set[int]()
-        while excesses(runs) and (new := (doubtful(runs) | again) - done):
-            for number, found in repeated(case, optimizer, device, new, starts_each).items():
-                runs[number - 1] = found
-            done |= new
-            again |= new
+    while excesses(runs) and (new := doubtful(runs) - again):
+        for number, found in repeated(case, optimizer, device, new).items():
+            runs[number - 1] = found
+        again |= new
     return sorted(again), excesses(runs)
 
 
