@@ -81,9 +81,9 @@ class Ahead:
         self._forget()
 
     def _forget(self) -> None:
-        self._runs: dict[bool, list[float]] = {True: [], False: []}
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # of its trials
         self._trial = 0
-        self._left = _RUNS
+        self._runs: list[float] = []  # of this trial
         self._chosen: bool | None = None
 
     @property
@@ -113,32 +113,30 @@ class Ahead:
         if not runs:
             return
         if self._chosen is not None:
-            ratio = statistics.median(runs) / self._seconds(self._chosen)
+            ratio = statistics.median(runs) / max(self._seconds[self._chosen])
             if was_ahead is self._chosen and not 1 / _OTHER < ratio < _OTHER:
                 self._forget()
             return
         if was_ahead is not _TRIALS[self._trial]:
             return
-        self._runs[was_ahead] += runs
-        self._left -= len(runs)
-        if self._left > 0:
+        self._runs += runs
+        if len(self._runs) < _RUNS:
             return
-        self._trial, self._left = self._trial + 1, _RUNS
+        # Not the mean: now and then the program does something else between two batches.
+        self._seconds[was_ahead].append(statistics.median(self._runs))
+        self._trial, self._runs = self._trial + 1, []
         if self._trial == len(_TRIALS):
             self._choose()
 
-    def _seconds(self, ahead: bool) -> float:
-        # Not the mean: now and then the program does something else between two batches.
-        return statistics.median(self._runs[ahead])
-
     def _choose(self) -> None:
-        chosen = self._seconds(True) < _LESS * self._seconds(False)
+        # Each of its trials: what two of one kind differ by tells how far they can be trusted.
+        chosen = max(self._seconds[True]) < _LESS * min(self._seconds[False])
         self._chosen = chosen
         logger.info(
             "[AsyncLoader] batches of a %s are read %s from now on: one in %.3g ms, and in %.3g ms "
             "the other way.",
             self._kind,
             "ahead" if chosen else "in the loop",
-            self._seconds(chosen) * 1e3,
-            self._seconds(not chosen) * 1e3,
+            max(self._seconds[chosen]) * 1e3,
+            min(self._seconds[not chosen]) * 1e3,
         )

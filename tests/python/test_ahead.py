@@ -71,6 +71,14 @@ def test_what_else_the_program_does_does_not_decide():
         assert found.begin() is (ahead < in_the_loop) and found.chosen is (ahead < in_the_loop)
 
 
+def test_a_gain_that_one_trial_does_not_show_is_none():
+    for slower in (1, 3):  # a trial of reading ahead
+        found = Ahead("list", 1, 2)
+        for number in range(5):
+            passed(found, {True: 1.0 if number == slower else 0.5, False: 1.0})
+        assert found.begin() is False
+
+
 def test_short_passes_are_put_together():
     found = Ahead("list", 1, 2)
     ways = [passed(found, {True: 2.0, False: 1.0}, 12) for _ in range(12)]
