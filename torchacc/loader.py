@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.utils.data
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from torchacc.ahead import Ahead, Pace
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
@@ -26,7 +27,7 @@ from torchacc.device import device_type, is_lazy_device, lazy_device, reads_pinn
 from torchacc.logger import say_once
 from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc.utils.utils import apply_to_tensors
-from torchacc_device import _boundary
+from torchacc_device import _C, _boundary
 
 # A thread that waits for a slow data set when the process ends is left behind after so long.
 _SECONDS_TO_END = 5.0
@@ -169,7 +170,7 @@ class _Channel:
 def _fetch(
     channel: _Channel,
     batches: list[Iterator[Any]],
-    convert: Callable[[Any], Any],
+    convert: Callable[[list[Any]], None],
     gradients: bool,
 ) -> None:
     """The thread: fetches and converts batches until they end or nobody wants them."""
@@ -181,11 +182,12 @@ def _fetch(
     try:
         while channel.wait_for_slot():
             try:
-                batch = next(iterator)
+                held = [next(iterator)]
             except StopIteration:
                 break
-            channel.put(convert(batch))
-            del batch  # a batch that was handed out must not live on in this frame
+            convert(held)
+            channel.put(held)
+            del held  # a batch that was handed out must not live on in this frame
     except BaseException as caught:  # whatever it is, it belongs to the training loop
         error = caught
     # Ends the worker processes of a DataLoader before the consumer learns of the end.
@@ -220,8 +222,14 @@ class _Iteration:
         # belongs to the thread that runs the training, at a point where it holds no lock.
         self._inner: list[Iterator[Any]] = [iter(loader._loader)]
         self._convert = loader._convert
-        # On hosts a copy is computed by the cores, and waits where a step runs: not ahead.
-        self._moves = self._marks and not reads_pinned_memory(loader.device)
+        # On hosts a copy is computed by the cores, and waits where a step runs: not ahead, unless
+        # who gave the batch may change it before it is handed out, as worker processes cannot.
+        self._moves = (
+            self._marks
+            and isinstance(loader._loader, DataLoader)
+            and loader._loader.num_workers > 0
+            and not reads_pinned_memory(loader.device)
+        )
         self._ahead = loader._ahead
         # A program that reads otherwise in the loop than in a thread is not to see a difference.
         self._reads_ahead = self._ahead.begin() or _thread_would_differ()
@@ -295,14 +303,14 @@ class _Iteration:
 
     def _taken(self) -> Any:
         """The next batch that the thread has fetched; where it cannot be moved, the end."""
-        batch = self._channel.get()
-        if not self._moves:
-            return batch
-        try:
-            return self._as_it_began(lambda: self._convert.move(batch))
-        except BaseException:
-            self._channel.close()
-            raise
+        held = self._channel.get()
+        if self._moves:
+            try:
+                self._as_it_began(lambda: self._convert.move(held))
+            except BaseException:
+                self._channel.close()
+                raise
+        return held.pop()
 
     def _read(self) -> Any:
         """The next batch, read here; where that fails, the end."""
@@ -310,11 +318,16 @@ class _Iteration:
             if not self._inner:
                 raise StopIteration
             try:
-                return self._as_it_began(lambda: self._convert(next(self._inner[0])))
+                return self._as_it_began(self._next_converted)
             except Exception:
                 # Ends the worker processes of a DataLoader before the loop learns of the end.
                 self._inner.clear()
                 raise
+
+    def _next_converted(self) -> Any:
+        held = [next(self._inner[0])]
+        self._convert(held)
+        return held.pop()
 
     def _as_it_began(self, function: Callable[[], Any]) -> Any:
         """What `function` returns with gradients, or without, as where the pass began, or as a
@@ -406,8 +419,9 @@ class AsyncLoader:
     batch is an empty loop, as it is with every loader; a warning says so once.
 
     The thread computes while steps run, and hardly while they are recorded, which needs the
-    interpreter too. To a GPU it copies batches through pinned memory; on hosts they are copied when
-    they are handed out. It has to be worth it: of the first passes every second one is read in the
+    interpreter too. To a GPU it copies batches through pinned memory. On hosts the tensors of a
+    batch that nobody else has are not copied but taken over, with their memory, and those of worker
+    processes are copied when they are handed out. It has to be worth it: of the first passes every second one is read in the
     loop, and later ones the way that took less time per batch. A loader that is gone through once
     is read ahead, and so is everything with deterministic algorithms on, and where a default device
     or autocast is in force around the loop, which threads do not see. The log has both times at
@@ -550,24 +564,28 @@ class AsyncLoader:
 
 
 class _Convert:
-    """What is done to each batch."""
+    """What is done to each batch, the only element of a list: nobody else is to hold it."""
 
     def __init__(self, device: torch.device, bucketing: Bucketing | None) -> None:
         self._device = device
+        self._is_lazy = is_lazy_device(device)
         self._bucketing = bucketing
 
     @property
     def pads(self) -> bool:
         return self._bucketing is not None
 
-    def __call__(self, batch: Any) -> Any:
-        return self.move(self.pad(batch))
+    def __call__(self, held: list[Any]) -> None:
+        self.pad(held)
+        self.move(held)
 
-    def pad(self, batch: Any) -> Any:
-        return batch if self._bucketing is None else self._bucketing.pad(batch)
+    def pad(self, held: list[Any]) -> None:
+        if self._bucketing is not None:
+            held.append(self._bucketing.pad(held.pop()))
 
-    def move(self, batch: Any) -> Any:
-        return move_to_device(batch, self._device)
+    def move(self, held: list[Any]) -> None:
+        if not self._is_lazy or not _C.take_over(held, self._device.index):
+            held.append(move_to_device(held.pop(), self._device))
 
 
 def _whole_number(name: str, value: Any) -> int:

@@ -26,6 +26,7 @@
 #include "lazy/record/infer.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
+#include "torchacc_device/csrc/batch_bindings.h"
 #include "torchacc_device/csrc/capture_bindings.h"
 #include "torchacc_device/csrc/debug_bindings.h"
 #include "torchacc_device/csrc/distributed_bindings.h"
@@ -277,6 +278,7 @@ PYBIND11_MODULE(_C, m) {
   acc::session::start();
   acc::install_python();
   acc::bindings::bind_runtime(m);
+  acc::bindings::bind_batches(m);
   acc::bind_session(m);
   acc::bindings::bind_plans(m);
   acc::bindings::bind_capture(m);
