@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# An AsyncLoader has chosen how it reads after five passes.
-ROWS, WARM_EPOCHS = 32, 6
+# An AsyncLoader has chosen how it reads after nine passes.
+ROWS, WARM_EPOCHS = 32, 10
 
 
 class Images:

@@ -421,11 +421,11 @@ class AsyncLoader:
     The thread computes while steps run, and hardly while they are recorded, which needs the
     interpreter too. To a GPU it copies batches through pinned memory. On hosts the tensors of a
     batch that nobody else has are not copied but taken over, with their memory, and those of worker
-    processes are copied when they are handed out. It has to be worth it: of the first passes every second one is read in the
-    loop, and later ones the way that took less time per batch. A loader that is gone through once
-    is read ahead, and so is everything with deterministic algorithms on, and where a default device
-    or autocast is in force around the loop, which threads do not see. The log has both times at
-    level INFO.
+    processes are copied when they are handed out. Reading ahead has to be worth it: of the first
+    passes every second one is read in the loop, and later ones the way that took less time per
+    batch, until both are tried again. A loader that is gone through once is read ahead, and so is
+    everything with deterministic algorithms on, and where a default device or autocast is in force
+    around the loop, which threads do not see. The log has both times at level INFO.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot

@@ -44,16 +44,22 @@ def passed(ahead, seconds, batches=20, others=()):
 
 
 @pytest.mark.parametrize(
-    ("ahead", "in_the_loop", "chosen"),
-    [(2.0, 1.0, False), (1.0, 2.0, True), (1.0, 1.0, False), (0.98, 1.0, False), (0.96, 1.0, True)],
+    ("ahead", "in_the_loop", "chosen", "trials"),
+    [
+        (2.0, 1.0, False, 1),
+        (1.0, 2.0, True, 4),
+        (1.0, 1.0, False, 1),
+        (0.98, 1.0, False, 4),
+        (0.96, 1.0, True, 4),
+    ],
 )
-def test_the_way_that_takes_less_time_is_chosen(ahead, in_the_loop, chosen, caplog):
+def test_the_way_that_takes_less_time_is_chosen(ahead, in_the_loop, chosen, trials, caplog):
     found = Ahead("list", 1, 2)
     seconds = {True: ahead, False: in_the_loop}
     with caplog.at_level(logging.INFO, logger="TorchAcc"):
-        ways = [passed(found, seconds) for _ in range(9)]
+        ways = [passed(found, seconds) for _ in range(12)]
     # In the first pass steps compile.
-    assert ways == [True, True, False, True, False, *[chosen] * 4]
+    assert ways == [True, *[True, False] * trials, *[chosen] * (11 - 2 * trials)]
     assert len(caplog.messages) == 1
     assert f"of a list are read {'ahead' if chosen else 'in the loop'} from" in caplog.text
     for value in (ahead, in_the_loop):
@@ -64,25 +70,40 @@ def test_what_else_the_program_does_does_not_decide():
     """First steps compile, every second pass has a pause, and every first batches that wait."""
     for ahead, in_the_loop in ((1.0, 1.1), (1.1, 1.0)):
         found = Ahead("list", 1, 2)
-        for number in range(5):
+        for number in range(9):
             slow = dict.fromkeys(range(16 if number == 0 else 3), 50.0)
-            pause = {30: 400.0} if number in (1, 4) else {}
+            pause = {30: 400.0} if number in (1, 4, 5, 8) else {}
             passed(found, {True: ahead, False: in_the_loop}, 60, {**slow, **pause})
         assert found.begin() is (ahead < in_the_loop) and found.chosen is (ahead < in_the_loop)
 
 
-def test_a_gain_that_one_trial_does_not_show_is_none():
-    for slower in (1, 3):  # a trial of reading ahead
-        found = Ahead("list", 1, 2)
-        for number in range(5):
-            passed(found, {True: 1.0 if number == slower else 0.5, False: 1.0})
-        assert found.begin() is False
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_gain_that_one_trial_does_not_show_is_none(number):
+    found = Ahead("list", 1, 2)
+    for each in range(9):
+        # A trial of reading ahead that is slow, or one of reading in the loop that is fast.
+        other = each == number and found.chosen is None
+        passed(found, {True: 1.0 if other else 0.6, False: 0.6 if other else 1.0})
+    assert found.begin() is False and found.chosen is False
+
+
+def test_a_choice_is_looked_at_again_less_and_less_often(caplog):
+    found = Ahead("list", 1, 2)
+    seconds = {True: 1.0, False: 0.8}
+    with caplog.at_level(logging.INFO, logger="TorchAcc"):
+        ways = [passed(found, seconds) for _ in range(3 + 16 + 2 + 32 + 2)]
+        assert ways == [*[True, True, False], *[False] * 16, True, *[False] * 33, True, False]
+        assert len(caplog.messages) == 1
+        # From now on it is the other way round.
+        ways = [passed(found, {True: 0.8, False: 1.0}) for _ in range(64 + 8 + 128)]
+        assert ways == [*[False] * 64, *[True, False] * 4, *[True] * 128]
+        assert len(caplog.messages) == 2
 
 
 def test_short_passes_are_put_together():
     found = Ahead("list", 1, 2)
-    ways = [passed(found, {True: 2.0, False: 1.0}, 12) for _ in range(12)]
-    assert ways == [True, *[True] * 2, *[False] * 2, *[True] * 2, *[False] * 2, *[False] * 3]
+    ways = [passed(found, {True: 2.0, False: 1.0}, 12) for _ in range(8)]
+    assert ways == [True, *[True] * 2, *[False] * 2, *[False] * 3]
     found = Ahead("list", 1, 2)
     assert all(passed(found, {True: 2.0, False: 1.0}, 11) for _ in range(12))  # too short
 
@@ -109,7 +130,7 @@ def test_other_steps_are_compared_anew():
     passed(found, {True: 1.0, False: 0.9})
     assert found.begin() is False and found.chosen is False
     passed(found, {True: 1.0, False: 1.1})  # more than twice as long
-    for _ in range(4):
+    for _ in range(8):
         passed(found, {True: 1.0, False: 1.1})
     assert found.begin() is True and found.chosen is True
 
@@ -157,7 +178,7 @@ def test_a_loader_that_is_faster_in_the_loop_is_read_there(device, monkeypatch, 
             assert [float(next(iterator)[0]) for _ in range(25)] == list(range(25))
             ways.append(bool(threads()))
             iterator.close()
-    assert ways == [True, True, False, True, False, False, False]
+    assert ways == [True, True, *[False] * 5]
     assert "of a DataLoader are read in the loop from now on: one in 1e+03 ms" in caplog.text
 
 
