@@ -100,6 +100,17 @@ def test_a_choice_is_looked_at_again_less_and_less_often(caplog):
         assert len(caplog.messages) == 2
 
 
+def test_one_trial_does_not_take_a_gain_away_that_all_have_shown():
+    found = Ahead("list", 1, 2)
+    seconds = {True: 0.8, False: 1.0}
+    assert [passed(found, seconds) for _ in range(9 + 16)][-16:] == [True] * 16
+    for number in range(8):
+        passed(found, {True: 1.1, False: 1.0} if number == 4 else seconds)
+    assert [passed(found, seconds) for _ in range(32)] == [True] * 32
+    ways = [passed(found, {True: 1.0, False: 1.0}) for _ in range(8 + 64)]
+    assert ways == [*[True, False] * 4, *[False] * 64]
+
+
 def test_short_passes_are_put_together():
     found = Ahead("list", 1, 2)
     ways = [passed(found, {True: 2.0, False: 1.0}, 12) for _ in range(8)]
