@@ -65,17 +65,12 @@ class Step:
     values: dict[str, Tensor | Change] = field(default_factory=dict)
 
 
-def pieces(value: Tensor | Change) -> Iterator[Tensor]:
-    """The value's elements in row-major order, as float64 on the CPU; so many as caches hold.
-
-    Whole copies of a large model's tensors in float64 took more time than its steps.
+def together(*values: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The values' elements in row-major order, side by side, as float64 on the CPU: so many at once
+    as caches hold. Whole copies of a large model's tensors take more time than its steps.
     """
-    if isinstance(value, Change):
-        for after, before in zip(pieces(value.after), pieces(value.before), strict=True):
-            yield after - before
-    else:
-        for piece in value.detach().to("cpu").reshape(-1).split(2**17):
-            yield piece.to(torch.float64)
+    for row in zip(*(v.detach().to("cpu").reshape(-1).split(2**15) for v in values), strict=True):
+        yield tuple(piece.to(torch.float64) for piece in row)
 
 
 def shape(value: Tensor | Change) -> torch.Size:
@@ -85,13 +80,16 @@ def shape(value: Tensor | Change) -> torch.Size:
 
 def wide(value: Tensor | Change) -> Tensor:
     """The value as float64 on the CPU."""
-    return torch.cat(list(pieces(value))).reshape(shape(value))
+    if isinstance(value, Change):
+        return wide(value.after) - wide(value.before)
+    return value.detach().to("cpu", torch.float64)
 
 
 def norms(rows: Iterable[Sequence[Tensor]]) -> list[float]:
     """The L2 norms of values in pieces, of which each row has one of every value."""
-    columns = zip(*([float(torch.linalg.vector_norm(p)) for p in row] for row in rows), strict=True)
-    return [math.nan if any(map(math.isnan, c)) else math.hypot(*c) for c in columns]
+    # Squares of what float32 can hold are far within float64's range.
+    squares = zip(*([float(p.dot(p)) for p in row] for row in rows), strict=True)
+    return [math.sqrt(sum(column)) for column in squares]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -160,16 +158,20 @@ def errors(mine: Step, eager: Step, exact: Step) -> Errors:
     Relative to the value's norm. The steps themselves need not be kept.
     """
     found = {}
-    for name, value in exact.values.items():
-        compared = (mine.values[name], eager.values[name], value)
+    for name, x in exact.values.items():
+        compared = [mine.values[name], eager.values[name], x]
         assert len(set(map(shape, compared))) == 1
-        rows = zip(*map(pieces, compared), strict=True)
-        # One pass over all three: of a large model this takes as long as the step.
-        of_mine, of_eager, size = norms((m - x, e - x, x) for m, e, x in rows)
-        # A parameter is a float32: its update is known to half of its last bit.
-        kept = norms([p] for p in pieces(value.before))[0] if isinstance(value, Change) else 0.0
+        if isinstance(x, Change):
+            # All began with the same: their updates differ by what they led to differs by.
+            assert len({id(value.before) for value in compared}) == 1
+            rows = together(*(value.after for value in compared), x.before)
+            of_mine, of_eager, size, start = norms((m - x, e - x, x - b, b) for m, e, x, b in rows)
+        else:
+            of_mine, of_eager, size = norms((m - x, e - x, x) for m, e, x in together(*compared))
+            start = 0.0
         size = size or 1.0
-        found[name] = (of_mine / size, of_eager / size, 2.0**-24 * kept / size)
+        # A parameter is a float32: its update is known to half of its last bit.
+        found[name] = (of_mine / size, of_eager / size, 2.0**-24 * start / size)
     return found
 
 
