@@ -287,12 +287,50 @@ def wrong(
     )
 
 
+def in_eager(
+    name: str, call: Call, inputs: dict[str, Tensor], in_place: bool
+) -> list[Tensor] | None:
+    """The chain's results; None when eager refuses the call."""
+    try:
+        return chain(name, call, inputs, in_place)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_together() -> None:
+    """The chains' kernels come from a few runs of the compiler: each by itself, they take ten times
+    as long. They are the same: no chain shares a tensor or a kernel with another.
+    """
+    if not helpers.ON_ACC or helpers.extension().mode() in ("eager", "nofuse"):
+        return
+    helpers.extension().skip_passes("cse,batch")
+    try:
+        for dtype in DTYPES:
+            chains = [
+                (name, call, in_place)
+                for name, calls in CALLS.items()
+                for call in calls
+                for in_place in (False, True)
+                if not in_place or in_place_form(name) and call[0] in ("a", "m")
+                if in_eager(name, call, make_inputs(dtype), in_place) is not None
+            ]
+            for _ in range(2):  # the second run waits for the kernels
+                given = [
+                    {k: v.to(helpers.DEVICE) for k, v in make_inputs(dtype).items()} for _ in chains
+                ]
+                kept = [chain(*one[:2], x, one[2]) for one, x in zip(chains, given, strict=True)]
+                helpers.flush()
+                del kept
+    finally:
+        helpers.extension().skip_passes("")
+
+
 def check(name: str, call: Call, dtype: torch.dtype, in_place: bool) -> bool | None:
     """Compares one chain. Whether it ran as one kernel; None when eager refuses the call."""
     inputs = make_inputs(dtype)
-    try:
-        eager = chain(name, call, inputs, in_place)
-    except (RuntimeError, TypeError, NotImplementedError):
+    eager = in_eager(name, call, inputs, in_place)
+    if eager is None:
         return None
     reference: list[Tensor] | None = None
     if dtype.is_floating_point and dtype != torch.float64 and eager[0].is_floating_point():
