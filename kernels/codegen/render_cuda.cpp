@@ -23,7 +23,7 @@ class CudaWriter : Writer {
   CudaWriter(const KernelSpec& kernel, bool in_parts)
       : Writer(kernel), phases_(find_phases(kernel)), in_parts_(in_parts) {}
 
-  // What a block does, all at once or in the stage that it is told.
+  // What a block does, all at once or in the stage that it is told: the function body_<name>.
   KernelText body() {
     if (!kernel_.columns) line("constexpr int V = ", neighbours(), ";");
     for (size_t i = 0; i < kernel_.operands.size(); ++i) {
@@ -51,9 +51,9 @@ class CudaWriter : Writer {
                   "const long* parts, int stage, long block, long blocks, long* scratch)");
   }
 
-  // The function that is launched. Words are whole where all rows begin and end with one.
-  std::string entry(const std::string& at_once, const std::string& in_parts) const {
-    const std::string& name = in_parts.empty() ? at_once : in_parts;
+  // The function that is launched; with another that does all at once where that is asked for.
+  // Words are whole where all rows begin and end with one.
+  std::string entry(const std::string& name, const std::string& at_once = "") const {
     const size_t n = neighbours();
     std::string text = concat(
         "extern \"C\" __global__ void __launch_bounds__(", most_threads(kernel_), ", ",
@@ -70,9 +70,9 @@ class CudaWriter : Writer {
     const std::string given = concat("(pointers, geometry, numbers, parts, stage, block, blocks, ",
                                      kernel_.reduced > 0 ? "scratch" : "nullptr", ");\n");
     const auto call = [&](const char* whole) {
-      std::string calls = concat("body_", at_once, "<", whole, ">", given);
-      if (in_parts.empty()) return calls;
-      return concat("if (stage < 0) ", calls, "else body_", in_parts, "<", whole, ">", given);
+      const std::string body = concat("body_", name, "<", whole, ">", given);
+      if (at_once.empty()) return body;
+      return concat("if (stage < 0) ", at_once, "<", whole, ">", given, "else ", body);
     };
     if (n == 1) return concat(text, call("true"), "}\n");
     text += concat("bool whole = geometry[", loops() - 1, "] % ", n, " == 0;\n");
@@ -562,11 +562,14 @@ KernelText render_cuda(const KernelSpec& kernel, bool in_parts) {
   CudaWriter writer(kernel, /*in_parts=*/false);
   KernelText made = writer.body();
   if (!in_parts) {
-    made.text += writer.entry(made.name, "");
+    made.text += writer.entry(made.name);
     return made;
   }
   KernelText staged = CudaWriter(kernel, true).body();
-  staged.text += made.text + writer.entry(made.name, staged.name);
+  // A name of its own: the same program may have the kernel that is never in parts.
+  const std::string body = concat("body_", made.name), at_once = concat("at_once_", staged.name);
+  made.text.replace(made.text.find(body), body.size(), at_once);
+  staged.text += made.text + writer.entry(staged.name, at_once);
   return staged;
 }
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <regex>
+#include <set>
 
 #include "lazy/graph/words.h"
 #include "tests/cpp/kernel_builder.h"
@@ -506,6 +508,23 @@ TEST(CudaKernels, ReductionsInParts) {
   }
   for (const Call& call : calls) EXPECT_TRUE(codegen::has_parts(call.kernel, call.sizes));
   check(calls);
+}
+
+// A sum of little and one of much, which differ by their sizes alone, may be in one program.
+TEST(CudaKernels, InPartsAndAtOnceShareNoName) {
+  const KernelSpec kernel = testing::reduction(Fn::kSum, false);
+  std::set<std::string> names;
+  for (const bool in_parts : {false, true}) {
+    const std::string text = codegen::render_cuda(kernel, in_parts).text;
+    const std::regex function(R"((?:void|\)) (\w+)\((?:char|const long)\*)");
+    size_t count = 0;
+    for (std::sregex_iterator found(text.begin(), text.end(), function), end; found != end;
+         ++found) {
+      EXPECT_TRUE(names.insert((*found)[1]).second) << (*found)[1] << " in\n" << text;
+      ++count;
+    }
+    EXPECT_EQ(count, in_parts ? 3 : 2) << text;
+  }
 }
 
 // Whether words are whole or not, and as exactly as the host: 0.1 is no binary fraction.
