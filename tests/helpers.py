@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,24 @@ def flush() -> None:
     """Submits what was recorded on the device under test."""
     if ON_ACC:
         extension().flush()
+
+
+def compile_together(programs: Sequence[Callable[[], object]]) -> None:
+    """Makes the kernels of `programs`, which return what they compute, by one run of the compiler.
+
+    A run for each kernel takes ten times as long. They are the kernels that each program has by
+    itself, if no two share a tensor: nothing is computed for several or merged here.
+    """
+    if not ON_ACC or extension().mode() in ("eager", "nofuse"):
+        return
+    extension().skip_passes("cse,batch")
+    try:
+        for _ in range(2):  # the second run waits for them
+            kept = [program() for program in programs]
+            flush()
+            del kept
+    finally:
+        extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))
 
 
 def emulate_gpu(on: bool = True) -> None:

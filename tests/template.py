@@ -89,7 +89,7 @@ def serve(channel: int) -> str:
 
 def _end_before_torch() -> None:
     """Of what runs at the end of this process, behind the interpreter's, leaves out what has been
-    registered so far. Libraries that are loaded from now on end as ever, and do so before.
+    registered so far. Static objects of libraries that are loaded from now on end as ever, before.
     """
     library = ctypes.CDLL(None)
     library.on_exit(library._exit, None)  # with the status

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.utils.data
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import dataloader
 
 from torchacc.ahead import Ahead, Pace
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
@@ -223,11 +223,10 @@ class _Iteration:
         self._inner: list[Iterator[Any]] = [iter(loader._loader)]
         self._convert = loader._convert
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead, unless
-        # who gave the batch may change it before it is handed out, as worker processes cannot.
+        # who gave the batch may change it before it is handed out. Worker processes make each anew.
         self._moves = (
             self._marks
-            and isinstance(loader._loader, DataLoader)
-            and loader._loader.num_workers > 0
+            and isinstance(self._inner[0], dataloader._MultiProcessingDataLoaderIter)
             and not reads_pinned_memory(loader.device)
         )
         self._ahead = loader._ahead

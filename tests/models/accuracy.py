@@ -309,8 +309,8 @@ def of_all(several: Sequence[Errors]) -> Errors:
 
 
 def at_worst(several: Sequence[Errors]) -> Errors:
-    """The same after the first starts: how bad it can still become. Whatever the others give, the
-    median is not above the largest of a majority, and eager's largest not below that of a part.
+    """The same after the first starts: how bad it can still become. Whatever numbers the others
+    give, the median is not above the largest of a majority, and eager's largest not below a part's.
     """
     bounds = {}
     for name, (_, eager, rounding) in of_all(several).items():

@@ -199,6 +199,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "in a set": lambda: {made()},
     "in a mapping": lambda: __import__("collections").OrderedDict(x=made()),
     "of no device": lambda: torch.ones(3, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "the first of many": lambda: torch.randperm(100_000)[:64],
 }
 
 
@@ -222,7 +224,7 @@ def test_a_mapped_file_stays(acc_only, tmp_path):
 
 def test_lists_that_are_too_deep_are_an_error(acc_only):
     batch: list[Any] = [made()]
-    for _ in range(sys.getrecursionlimit() * 2):
+    for _ in range(max(20_000, sys.getrecursionlimit() * 2)):
         batch = [batch]
     held = [batch]
     del batch
@@ -275,6 +277,22 @@ def test_a_buffer_that_is_filled_again_and_again_is_copied(device, way):
     seen = [batch.sum() for batch in loader]
     assert [s.item() for s in seen] == [12.0 * i for i in range(8)]
     assert torch.equal(buffer, made(7))
+
+
+class Refilled(DataLoader):
+    """Gives its workers' batches in one buffer."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        buffer = torch.empty(1, 3)
+        for batch in super().__iter__():
+            yield buffer.copy_(batch)
+
+
+def test_a_loader_of_the_programs_own_that_has_workers_may_fill_one_buffer(device, way):
+    loader = Refilled([torch.full((3,), float(i)) for i in range(8)], num_workers=1)
+    mine = torchacc.AsyncLoader(loader, device, device_prefetch_size=4)
+    seen = [batch.sum() for batch in mine]
+    assert [s.item() for s in seen] == [3.0 * i for i in range(8)]
 
 
 def test_memory_that_was_taken_over_is_counted_and_given_back(host):

@@ -6,6 +6,7 @@ of the correctly rounded value. With infinities, NaN, signed zeros and denormals
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -299,31 +300,23 @@ def in_eager(
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_together() -> None:
-    """The chains' kernels come from a few runs of the compiler: each by itself, they take ten times
-    as long. They are the same: no chain shares a tensor or a kernel with another.
-    """
-    if not helpers.ON_ACC or helpers.extension().mode() in ("eager", "nofuse"):
-        return
-    helpers.extension().skip_passes("cse,batch")
-    try:
-        for dtype in DTYPES:
-            chains = [
-                (name, call, in_place)
+    """The kernels of all chains."""
+
+    def run(name: str, call: Call, dtype: torch.dtype, in_place: bool) -> list[Tensor]:
+        moved = {k: v.to(helpers.DEVICE) for k, v in make_inputs(dtype).items()}
+        return chain(name, call, moved, in_place)
+
+    for dtype in DTYPES:
+        helpers.compile_together(
+            [
+                functools.partial(run, name, call, dtype, in_place)
                 for name, calls in CALLS.items()
                 for call in calls
                 for in_place in (False, True)
-                if not in_place or in_place_form(name) and call[0] in ("a", "m")
+                if not in_place or (in_place_form(name) and call[0] in ("a", "m"))
                 if in_eager(name, call, make_inputs(dtype), in_place) is not None
             ]
-            for _ in range(2):  # the second run waits for the kernels
-                given = [
-                    {k: v.to(helpers.DEVICE) for k, v in make_inputs(dtype).items()} for _ in chains
-                ]
-                kept = [chain(*one[:2], x, one[2]) for one, x in zip(chains, given, strict=True)]
-                helpers.flush()
-                del kept
-    finally:
-        helpers.extension().skip_passes("")
+        )
 
 
 def check(name: str, call: Call, dtype: torch.dtype, in_place: bool) -> bool | None:

@@ -6,6 +6,7 @@ result. Sums here are taken in another order than ATen's, so equal bits are not 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -256,6 +257,19 @@ CALLS: dict[str, list[tuple[Program, tuple[Tensor, ...]]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiled_together() -> None:
+    """The kernels of all operators."""
+
+    def run(program: Program, inputs: tuple[Tensor, ...]) -> Any:
+        return program(*[x.to(helpers.DEVICE) for x in inputs])
+
+    helpers.compile_together(
+        [functools.partial(run, *call) for calls in CALLS.values() for call in calls]
+    )
+
+
+@pytest.mark.usefixtures("compiled_together")
 @pytest.mark.parametrize("name", CALLS)
 def test_operator(name):
     for program, inputs in CALLS[name]:

@@ -25,22 +25,26 @@ bool holds_no_tensor(PyObject* object) {
          PyFloat_CheckExact(object) || PyBool_Check(object) || PyBytes_CheckExact(object);
 }
 
-// All of a block of the CPU's own allocator: what lies in memory that is mapped, shared, pinned or
-// another library's can be changed by others without a reference to the tensor or its storage.
+// All of a block of the CPU's own allocator, and no part of it that nobody uses any more: what lies
+// in memory that is mapped, shared, pinned or another library's can be changed by others without a
+// reference to the tensor or its storage.
 bool has_memory_of_its_own(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.storage().use_count() == 1 &&
-         tensor.storage().data_ptr().get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter();
+  if (!tensor.has_storage()) return false;
+  const c10::Storage& storage = tensor.storage();
+  return storage.use_count() == 1 && storage.nbytes() == tensor.nbytes() &&
+         storage.data_ptr().get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter();
 }
 
 // Also: as it lies it is what a copy on the device would be.
 bool can_be_taken(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.is_cpu() && has_memory_of_its_own(tensor) &&
+  return tensor.use_count() == 1 && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
+         !tensor.is_nested() && !tensor.is_quantized() && has_memory_of_its_own(tensor) &&
          tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
-         !tensor.requires_grad() && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.requires_grad() && !tensor._fw_grad(/*level=*/0).defined() && !tensor.is_conj() &&
          !tensor.is_neg() && !tensor.has_names();
 }
 
-// Python's limit for lists in lists.
+// Python's limit for lists in lists: that of calls, or from 3.12 on of calls in C.
 class Deeper {
  public:
   Deeper() {
@@ -91,8 +95,10 @@ class Taking {
       const at::Tensor& tensor = THPVariable_Unpack(object);
       if (tensor.device() == device_) return {};
       if (is_only_here(object) && can_be_taken(tensor)) {
-        return py::reinterpret_steal<py::object>(
+        auto made = py::reinterpret_steal<py::object>(
             THPVariable_Wrap(aten::wrap(tensor, device_.index())));
+        if (!made) throw py::error_already_set();
+        return made;
       }
       all_ = false;
     } else if (!holds_no_tensor(object)) {
