@@ -45,8 +45,9 @@ Stage = Callable[[dict[str, str], IO[str] | None], int]
 def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
     """A stage that runs pytest; no test collected is a failure.
 
-    `share`: how several processes share it, by tests ("load"), by files ("loadfile") or by
-    groups that tests name ("loadgroup"). `heap`: what glibc is told of it.
+    `share`: how several processes share it, by tests ("load"; "worksteal" where some are long, so
+    that one process does not end long before another), by files ("loadfile") or by groups that
+    tests name ("loadgroup"). `heap`: what glibc is told of it.
     """
 
     def run(environ: dict[str, str], output: IO[str] | None) -> int:
@@ -99,8 +100,8 @@ STAGES: dict[str, Stage] = {
         share="loadfile",
     ),
     "fuzz": pytest("tests/fuzz", share="loadgroup"),
-    "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="load"),
-    "torchvision": pytest("tests/models/test_vision.py", share="load", heap=KEPT_HEAP),
+    "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="worksteal"),
+    "torchvision": pytest("tests/models/test_vision.py", share="worksteal", heap=KEPT_HEAP),
     "seeds": pytest("tests/seeds", share="loadfile"),
     "distributed": pytest("tests/distributed", share="load"),
     "opinfo": pytest("tests/opinfo", share="loadfile"),
