@@ -111,6 +111,7 @@ def compile_together(programs: Sequence[Callable[[], object]]) -> None:
     if not ON_ACC or extension().mode() in ("eager", "nofuse"):
         return
     extension().skip_passes("cse,batch")
+    failed = stats().get("jit/failed", 0)
     try:
         for _ in range(2):  # the second run waits for them
             kept = [program() for program in programs]
@@ -118,6 +119,7 @@ def compile_together(programs: Sequence[Callable[[], object]]) -> None:
             del kept
     finally:
         extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))
+    assert stats().get("jit/failed", 0) == failed, "kernels could not be compiled"
 
 
 def emulate_gpu(on: bool = True) -> None:

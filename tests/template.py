@@ -4,14 +4,12 @@ To import torch takes 1.5 s of a core, and tests/python alone has some hundred c
 the template is what `python -c CODE` is behind its `import torch`: nothing of this project has been
 imported, no thread of torch runs, and the interpreter is finalized at the end. But for two things:
 children share the seed of hashes and where libraries lie in memory, and the interpreter's last
-collection leaves alone what torch's import has made. A child may be asked to leave torch's
-libraries alone when it ends, too: their destructors are two thirds of what an end costs, 0.2 s.
+collection leaves alone what torch's import has made.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import json
 import os
@@ -82,19 +80,7 @@ def serve(channel: int) -> str:
     os.environ.clear()
     os.environ.update(request["env"])
     random.seed()
-    if not request["whole_end"]:
-        _end_before_torch()
     return request["code"]
-
-
-def _end_before_torch() -> None:
-    """Of what runs at the end of this process, behind the interpreter's, leaves out what has been
-    registered so far. Static objects of libraries that are loaded from now on end as ever, before.
-    """
-    library = ctypes.CDLL(None)
-    library.on_exit(library._exit, None)  # with the status
-    # Nothing flushes what C would still write.
-    library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, 2, 0)  # 2: _IONBF
 
 
 class Template:
@@ -128,16 +114,15 @@ class Template:
         return all(name.startswith("ACC_") or name in READ_LATER for name in changed)
 
     def run(
-        self, code: str, env: dict[str, str], timeout: float, *, whole_end: bool = True
+        self, code: str, env: dict[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Runs `code` as subprocess.run does `python -c CODE`, its output captured as text.
 
-        Unless it is to have a `whole_end`, torch's libraries are left as they are at its end.
         Raises subprocess.TimeoutExpired when it has been ended after `timeout` seconds.
         """
         assert self.process.poll() is None, f"the template ended: {self.process.returncode}"
         command = ["python", "-c", code]
-        message = json.dumps({"code": code, "env": env, "whole_end": whole_end}).encode()
+        message = json.dumps({"code": code, "env": env}).encode()
         assert len(message) <= MESSAGE, f"code and environment have {len(message)} bytes"
         with ExitStack() as opened:
             answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

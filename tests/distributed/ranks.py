@@ -123,9 +123,7 @@ def _run(
     """Forked from the template, unless what its environment says is read when torch is imported."""
     try:
         if _template().can_run(env):
-            # The first rank ends as processes do. The others do so too up to torch's libraries.
-            whole_end = env["RANK"] == "0"
-            return _template().run(_PRELUDE + code, env, timeout, whole_end=whole_end)
+            return _template().run(_PRELUDE + code, env, timeout)
         command = [sys.executable, "-c", _PRELUDE + code]
         return subprocess.run(
             command,
