@@ -362,8 +362,10 @@ class _Iteration:
         pace, self._pace = self._pace, None
         if pace is not None:
             self._ahead.end(self._reads_ahead, pace)
-        if self._loops is not None:
-            _boundary.loader_end(self._loops, id(self))
+        # Once: where the interpreter ends, the function is gone before the last iteration.
+        loops, self._loops = self._loops, None
+        if loops is not None:
+            _boundary.loader_end(loops, id(self))
 
     def close(self, seconds: float | None = None) -> None:
         """Ends the thread and waits for it, at most `seconds`; no batch comes after this."""

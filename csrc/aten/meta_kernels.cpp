@@ -1,170 +1,207 @@
 #include "csrc/aten/meta_kernels.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ScalarOps.h>
-#include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/native/layer_norm.h>
 #include <ATen/ops/_log_softmax_backward_data_meta_dispatch.h>
 #include <ATen/ops/_log_softmax_meta_dispatch.h>
 #include <ATen/ops/_softmax_backward_data_meta_dispatch.h>
 #include <ATen/ops/_softmax_meta_dispatch.h>
+#include <ATen/ops/acos_meta_dispatch.h>
+#include <ATen/ops/acosh_meta_dispatch.h>
 #include <ATen/ops/add_meta_dispatch.h>
 #include <ATen/ops/addcdiv_meta_dispatch.h>
 #include <ATen/ops/addcmul_meta_dispatch.h>
 #include <ATen/ops/addmm_meta_dispatch.h>
+#include <ATen/ops/addmv_meta_dispatch.h>
+#include <ATen/ops/all_meta_dispatch.h>
+#include <ATen/ops/amax_meta_dispatch.h>
+#include <ATen/ops/amin_meta_dispatch.h>
+#include <ATen/ops/any_meta_dispatch.h>
+#include <ATen/ops/argmax_meta_dispatch.h>
+#include <ATen/ops/argmin_meta_dispatch.h>
+#include <ATen/ops/asin_meta_dispatch.h>
+#include <ATen/ops/asinh_meta_dispatch.h>
+#include <ATen/ops/atan2_meta_dispatch.h>
+#include <ATen/ops/atan_meta_dispatch.h>
+#include <ATen/ops/atanh_meta_dispatch.h>
+#include <ATen/ops/avg_pool2d_backward_meta_dispatch.h>
+#include <ATen/ops/avg_pool2d_meta_dispatch.h>
 #include <ATen/ops/baddbmm_meta_dispatch.h>
+#include <ATen/ops/bitwise_and_meta_dispatch.h>
+#include <ATen/ops/bitwise_not_meta_dispatch.h>
+#include <ATen/ops/bitwise_or_meta_dispatch.h>
+#include <ATen/ops/bitwise_xor_meta_dispatch.h>
 #include <ATen/ops/bmm_meta_dispatch.h>
+#include <ATen/ops/cat_meta_dispatch.h>
+#include <ATen/ops/ceil_meta_dispatch.h>
+#include <ATen/ops/clamp_max_meta_dispatch.h>
 #include <ATen/ops/clamp_meta_dispatch.h>
 #include <ATen/ops/clamp_min_meta_dispatch.h>
 #include <ATen/ops/cos_meta_dispatch.h>
+#include <ATen/ops/cosh_meta_dispatch.h>
+#include <ATen/ops/cumprod_meta_dispatch.h>
+#include <ATen/ops/cumsum_meta_dispatch.h>
 #include <ATen/ops/div_meta_dispatch.h>
+#include <ATen/ops/elu_backward_meta_dispatch.h>
+#include <ATen/ops/elu_meta_dispatch.h>
+#include <ATen/ops/eq_meta_dispatch.h>
 #include <ATen/ops/erf_meta_dispatch.h>
+#include <ATen/ops/erfc_meta_dispatch.h>
+#include <ATen/ops/erfinv_meta_dispatch.h>
+#include <ATen/ops/exp2_meta_dispatch.h>
 #include <ATen/ops/exp_meta_dispatch.h>
+#include <ATen/ops/expm1_meta_dispatch.h>
+#include <ATen/ops/floor_meta_dispatch.h>
+#include <ATen/ops/fmax_meta_dispatch.h>
+#include <ATen/ops/fmin_meta_dispatch.h>
+#include <ATen/ops/fmod_meta_dispatch.h>
+#include <ATen/ops/frac_meta_dispatch.h>
+#include <ATen/ops/gather_meta_dispatch.h>
 #include <ATen/ops/ge_meta_dispatch.h>
 #include <ATen/ops/gelu_backward_meta_dispatch.h>
 #include <ATen/ops/gelu_meta_dispatch.h>
+#include <ATen/ops/glu_meta_dispatch.h>
+#include <ATen/ops/gt_meta_dispatch.h>
+#include <ATen/ops/hardsigmoid_backward_meta_dispatch.h>
+#include <ATen/ops/hardsigmoid_meta_dispatch.h>
+#include <ATen/ops/hypot_meta_dispatch.h>
+#include <ATen/ops/index_add_meta_dispatch.h>
+#include <ATen/ops/index_meta_dispatch.h>
+#include <ATen/ops/le_meta_dispatch.h>
+#include <ATen/ops/leaky_relu_backward_meta_dispatch.h>
+#include <ATen/ops/leaky_relu_meta_dispatch.h>
 #include <ATen/ops/lerp_meta_dispatch.h>
+#include <ATen/ops/lgamma_meta_dispatch.h>
+#include <ATen/ops/linalg_vector_norm_meta_dispatch.h>
+#include <ATen/ops/log10_meta_dispatch.h>
 #include <ATen/ops/log1p_meta_dispatch.h>
+#include <ATen/ops/log2_meta_dispatch.h>
 #include <ATen/ops/log_meta_dispatch.h>
+#include <ATen/ops/logaddexp_meta_dispatch.h>
+#include <ATen/ops/lt_meta_dispatch.h>
+#include <ATen/ops/max_pool2d_with_indices_backward_meta_dispatch.h>
+#include <ATen/ops/max_pool2d_with_indices_meta_dispatch.h>
 #include <ATen/ops/maximum_meta_dispatch.h>
 #include <ATen/ops/mean_meta_dispatch.h>
 #include <ATen/ops/minimum_meta_dispatch.h>
+#include <ATen/ops/mish_meta_dispatch.h>
 #include <ATen/ops/mm_meta_dispatch.h>
+#include <ATen/ops/mse_loss_meta_dispatch.h>
 #include <ATen/ops/mul_meta_dispatch.h>
+#include <ATen/ops/ne_meta_dispatch.h>
 #include <ATen/ops/neg_meta_dispatch.h>
 #include <ATen/ops/nll_loss_backward_meta_dispatch.h>
 #include <ATen/ops/nll_loss_forward_meta_dispatch.h>
 #include <ATen/ops/pow_meta_dispatch.h>
+#include <ATen/ops/reciprocal_meta_dispatch.h>
+#include <ATen/ops/remainder_meta_dispatch.h>
+#include <ATen/ops/round_meta_dispatch.h>
 #include <ATen/ops/rsqrt_meta_dispatch.h>
+#include <ATen/ops/scatter_add_meta_dispatch.h>
+#include <ATen/ops/scatter_meta_dispatch.h>
 #include <ATen/ops/sgn_meta_dispatch.h>
 #include <ATen/ops/sigmoid_backward_meta_dispatch.h>
 #include <ATen/ops/sigmoid_meta_dispatch.h>
+#include <ATen/ops/sign_meta_dispatch.h>
 #include <ATen/ops/silu_backward_meta_dispatch.h>
 #include <ATen/ops/silu_meta_dispatch.h>
 #include <ATen/ops/sin_meta_dispatch.h>
+#include <ATen/ops/sinh_meta_dispatch.h>
+#include <ATen/ops/smooth_l1_loss_meta_dispatch.h>
+#include <ATen/ops/softplus_backward_meta_dispatch.h>
+#include <ATen/ops/softplus_meta_dispatch.h>
+#include <ATen/ops/sort_meta_dispatch.h>
 #include <ATen/ops/sqrt_meta_dispatch.h>
 #include <ATen/ops/sub_meta_dispatch.h>
 #include <ATen/ops/sum_meta_dispatch.h>
+#include <ATen/ops/tan_meta_dispatch.h>
 #include <ATen/ops/tanh_backward_meta_dispatch.h>
 #include <ATen/ops/tanh_meta_dispatch.h>
 #include <ATen/ops/threshold_backward_meta_dispatch.h>
+#include <ATen/ops/topk_meta_dispatch.h>
+#include <ATen/ops/tril_meta_dispatch.h>
+#include <ATen/ops/triu_meta_dispatch.h>
+#include <ATen/ops/trunc_meta_dispatch.h>
+#include <ATen/ops/upsample_bilinear2d_backward_meta_dispatch.h>
+#include <ATen/ops/upsample_bilinear2d_meta_dispatch.h>
+#include <ATen/ops/upsample_nearest2d_backward_meta_dispatch.h>
+#include <ATen/ops/upsample_nearest2d_meta_dispatch.h>
+#include <ATen/ops/xlogy_meta_dispatch.h>
 
-#include <algorithm>
-#include <array>
+#include <optional>
 #include <tuple>
 
-#include "lazy/record/infer.h"
+#include "csrc/aten/meta_install.h"
 
 namespace acc::aten {
+namespace meta {
 namespace {
 
+using at::Scalar;
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
+using OptionalScalar = std::optional<Scalar>;
+using OptionalType = std::optional<at::ScalarType>;
+using OptionalString = std::optional<c10::string_view>;
 
-// ---- operators whose kernels are not structured -------------------------------------------------
+// Which of the overloads of a name is meant.
+using Unary = Tensor (*)(const Tensor&);
+using Binary = Tensor (*)(const Tensor&, const Tensor&);
+using WithNumber = Tensor (*)(const Tensor&, const Scalar&);
+using NumberFirst = Tensor (*)(const Scalar&, const Tensor&);
+using WithMode = Tensor (*)(const Tensor&, const Tensor&, OptionalString);
 
-Tensor number(const at::Scalar& value) {
+Tensor number(const Scalar& value) {
   Tensor tensor = c10::scalar_to_tensor(value);
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return tensor;
 }
 
-Tensor mul_number(const Tensor& self, const at::Scalar& other) {
-  return at::meta::mul(self, number(other));
+// Operators on a tensor and a number whose kernel takes two tensors.
+template <Binary kFunction>
+Tensor with_number(const Tensor& self, const Scalar& other) {
+  return kFunction(self, number(other));
 }
-Tensor div_number(const Tensor& self, const at::Scalar& other) {
-  return at::meta::div(self, number(other));
-}
-Tensor add_number(const Tensor& self, const at::Scalar& other, const at::Scalar& alpha) {
+Tensor add_number(const Tensor& self, const Scalar& other, const Scalar& alpha) {
   return at::meta::add(self, number(other), alpha);
 }
-Tensor sub_number(const Tensor& self, const at::Scalar& other, const at::Scalar& alpha) {
+Tensor sub_number(const Tensor& self, const Scalar& other, const Scalar& alpha) {
   return at::meta::sub(self, number(other), alpha);
 }
+Tensor rsub_number(const Tensor& self, const Scalar& other, const Scalar& alpha) {
+  return at::meta::sub(number(other), self, alpha);
+}
+Tensor div_number_mode(const Tensor& self, const Scalar& other, OptionalString mode) {
+  return at::meta::div(self, number(other), mode);
+}
+Tensor floor_divide(const Tensor& self, const Tensor& other) {
+  return at::meta::div(self, other, "floor");
+}
 
-Tensor div(const Tensor& self, const Tensor& other) { return at::meta::div(self, other); }
-Tensor& div_(Tensor& self, const Tensor& other) { return at::meta::div_(self, other); }
-Tensor lerp(const Tensor& self, const Tensor& end, const at::Scalar& weight) {
-  return at::meta::lerp(self, end, weight);
-}
-Tensor& lerp_(Tensor& self, const Tensor& end, const at::Scalar& weight) {
-  return at::meta::lerp_(self, end, weight);
-}
-Tensor& fill(Tensor& self, const at::Scalar&) { return self; }
-Tensor pow_number(const Tensor& self, const at::Scalar& exponent) {
-  return at::meta::pow(self, exponent);
-}
-Tensor number_pow(const at::Scalar& base, const Tensor& exponent) {
-  return at::meta::pow(base, exponent);
-}
-// One geometry for all comparisons with a number.
-Tensor compare_number(const Tensor& self, const at::Scalar& other) {
-  return at::meta::ge(self, other);
-}
-Tensor compare(const Tensor& self, const Tensor& other) { return at::meta::ge(self, other); }
-Tensor clamp(const Tensor& self, const std::optional<at::Scalar>& min,
-             const std::optional<at::Scalar>& max) {
-  return at::meta::clamp(self, min, max);
-}
 // Their kernels are another operator's, or lay their result out like it.
 Tensor relu(const Tensor& self) { return at::meta::clamp_min(self, 0); }
 Tensor abs(const Tensor& self) { return at::meta::neg(self); }
-
-Tensor mean_of_all(const Tensor& self, std::optional<at::ScalarType> dtype) {
+Tensor isnan(const Tensor& self) { return at::meta::ne(self, self); }
+Tensor hardtanh(const Tensor& self, const Scalar& min, const Scalar& max) {
+  return at::meta::clamp(self, min, max);
+}
+Tensor hardtanh_backward(const Tensor& grad, const Tensor& self, const Scalar&, const Scalar&) {
+  return at::meta::mul(grad, self);
+}
+Tensor safe_softmax(const Tensor& self, int64_t dim, OptionalType) {
+  return at::meta::_softmax(self, dim, false);
+}
+Tensor dropout_backward(const Tensor& grad, const Tensor& mask, double) {
+  return at::meta::mul(grad, mask);
+}
+Tensor sum_of_all(const Tensor& self, OptionalType dtype) {
+  return at::meta::sum(self, at::OptionalIntArrayRef(at::IntArrayRef{}), false, dtype);
+}
+Tensor mean_of_all(const Tensor& self, OptionalType dtype) {
   return at::meta::mean(self, at::OptionalIntArrayRef(at::IntArrayRef{}), false, dtype);
 }
-
-Tensor like(const Tensor& tensor) {
-  return at::detail::empty_meta(tensor.sizes(), tensor.scalar_type());
+std::tuple<Tensor, Tensor> sort(const Tensor& self, int64_t dim, bool descending) {
+  return at::meta::sort(self, std::nullopt, dim, descending);
 }
-
-// input [*stat, *normalized] -> normalised like it, mean and rstd [*stat, 1, ...]
-std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& input, c10::SymIntArrayRef normalized,
-                                              const OptionalTensor& weight,
-                                              const OptionalTensor& bias, double) {
-  const auto shape = C10_AS_INTARRAYREF_SLOW(normalized);
-  at::native::_check_layer_norm_inputs(input, shape, weight.value_or(Tensor()),
-                                       bias.value_or(Tensor()));
-  std::vector<int64_t> stat = input.sizes().vec();
-  std::fill(stat.end() - static_cast<int64_t>(shape.size()), stat.end(), 1);
-  const auto make = [&] { return at::detail::empty_meta(stat, input.scalar_type()); };
-  return {like(input), make(), make()};
-}
-
-std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tensor& input,
-                                                       c10::SymIntArrayRef, const Tensor&,
-                                                       const Tensor&, const OptionalTensor& weight,
-                                                       const OptionalTensor& bias,
-                                                       std::array<bool, 3> wanted) {
-  const auto make = [](bool want, const Tensor& tensor) { return want ? like(tensor) : Tensor(); };
-  return {make(wanted[0], input), make(wanted[1], weight.value_or(Tensor())),
-          make(wanted[2], bias.value_or(Tensor()))};
-}
-
-// The updates of all parameters in one call: nothing is new. PyTorch has Meta kernels for those of
-// Adam only.
-void fused_sgd_(at::TensorList, at::TensorList, at::TensorList, double, double, double, double,
-                bool, bool, bool, const OptionalTensor&, const OptionalTensor&) {}
-void fused_adagrad_(at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
-                    double, double, bool, const OptionalTensor&, const OptionalTensor&) {}
-
-// ---- which cases they are good for -------------------------------------------------------------
-
-using Arguments = c10::ArrayRef<c10::IValue>;
-
-bool any(Arguments) { return true; }
-
-// All tensors have one real floating type, which the kernels work in without exception.
-bool one_floating_type(Arguments arguments) {
-  std::optional<at::ScalarType> type;
-  for (const c10::IValue& argument : arguments) {
-    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    const at::ScalarType other = argument.toTensor().scalar_type();
-    if (!at::isFloatingType(other) || type.value_or(other) != other) return false;
-    type = other;
-  }
-  return true;
-}
+Tensor cat(at::TensorList tensors, int64_t dim) { return at::meta::cat(tensors, dim); }
 
 // (self, target, ...) or (grad_output, self, target, ...): classes are numbers of 64 bits, which
 // the kernels check and Meta does not.
@@ -174,99 +211,195 @@ bool classes_are_long(Arguments arguments) {
          one_floating_type(arguments.slice(0, kTarget));
 }
 
-// Lists of as many tensors each as the first. Momenta, say, may be an empty list.
-bool equally_many(Arguments arguments) {
-  const size_t count = arguments[0].toListRef().size();
-  return std::ranges::all_of(arguments, [count](const c10::IValue& argument) {
-    return !argument.isList() || argument.toListRef().empty() ||
-           argument.toListRef().size() == count;
-  });
-}
-
-template <class Function>
-void install(const char* name, Function function, bool (*applies)(Arguments arguments) = &any) {
-  record::install_meta_kernel(name,
-                              {c10::KernelFunction::makeFromUnboxedFunction(function), applies});
+// (self, dim, dtype)
+bool keeps_its_type(Arguments arguments) {
+  return one_floating_type(arguments) && arguments[2].isNone();
 }
 
 }  // namespace
+}  // namespace meta
 
-// A name stands for one overload here; these pick it.
-#define ACC_META(name, function) install("aten::" name, TORCH_FN(at::meta::function))
+// The first is for names without overloads, the others pick one.
+#define ACC_META(name) install("aten::" #name, at::meta::name)
+#define ACC_UNARY(name) install("aten::" #name, Unary{at::meta::name})
+#define ACC_TENSOR(name) install("aten::" #name ".Tensor", Binary{at::meta::name})
+#define ACC_NUMBER(name) install("aten::" #name ".Scalar", WithNumber{at::meta::name})
+#define ACC_TENSOR_OR_NUMBER(name) \
+  ACC_TENSOR(name);                \
+  install("aten::" #name ".Scalar", &with_number<at::meta::name>)
 
 void register_meta_kernels() {
-  ACC_META("add.Tensor", add);
-  ACC_META("add_.Tensor", add_);
-  ACC_META("sub.Tensor", sub);
-  ACC_META("sub_.Tensor", sub_);
-  ACC_META("mul.Tensor", mul);
-  ACC_META("mul_.Tensor", mul_);
-  ACC_META("addcmul", addcmul);
-  ACC_META("addcmul_", addcmul_);
-  ACC_META("addcdiv", addcdiv);
-  ACC_META("addcdiv_", addcdiv_);
-  ACC_META("mm", mm);
-  ACC_META("bmm", bmm);
-  ACC_META("addmm", addmm);
-  ACC_META("baddbmm", baddbmm);
-  ACC_META("gelu", gelu);
-  ACC_META("gelu_backward", gelu_backward);
-  ACC_META("silu", silu);
-  ACC_META("silu_backward", silu_backward);
-  ACC_META("sigmoid", sigmoid);
-  ACC_META("sigmoid_backward", sigmoid_backward);
-  ACC_META("tanh", tanh);
-  ACC_META("tanh_backward", tanh_backward);
-  ACC_META("threshold_backward", threshold_backward);
-  ACC_META("erf", erf);
-  ACC_META("exp", exp);
-  ACC_META("log", log);
-  ACC_META("log1p", log1p);
-  ACC_META("sin", sin);
-  ACC_META("cos", cos);
-  ACC_META("sqrt", sqrt);
-  ACC_META("rsqrt", rsqrt);
-  ACC_META("neg", neg);
-  ACC_META("sgn", sgn);
-  ACC_META("maximum", maximum);
-  ACC_META("minimum", minimum);
-  ACC_META("_softmax", _softmax);
-  ACC_META("_softmax_backward_data", _softmax_backward_data);
-  ACC_META("_log_softmax", _log_softmax);
-  ACC_META("_log_softmax_backward_data", _log_softmax_backward_data);
-  ACC_META("mean.dim", mean);
-  ACC_META("sum.dim_IntList", sum);
-  install("aten::mul.Scalar", TORCH_FN(mul_number));
-  install("aten::div.Scalar", TORCH_FN(div_number));
-  install("aten::add.Scalar", TORCH_FN(add_number));
-  install("aten::sub.Scalar", TORCH_FN(sub_number));
-  install("aten::div.Tensor", TORCH_FN(div));
-  install("aten::div_.Tensor", TORCH_FN(div_));
-  install("aten::lerp.Scalar", TORCH_FN(lerp));
-  install("aten::lerp_.Scalar", TORCH_FN(lerp_));
-  install("aten::fill_.Scalar", TORCH_FN(fill));
-  install("aten::pow.Tensor_Scalar", TORCH_FN(pow_number));
-  install("aten::pow.Scalar", TORCH_FN(number_pow));
-  install("aten::clamp", TORCH_FN(clamp));
-  install("aten::relu", TORCH_FN(relu), &one_floating_type);
-  install("aten::abs", TORCH_FN(abs), &one_floating_type);
-  for (const char* name : {"aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar",
-                           "aten::lt.Scalar", "aten::eq.Scalar", "aten::ne.Scalar"}) {
-    install(name, TORCH_FN(compare_number), &one_floating_type);
-  }
-  for (const char* name : {"aten::ge.Tensor", "aten::gt.Tensor", "aten::le.Tensor",
-                           "aten::lt.Tensor", "aten::eq.Tensor", "aten::ne.Tensor"}) {
-    install(name, TORCH_FN(compare), &one_floating_type);
-  }
-  install("aten::nll_loss_forward", TORCH_FN(at::meta::nll_loss_forward), &classes_are_long<1>);
-  install("aten::nll_loss_backward", TORCH_FN(at::meta::nll_loss_backward), &classes_are_long<2>);
-  install("aten::mean", TORCH_FN(mean_of_all));
-  install("aten::_fused_sgd_", TORCH_FN(fused_sgd_), &equally_many);
-  install("aten::_fused_adagrad_", TORCH_FN(fused_adagrad_), &equally_many);
-  install("aten::native_layer_norm", TORCH_FN(layer_norm), &one_floating_type);
-  install("aten::native_layer_norm_backward", TORCH_FN(layer_norm_backward), &one_floating_type);
+  using namespace meta;
+  ACC_META(_log_softmax);
+  ACC_META(_log_softmax_backward_data);
+  ACC_META(_softmax);
+  ACC_META(_softmax_backward_data);
+  ACC_META(addcdiv);
+  ACC_META(addcmul);
+  ACC_META(addmm);
+  ACC_META(addmv);
+  ACC_META(amax);
+  ACC_META(amin);
+  ACC_META(argmax);
+  ACC_META(argmin);
+  ACC_META(atan2);
+  ACC_META(avg_pool2d);
+  ACC_META(avg_pool2d_backward);
+  ACC_META(baddbmm);
+  ACC_META(bmm);
+  ACC_META(cumprod);
+  ACC_META(cumsum);
+  ACC_META(elu);
+  ACC_META(elu_backward);
+  ACC_META(fmax);
+  ACC_META(fmin);
+  ACC_META(gather);
+  ACC_META(gelu);
+  ACC_META(gelu_backward);
+  ACC_META(glu);
+  ACC_META(hardsigmoid_backward);
+  ACC_META(hypot);
+  ACC_META(index_add);
+  ACC_META(leaky_relu);
+  ACC_META(leaky_relu_backward);
+  ACC_META(linalg_vector_norm);
+  ACC_META(logaddexp);
+  ACC_META(max_pool2d_with_indices);
+  ACC_META(max_pool2d_with_indices_backward);
+  ACC_META(maximum);
+  ACC_META(minimum);
+  ACC_META(mm);
+  ACC_META(mse_loss);
+  ACC_META(scatter_add);
+  ACC_META(sigmoid_backward);
+  ACC_META(silu_backward);
+  ACC_META(smooth_l1_loss);
+  ACC_META(softplus);
+  ACC_META(softplus_backward);
+  ACC_META(tanh_backward);
+  ACC_META(threshold_backward);
+  ACC_META(topk);
+  ACC_META(tril);
+  ACC_META(triu);
+  ACC_META(upsample_bilinear2d);
+  ACC_META(upsample_bilinear2d_backward);
+  ACC_META(upsample_nearest2d);
+  ACC_META(upsample_nearest2d_backward);
+  ACC_UNARY(acos);
+  ACC_UNARY(acosh);
+  ACC_UNARY(asin);
+  ACC_UNARY(asinh);
+  ACC_UNARY(atan);
+  ACC_UNARY(atanh);
+  ACC_UNARY(bitwise_not);
+  ACC_UNARY(ceil);
+  ACC_UNARY(cos);
+  ACC_UNARY(cosh);
+  ACC_UNARY(erf);
+  ACC_UNARY(erfc);
+  ACC_UNARY(erfinv);
+  ACC_UNARY(exp);
+  ACC_UNARY(exp2);
+  ACC_UNARY(expm1);
+  ACC_UNARY(floor);
+  ACC_UNARY(frac);
+  ACC_UNARY(hardsigmoid);
+  ACC_UNARY(lgamma);
+  ACC_UNARY(log);
+  ACC_UNARY(log10);
+  ACC_UNARY(log1p);
+  ACC_UNARY(log2);
+  ACC_UNARY(mish);
+  ACC_UNARY(neg);
+  ACC_UNARY(reciprocal);
+  ACC_UNARY(rsqrt);
+  ACC_UNARY(sgn);
+  ACC_UNARY(sigmoid);
+  ACC_UNARY(sign);
+  ACC_UNARY(silu);
+  ACC_UNARY(sin);
+  ACC_UNARY(sinh);
+  ACC_UNARY(sqrt);
+  ACC_UNARY(tan);
+  ACC_UNARY(tanh);
+  ACC_UNARY(trunc);
+  ACC_UNARY(all);
+  ACC_UNARY(any);
+  ACC_UNARY(round);
+  ACC_TENSOR(eq);
+  ACC_TENSOR(ge);
+  ACC_TENSOR(gt);
+  ACC_TENSOR(le);
+  ACC_TENSOR(lt);
+  ACC_TENSOR(ne);
+  ACC_NUMBER(eq);
+  ACC_NUMBER(ge);
+  ACC_NUMBER(gt);
+  ACC_NUMBER(le);
+  ACC_NUMBER(lt);
+  ACC_NUMBER(ne);
+  ACC_TENSOR_OR_NUMBER(bitwise_and);
+  ACC_TENSOR_OR_NUMBER(bitwise_or);
+  ACC_TENSOR_OR_NUMBER(bitwise_xor);
+  ACC_TENSOR_OR_NUMBER(fmod);
+  ACC_TENSOR_OR_NUMBER(mul);
+  ACC_TENSOR_OR_NUMBER(remainder);
+  ACC_TENSOR(div);
+  install("aten::div.Scalar", &with_number<Binary{at::meta::div}>);
+  ACC_TENSOR(clamp_max);
+  ACC_TENSOR(clamp_min);
+  ACC_TENSOR(xlogy);
+  install("aten::clamp_max", WithNumber{at::meta::clamp_max});
+  install("aten::clamp_min", WithNumber{at::meta::clamp_min});
+  install("aten::add.Tensor", at::meta::add);
+  install("aten::add.Scalar", &add_number);
+  install("aten::sub.Tensor", at::meta::sub);
+  install("aten::sub.Scalar", &sub_number);
+  install("aten::rsub.Scalar", &rsub_number);
+  install("aten::div.Tensor_mode", WithMode{at::meta::div});
+  install("aten::div.Scalar_mode", &div_number_mode);
+  install("aten::floor_divide", &floor_divide);
+  install("aten::floor_divide.Scalar", &with_number<floor_divide>);
+  install("aten::pow.Tensor_Tensor", Binary{at::meta::pow});
+  install("aten::pow.Tensor_Scalar", WithNumber{at::meta::pow});
+  install("aten::pow.Scalar", NumberFirst{at::meta::pow});
+  using Lerp = Tensor (*)(const Tensor&, const Tensor&, const Scalar&);
+  install("aten::lerp.Scalar", Lerp{at::meta::lerp});
+  using Clamp = Tensor (*)(const Tensor&, const OptionalScalar&, const OptionalScalar&);
+  install("aten::clamp", Clamp{at::meta::clamp});
+  install("aten::relu", &relu, &one_floating_type);
+  install("aten::abs", &abs, &one_floating_type);
+  install("aten::isnan", &isnan);
+  install("aten::hardswish", &abs, &one_floating_type);
+  install("aten::hardtanh", &hardtanh, &one_floating_type);
+  install("aten::hardtanh_backward", &hardtanh_backward, &one_floating_type);
+  install("aten::hardswish_backward", Binary{at::meta::mul}, &one_floating_type);
+  install("aten::_safe_softmax", &safe_softmax, &keeps_its_type);
+  install("aten::native_dropout_backward", &dropout_backward);
+  install("aten::mean.dim", at::meta::mean);
+  install("aten::mean", &mean_of_all);
+  install("aten::sum.dim_IntList", at::meta::sum);
+  install("aten::sum", &sum_of_all);
+  using Reduced = Tensor (*)(const Tensor&, int64_t, bool);
+  install("aten::all.dim", Reduced{at::meta::all});
+  install("aten::any.dim", Reduced{at::meta::any});
+  install("aten::cat", &cat);
+  install("aten::sort", &sort);
+  install("aten::sort.stable", at::meta::sort);
+  install("aten::index.Tensor", at::meta::index);
+  using Scattered = Tensor (*)(const Tensor&, int64_t, const Tensor&, const Tensor&);
+  install("aten::scatter.src", Scattered{at::meta::scatter});
+  using Filled = Tensor (*)(const Tensor&, int64_t, const Tensor&, const Scalar&);
+  install("aten::scatter.value", Filled{at::meta::scatter});
+  install("aten::nll_loss_forward", at::meta::nll_loss_forward, &classes_are_long<1>);
+  install("aten::nll_loss_backward", at::meta::nll_loss_backward, &classes_are_long<2>);
+  register_unstructured();
 }
 
 #undef ACC_META
+#undef ACC_UNARY
+#undef ACC_TENSOR
+#undef ACC_NUMBER
+#undef ACC_TENSOR_OR_NUMBER
 
 }  // namespace acc::aten

@@ -424,23 +424,6 @@ bool angle(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// (self, ord, dim, keepdim, dtype). Python's Meta kernel keeps a dimension of one element that is
-// counted from the end.
-bool vector_norm(Arguments arguments, torch::jit::Stack& results) {
-  if (!arguments[2].isIntList() || arguments[3].toBool()) return true;
-  const at::Tensor& self = tensor(arguments[0]);
-  const std::vector<int64_t> dims = arguments[2].toIntVector();
-  if (dims.empty()) return true;
-  std::vector<int64_t> kept;
-  for (int64_t i = 0; i < self.dim(); ++i) {
-    const bool reduced = std::ranges::any_of(
-        dims, [&](int64_t dim) { return at::maybe_wrap_dim(dim, self.dim()) == i; });
-    if (!reduced) kept.push_back(self.size(i));
-  }
-  results[0] = at::detail::empty_meta(kept, results[0].toTensor().scalar_type());
-  return true;
-}
-
 // (self, dims)
 bool flip(Arguments arguments, torch::jit::Stack& results) {
   const at::Tensor& self = tensor(arguments[0]);
@@ -463,7 +446,6 @@ void register_meta_rules() {
   }
   install_meta_rule("aten::angle", &angle);
   install_meta_rule("aten::flip", &flip);
-  install_meta_rule("aten::linalg_vector_norm", &vector_norm);
   install_meta_rule("aten::ldexp.Tensor", &ldexp);
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);
@@ -509,28 +491,11 @@ void register_meta_rules() {
   install_meta_rule("aten::_weight_norm_interface", &weight_norm);
   install_meta_rule("aten::log_sigmoid_forward", &log_sigmoid);
   install_meta_rule("aten::roll", &roll);
-  for (const char* name : {"aten::logical_and",
-                           "aten::logical_or",
-                           "aten::logical_xor",
-                           "aten::nan_to_num",
-                           "aten::heaviside",
-                           "aten::complex",
-                           "aten::polar",
-                           "aten::copysign.Tensor",
-                           "aten::xlogy.Tensor",
-                           "aten::floor_divide",
-                           "aten::remainder.Tensor",
-                           "aten::fmod.Tensor",
-                           "aten::logaddexp",
-                           "aten::logaddexp2",
-                           "aten::hardswish_backward",
-                           "aten::hardsigmoid_backward",
-                           "aten::hardtanh_backward",
-                           "aten::elu_backward",
-                           "aten::softplus_backward",
-                           "aten::logit_backward",
-                           "aten::special_xlog1py",
-                           "aten::div.Tensor_mode"}) {
+  for (const char* name :
+       {"aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::nan_to_num",
+        "aten::heaviside", "aten::complex", "aten::polar", "aten::copysign.Tensor",
+        "aten::logaddexp2", "aten::hardswish_backward", "aten::hardtanh_backward",
+        "aten::logit_backward", "aten::special_xlog1py"}) {
     install_meta_rule(name, &pointwise);
   }
 }

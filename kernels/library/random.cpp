@@ -1,10 +1,10 @@
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -69,7 +69,12 @@ Tensor multinomial_meta(const Tensor& probs, int64_t num_samples, bool, int64_t,
 
 std::tuple<Tensor, Tensor> native_dropout_meta(const Tensor& input, int64_t, double, int64_t,
                                                int64_t) {
-  return {at::empty_like(input), at::empty_like(input, input.options().dtype(c10::kBool))};
+  // What at::empty_like gives; on Meta that is Python's.
+  const auto strides = input.is_non_overlapping_and_dense()
+                           ? input.strides().vec()
+                           : at::infer_dense_strides(input.sizes(), input.strides());
+  return {at::detail::empty_strided_meta(input.sizes(), strides, input.scalar_type()),
+          at::detail::empty_strided_meta(input.sizes(), strides, c10::kBool)};
 }
 
 Tensor contiguous_meta(const Tensor& self, int64_t, int64_t) {

@@ -109,14 +109,72 @@ bool call_meta_by_item(const graph::Op& op, torch::jit::Stack& stack) {
   return true;
 }
 
-void call_meta(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack& stack) {
-  if (call_meta_by_item(op, stack)) return;
-  const auto own = meta_kernels().find(op.name);
-  if (own != meta_kernels().end() && own->second.applies(stack)) {
-    own->second.kernel.callBoxed(handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
-  } else {
-    handle.callBoxed(stack);
+// Whether a kernel of our own knew the results.
+bool call_own_meta(const std::string& name, const c10::OperatorHandle& handle,
+                   torch::jit::Stack& stack) {
+  const auto own = meta_kernels().find(name);
+  if (own == meta_kernels().end() || !own->second.applies(stack)) return false;
+  own->second.kernel.callBoxed(handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  return true;
+}
+
+// What an in-place operator, or one with an out= argument, computes: the overload that takes its
+// first `n` arguments and returns a fresh tensor. Nothing: there is none.
+std::optional<c10::OperatorHandle> functional_form(const c10::FunctionSchema& schema, size_t n) {
+  std::string name = schema.name();
+  std::string overload = schema.overload_name();
+  const bool out = n < schema.arguments().size();
+  if (out && overload.ends_with("_out")) overload.resize(overload.size() - 4);
+  if (out && overload == "out") overload.clear();
+  if (!out) name.pop_back();
+  // `mul.out` and `pow_.Scalar` write what `mul.Tensor` and `pow.Tensor_Scalar` compute.
+  for (const std::string& candidate : {overload, std::string("Tensor"), "Tensor_" + overload}) {
+    const auto found = c10::Dispatcher::singleton().findSchema({name, candidate});
+    if (!found.has_value() || found->schema().is_mutable()) continue;
+    const auto& arguments = found->schema().arguments();
+    if (arguments.size() == n && found->schema().returns().size() == 1 &&
+        std::equal(arguments.begin(), arguments.end(), schema.arguments().begin(),
+                   [](const c10::Argument& a, const c10::Argument& b) {
+                     return a.name() == b.name() && *a.type() == *b.type();
+                   })) {
+      return found;
+    }
   }
+  return std::nullopt;
+}
+
+// A call that writes into the tensor it returns, which has the geometry of the functional form's
+// result. False: it is no such call, the two differ, or a kernel of our own does not know.
+bool call_meta_by_functional_form(const graph::Op& op, const c10::OperatorHandle& handle,
+                                  torch::jit::Stack& stack) {
+  if (!op.writes || op.returns.size() != 1 || op.returns[0].alias < 0) return false;
+  const auto written = static_cast<size_t>(op.returns[0].alias);
+  const bool out = op.arguments[written].out && written + 1 == stack.size();
+  const bool in_place = written == 0 && handle.schema().name().ends_with('_');
+  if ((!out && !in_place) || !stack[written].isTensor()) return false;
+  const size_t n = stack.size() - (out ? 1 : 0);
+  const auto functional = functional_form(handle.schema(), n);
+  if (!functional.has_value()) return false;
+  torch::jit::Stack results(stack.begin(), stack.begin() + static_cast<std::ptrdiff_t>(n));
+  if (!call_own_meta(c10::toString(functional->operator_name()), *functional, results)) {
+    return false;
+  }
+  const at::Tensor& result = results[0].toTensor();
+  const at::Tensor& tensor = stack[written].toTensor();
+  if (result.sizes() != tensor.sizes() ||
+      !c10::canCast(result.scalar_type(), tensor.scalar_type())) {
+    return false;
+  }
+  stack = {tensor};
+  return true;
+}
+
+void call_meta(const graph::Op& op, const c10::OperatorHandle& handle, torch::jit::Stack& stack) {
+  if (call_meta_by_item(op, stack) || call_own_meta(op.name, handle, stack) ||
+      call_meta_by_functional_form(op, handle, stack)) {
+    return;
+  }
+  handle.callBoxed(stack);
 }
 
 at::Tensor to_meta(const at::Tensor& tensor) {
@@ -177,14 +235,13 @@ bool loses_type(const graph::Op& op, const c10::OperatorHandle& handle,
                argument.toTensor().scalar_type() == own;
       });
   if (plain) return false;
-  const auto functional = c10::Dispatcher::singleton().findSchema(
-      {schema.name().substr(0, schema.name().size() - 1), schema.overload_name()});
-  if (!functional.has_value() || functional->schema().arguments().size() != arguments.size()) {
-    return false;
-  }
+  const auto functional = functional_form(schema, arguments.size());
+  if (!functional.has_value()) return false;
   torch::jit::Stack stack = metas;
   try {
-    functional->callBoxed(stack);
+    if (!call_own_meta(c10::toString(functional->operator_name()), *functional, stack)) {
+      functional->callBoxed(stack);
+    }
   } catch (const std::exception& error) {
     if (runtime::is_interrupt(error)) throw;
     return false;  // the call itself is next and tells
