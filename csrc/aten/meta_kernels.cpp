@@ -211,6 +211,10 @@ bool classes_are_long(Arguments arguments) {
          one_floating_type(arguments.slice(0, kTarget));
 }
 
+// (grad_output, mask, scale)
+bool has_floating_gradient(Arguments arguments) {
+  return arguments[0].toTensor().is_floating_point();
+}
 // (self, dim, dtype)
 bool keeps_its_type(Arguments arguments) {
   return one_floating_type(arguments) && arguments[2].isNone();
@@ -375,7 +379,7 @@ void register_meta_kernels() {
   install("aten::hardtanh_backward", &hardtanh_backward, &one_floating_type);
   install("aten::hardswish_backward", Binary{at::meta::mul}, &one_floating_type);
   install("aten::_safe_softmax", &safe_softmax, &keeps_its_type);
-  install("aten::native_dropout_backward", &dropout_backward);
+  install("aten::native_dropout_backward", &dropout_backward, &has_floating_gradient);
   install("aten::mean.dim", at::meta::mean);
   install("aten::mean", &mean_of_all);
   install("aten::sum.dim_IntList", at::meta::sum);
