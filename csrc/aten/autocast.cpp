@@ -17,8 +17,6 @@ Tensor refuse_binary_cross_entropy(const Tensor&, const Tensor&, const std::opti
       "before the sigmoid, or leave the autocast region for it.");
 }
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
-
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 #define ACC_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define ACC_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)

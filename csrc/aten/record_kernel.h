@@ -18,4 +18,7 @@ bool run_eagerly(bool on);
 // Called once, after the device is registered.
 void register_recorded_ops();
 
+// What operators without a kernel of their own do, for each dispatch key of the device.
+void register_fallbacks();
+
 }  // namespace acc::aten

@@ -66,6 +66,13 @@ void register_recorded(torch::Library& library, const c10::OperatorHandle& handl
                    std::make_unique<RecordKernel>(make_op(handle)))));
 }
 
+void refuse_sparse(const c10::OperatorHandle& handle, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "acc has no sparse tensors (", handle.schema().name(),
+      "). For embeddings use "
+      "nn.Embedding(sparse=False) or nn.EmbeddingBag(sparse=False); otherwise compute on the CPU.");
+}
+
 // A thread's own state costs a call to find; so this is asked first.
 std::atomic<int> eager_threads{0};
 thread_local bool eager_here = false;
@@ -126,29 +133,26 @@ void register_recorded_ops() {
   }
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
-
-void refuse_sparse(const c10::OperatorHandle& handle, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "acc has no sparse tensors (", handle.schema().name(),
-      "). For embeddings use "
-      "nn.Embedding(sparse=False) or nn.EmbeddingBag(sparse=False); otherwise compute on the CPU.");
-}
-
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-}
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-}
-
-// PyTorch registers no autograd fallback for PrivateUse1; without one, custom operators fail. This
-// is what it has for other devices: an operator without a derivative (a collective) warns in
-// backward instead of failing there.
-TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
-  m.fallback(torch::autograd::basicAutogradNotImplementedFallback());
+void register_fallbacks() {
+  // For ever, too: to take one back writes to the tables of all operators.
+  const auto set = [](c10::DispatchKey key, torch::CppFunction function) {
+    static auto* const libraries = new std::vector<std::unique_ptr<torch::Library>>;
+    libraries->push_back(
+        std::make_unique<torch::Library>(torch::Library::IMPL, "_", key, __FILE__, __LINE__));
+    libraries->back()->fallback(std::move(function));
+  };
+  using torch::CppFunction;
+  set(c10::DispatchKey::PrivateUse1, CppFunction::makeFromBoxedFunction<&fallback>());
+  for (const auto key :
+       {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCsrPrivateUse1}) {
+    set(key, CppFunction::makeFromBoxedFunction<&refuse_sparse>());
+  }
+  // PyTorch registers no autograd fallback for PrivateUse1; without one, custom operators fail.
+  // This is what it has for other devices: an operator without a derivative (a collective) warns in
+  // backward instead of failing there.
+  set(c10::DispatchKey::AutogradPrivateUse1,
+      torch::autograd::basicAutogradNotImplementedFallback());
+  set(c10::DispatchKey::AutocastPrivateUse1, CppFunction::makeFallthrough());
 }
 
 }  // namespace acc::aten

@@ -272,6 +272,7 @@ PYBIND11_MODULE(_C, m) {
   acc::runtime::register_runtime();
   acc::record::register_storage();
   acc::aten::register_sync_batch_norm();
+  acc::aten::register_fallbacks();
   acc::aten::register_recorded_ops();
   acc::aten::register_meta_kernels();
   acc::aten::register_meta_rules();
