@@ -42,6 +42,10 @@ bool is_interrupt(const std::exception& error) {
 
 bool interrupted() { return main_is_kept.load(std::memory_order_relaxed) || told(); }
 
+void handle_signals() {
+  if (interpreter.handle_signals != nullptr) interpreter.handle_signals();
+}
+
 GilRelease::GilRelease() : token_(release_if_held()) {}
 
 GilRelease::~GilRelease() {
@@ -57,11 +61,10 @@ GilHold::~GilHold() {
 LockWithoutGil::LockWithoutGil(std::mutex& mutex) : mutex_(mutex) {
   if (mutex_.try_lock()) return;
   token_ = release_if_held();
-  bool kept = false;
   while (!lock_in_time(mutex_)) {
-    if (!kept && told()) main_is_kept = kept = true;
+    if (!kept_ && told()) main_is_kept = kept_ = true;
   }
-  if (kept) main_is_kept = false;
+  if (kept_) main_is_kept = false;
 }
 
 LockWithoutGil::~LockWithoutGil() {

@@ -18,6 +18,8 @@ struct Gil {
   bool (*is_interrupt)(const std::exception&) = nullptr;
   // Whether Ctrl-C came, which Python's main thread, and no other, is told when it goes on.
   bool (*interrupted)() = nullptr;
+  // Lets the handlers of signals run, in Python's main thread; throws what they raise.
+  void (*handle_signals)() = nullptr;
 };
 void install_gil(const Gil& gil);
 
@@ -28,6 +30,10 @@ bool is_interrupt(const std::exception& error);
 // Python goes on. Python's main thread is the one that is told; where it waits for a mutex, so are
 // those that may have it.
 bool interrupted();
+
+// What Python would do next: raises KeyboardInterrupt, unless the program handles Ctrl-C otherwise.
+// The caller holds no lock.
+void handle_signals();
 
 // Gives the interpreter lock away while it lives, if this thread holds it.
 class GilRelease {
@@ -63,9 +69,13 @@ class LockWithoutGil {
   LockWithoutGil(const LockWithoutGil&) = delete;
   LockWithoutGil& operator=(const LockWithoutGil&) = delete;
 
+  // Whether Ctrl-C came meanwhile, and whoever had the mutex was told to give up for it.
+  bool was_interrupted() const { return kept_; }
+
  private:
   std::mutex& mutex_;
   void* token_ = nullptr;
+  bool kept_ = false;
 };
 
 }  // namespace acc::runtime

@@ -360,13 +360,20 @@ Recorded Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& han
                              torch::jit::Stack* stack, uint32_t place) {
   const uint64_t ambient = runtime::ambient_word(op.precision_sensitive);
   const size_t n_arguments = op.arguments.size();
+  bool interrupted = false;
   {
     const auto locked = lock();
+    interrupted = locked.was_interrupted();
     if (suspended()) return Recorded::kSuspended;
-    if (expected_ != nullptr && follow(op, ambient, stack)) {
+    if (!interrupted && expected_ != nullptr && follow(op, ambient, stack)) {
       note_place(place);
       return Recorded::kYes;
     }
+  }
+  // Before the call is recorded, which would read what was given up.
+  if (interrupted) {
+    runtime::handle_signals();
+    return take_call(op, handle, stack, place);
   }
 
   const CallLease lease;

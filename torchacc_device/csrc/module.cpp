@@ -86,6 +86,13 @@ void install_python() {
     PyErr_SetInterrupt();
     return true;
   };
+  gil.handle_signals = [] {
+    const runtime::GilHold held;
+    if (Py_IsInitialized() == 0 || PyErr_CheckSignals() == 0) return;
+    python_error raised;
+    raised.persist();
+    throw raised;
+  };
   runtime::install_gil(gil);
   if (base::env::source_lines()) record::install_locator(bindings::locator());
 }
