@@ -185,7 +185,8 @@ if RANK == 0:
         try:
             step()
         except RuntimeError:
-            time.sleep(20)  # Python's own exception comes here at the latest
+            for _ in range(200):  # Python's own exception comes here at the latest
+                time.sleep(0.1)
     except KeyboardInterrupt:
         report(captured=helpers.stats()["captures_submitted"] - begun)
     del x
