@@ -37,6 +37,9 @@ PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 KEPT_HEAP = ":".join(f"glibc.malloc.{name}_threshold={LARGEST_TEST}" for name in ("mmap", "trim"))
 
 
+# Beside another stage: what waits for others there, or for a time to pass, gets a core at once.
+GIVING_WAY = ("nice", "-n", "19")
+
 # What runs a stage in an environment, and writes to where this process does; or beside another
 # stage, to which it gives way, and writes to the given file.
 Stage = Callable[[dict[str, str], IO[str] | None], int]
@@ -61,8 +64,7 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
             heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
             environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
         if output is not None:
-            # Others may wait for each other, or for a time to pass: they get a core at once.
-            command = ["nice", "-n", "19", *command]
+            command = [*GIVING_WAY, *command]
         return subprocess.run(
             command, cwd=ROOT, env=environ, stdout=output, stderr=output
         ).returncode
@@ -71,16 +73,19 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
 
 
 def ctest(sanitizer: str) -> Stage:
-    """A stage that builds and runs tests/cpp, under a sanitizer or none. Not one of `BESIDE`."""
+    """A stage that builds and runs tests/cpp, under a sanitizer or none."""
 
     def run(environ: dict[str, str], output: IO[str] | None) -> int:
-        assert output is None, "it writes to where this process does"
-        try:
-            native.run_ctest(sanitizer, environ)
-        except native.BuildError as error:
-            print(error, file=sys.stderr)
-            return 1
-        return 0
+        command = [sys.executable, str(ROOT / "scripts/native.py"), "ctest"]
+        if sanitizer:
+            command += ["--sanitizer", sanitizer]
+        return subprocess.run(
+            [*(GIVING_WAY if output is not None else ()), *command],
+            cwd=ROOT,
+            env=environ,
+            stdout=output,
+            stderr=output,
+        ).returncode
 
     return run
 
@@ -111,7 +116,12 @@ STAGES: dict[str, Stage] = {
 # Stages whose packages only `make test-full` installs.
 ONLY_FULL = ("ecosystem",)
 # Stages that run beside a later one, where that runs too. What they hold may not depend on time.
-BESIDE = {"threads": "programs", "fuzz": "seeds", "torchvision": "distributed"}
+BESIDE = {
+    "cpp-address": "cpp-thread",
+    "threads": "programs",
+    "fuzz": "seeds",
+    "torchvision": "distributed",
+}
 # Modes of the device, and the stages that run in the one they are told, or in the default one; the
 # others choose for themselves.
 MODES = ("full", "nograph", "nofuse", "eager")

@@ -1,16 +1,14 @@
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/core/ivalue.h>
 
 #include <optional>
 
+#include "csrc/aten/meta_arguments.h"
 #include "lazy/record/infer.h"
 
 // How the Meta kernels of common operators are told to the recorder.
 namespace acc::aten::meta {
-
-using Arguments = c10::ArrayRef<c10::IValue>;
 
 inline bool any_arguments(Arguments) { return true; }
 
@@ -18,8 +16,9 @@ inline bool any_arguments(Arguments) { return true; }
 inline bool one_floating_type(Arguments arguments) {
   std::optional<at::ScalarType> type;
   for (const c10::IValue& argument : arguments) {
-    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    const at::ScalarType other = argument.toTensor().scalar_type();
+    const at::Tensor operand = tensor_or_none(argument);
+    if (!operand.defined()) continue;
+    const at::ScalarType other = operand.scalar_type();
     if (!at::isFloatingType(other) || type.value_or(other) != other) return false;
     type = other;
   }

@@ -138,6 +138,7 @@ namespace {
 
 using at::Scalar;
 using at::Tensor;
+using at::native::wrapped_scalar_tensor;
 using OptionalScalar = std::optional<Scalar>;
 using OptionalType = std::optional<at::ScalarType>;
 using OptionalString = std::optional<c10::string_view>;
@@ -149,28 +150,22 @@ using WithNumber = Tensor (*)(const Tensor&, const Scalar&);
 using NumberFirst = Tensor (*)(const Scalar&, const Tensor&);
 using WithMode = Tensor (*)(const Tensor&, const Tensor&, OptionalString);
 
-Tensor number(const Scalar& value) {
-  Tensor tensor = c10::scalar_to_tensor(value);
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
-
 // Operators on a tensor and a number whose kernel takes two tensors.
 template <Binary kFunction>
 Tensor with_number(const Tensor& self, const Scalar& other) {
-  return kFunction(self, number(other));
+  return kFunction(self, wrapped_scalar_tensor(other));
 }
 Tensor add_number(const Tensor& self, const Scalar& other, const Scalar& alpha) {
-  return at::meta::add(self, number(other), alpha);
+  return at::meta::add(self, wrapped_scalar_tensor(other), alpha);
 }
 Tensor sub_number(const Tensor& self, const Scalar& other, const Scalar& alpha) {
-  return at::meta::sub(self, number(other), alpha);
+  return at::meta::sub(self, wrapped_scalar_tensor(other), alpha);
 }
 Tensor rsub_number(const Tensor& self, const Scalar& other, const Scalar& alpha) {
-  return at::meta::sub(number(other), self, alpha);
+  return at::meta::sub(wrapped_scalar_tensor(other), self, alpha);
 }
 Tensor div_number_mode(const Tensor& self, const Scalar& other, OptionalString mode) {
-  return at::meta::div(self, number(other), mode);
+  return at::meta::div(self, wrapped_scalar_tensor(other), mode);
 }
 Tensor floor_divide(const Tensor& self, const Tensor& other) {
   return at::meta::div(self, other, "floor");
@@ -178,7 +173,7 @@ Tensor floor_divide(const Tensor& self, const Tensor& other) {
 
 // Their kernels are another operator's, or lay their result out like it.
 Tensor relu(const Tensor& self) { return at::meta::clamp_min(self, 0); }
-Tensor abs(const Tensor& self) { return at::meta::neg(self); }
+Tensor like_neg(const Tensor& self) { return at::meta::neg(self); }
 Tensor isnan(const Tensor& self) { return at::meta::ne(self, self); }
 Tensor hardtanh(const Tensor& self, const Scalar& min, const Scalar& max) {
   return at::meta::clamp(self, min, max);
@@ -207,13 +202,13 @@ Tensor cat(at::TensorList tensors, int64_t dim) { return at::meta::cat(tensors, 
 // the kernels check and Meta does not.
 template <size_t kTarget>
 bool classes_are_long(Arguments arguments) {
-  return arguments[kTarget].toTensor().scalar_type() == at::kLong &&
+  return tensor(arguments[kTarget]).scalar_type() == at::kLong &&
          one_floating_type(arguments.slice(0, kTarget));
 }
 
 // (grad_output, mask, scale)
 bool has_floating_gradient(Arguments arguments) {
-  return arguments[0].toTensor().is_floating_point();
+  return on_host() && tensor(arguments[0]).is_floating_point();
 }
 // (self, dim, dtype)
 bool keeps_its_type(Arguments arguments) {
@@ -372,9 +367,9 @@ void register_meta_kernels() {
   using Clamp = Tensor (*)(const Tensor&, const OptionalScalar&, const OptionalScalar&);
   install("aten::clamp", Clamp{at::meta::clamp});
   install("aten::relu", &relu, &one_floating_type);
-  install("aten::abs", &abs, &one_floating_type);
+  install("aten::abs", &like_neg, &one_floating_type);
   install("aten::isnan", &isnan);
-  install("aten::hardswish", &abs, &one_floating_type);
+  install("aten::hardswish", &like_neg, &one_floating_type);
   install("aten::hardtanh", &hardtanh, &one_floating_type);
   install("aten::hardtanh_backward", &hardtanh_backward, &one_floating_type);
   install("aten::hardswish_backward", Binary{at::meta::mul}, &one_floating_type);

@@ -249,18 +249,6 @@ bool log_sigmoid(Arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// (self, shifts, dims). One dimension is rolled by joining two slices.
-bool roll(Arguments arguments, torch::jit::Stack& results) {
-  const at::Tensor& self = arguments[0].toTensor();
-  const auto shifts = arguments[1].toIntVector();
-  const auto dims = arguments[2].toIntVector();
-  if (!on_host() || dims.size() != 1 || shifts.size() != 1 || self.numel() == 0) return true;
-  const int64_t length = self.size(dims[0]);
-  restride(results[0],
-           shifts[0] % length == 0 ? c10::MemoryFormat::Contiguous : self.suggest_memory_format());
-  return true;
-}
-
 // Pointwise operators whose Meta kernel is Python's and lays its result out otherwise.
 bool pointwise(Arguments arguments, torch::jit::Stack& results) {
   restride(results[0], record::pointwise_strides(arguments));
@@ -424,17 +412,6 @@ bool angle(Arguments arguments, torch::jit::Stack& results) {
   return true;
 }
 
-// (self, dims)
-bool flip(Arguments arguments, torch::jit::Stack& results) {
-  const at::Tensor& self = tensor(arguments[0]);
-  if (self.is_non_overlapping_and_dense()) {
-    restride(results[0], self.strides());
-  } else {
-    restride(results[0], at::infer_dense_strides(self.sizes(), self.strides()));
-  }
-  return true;
-}
-
 }  // namespace
 
 void register_meta_rules() {
@@ -445,7 +422,6 @@ void register_meta_rules() {
     install_meta_rule(name, &scatter);
   }
   install_meta_rule("aten::angle", &angle);
-  install_meta_rule("aten::flip", &flip);
   install_meta_rule("aten::ldexp.Tensor", &ldexp);
   install_meta_rule("aten::convolution", &convolution);
   install_meta_rule("aten::convolution_backward", &convolution_backward);
@@ -490,7 +466,6 @@ void register_meta_rules() {
   install_meta_rule("aten::native_group_norm_backward", &group_norm_backward);
   install_meta_rule("aten::_weight_norm_interface", &weight_norm);
   install_meta_rule("aten::log_sigmoid_forward", &log_sigmoid);
-  install_meta_rule("aten::roll", &roll);
   for (const char* name :
        {"aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::nan_to_num",
         "aten::heaviside", "aten::complex", "aten::polar", "aten::copysign.Tensor",

@@ -4,6 +4,7 @@
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/native/RangeUtils.h>
 #include <ATen/native/layer_norm.h>
 #include <ATen/ops/cat_meta_dispatch.h>
 #include <ATen/ops/mean_meta_dispatch.h>
@@ -15,7 +16,6 @@
 #include <tuple>
 #include <vector>
 
-#include "csrc/aten/meta_arguments.h"
 #include "csrc/aten/meta_install.h"
 
 namespace acc::aten::meta {
@@ -40,24 +40,16 @@ bool of_one_type_on_host(Arguments arguments) { return on_host() && one_floating
 Tensor& fill(Tensor& self, const at::Scalar&) { return self; }
 Tensor& zero(Tensor& self) { return self; }
 
-// (start, end, step, out): numbers that are all integers, or a floating-point result.
-bool arange_is_known(Arguments arguments) {
-  const Tensor& out = tensor(arguments[3]);
-  const auto integer = [](const c10::IValue& value) { return value.isInt(); };
-  const auto real = [](const c10::IValue& value) { return value.isInt() || value.isDouble(); };
-  const Arguments numbers = arguments.slice(0, 3);
-  return std::ranges::all_of(numbers, real) && arguments[2].toScalar().toDouble() != 0 &&
-         (std::ranges::all_of(numbers, integer) || out.is_floating_point());
-}
 Tensor& arange(const at::Scalar& start, const at::Scalar& end, const at::Scalar& step,
                Tensor& out) {
-  const double steps = (end.toDouble() - start.toDouble()) / step.toDouble();
-  // Beyond 2^53 the difference of two integers may be another.
-  TORCH_CHECK(steps >= 0 && steps < 0x1p53, "left to the call");
-  const auto length = static_cast<int64_t>(std::ceil(steps));
+  const int64_t length = out.scalar_type() == at::kLong
+                             ? at::native::compute_arange_size<int64_t>(start, end, step)
+                             : at::native::compute_arange_size<double>(start, end, step);
   if (out.numel() != length) record::resize_result(out, {length}, {1});
   return out;
 }
+
+Tensor& arange_to(const at::Scalar& end, Tensor& out) { return arange(0, end, 1, out); }
 
 // The updates of all parameters in one call: nothing is new. PyTorch has Meta kernels for those of
 // Adam only.
@@ -84,6 +76,7 @@ Tensor stack(at::TensorList tensors, int64_t dim) {
   dim = at::maybe_wrap_dim(dim, first.dim() + 1);
   for (const Tensor& tensor : tensors) {
     TORCH_CHECK(tensor.sizes() == first.sizes(), "stack expects each tensor to be equal size");
+    TORCH_CHECK(tensor.is_meta(), "a number of the CPU is no operand");
   }
   if (dim == first.dim()) {
     std::vector<Tensor> items;
@@ -95,17 +88,36 @@ Tensor stack(at::TensorList tensors, int64_t dim) {
   return at::meta::cat(tensors, dim).view(sizes);
 }
 
-Tensor flip(const Tensor& self, c10::IntArrayRef dims) {
-  at::dim_list_to_bitset(dims, static_cast<size_t>(self.dim()));
-  return like(self);
+// A copy that keeps the order of dimensions.
+Tensor copy_of(const Tensor& tensor) {
+  return at::detail::empty_strided_meta(tensor.sizes(), record::strides_of_copy(tensor),
+                                        tensor.scalar_type());
 }
 
+Tensor flip(const Tensor& self, c10::IntArrayRef dims) {
+  at::dim_list_to_bitset(dims, static_cast<size_t>(self.dim()));
+  return copy_of(self);
+}
+
+// The CPU joins two slices, of which one may be empty.
+Tensor rolled_along(const Tensor& self, int64_t shift, int64_t dim) {
+  const int64_t length = self.size(dim);
+  if (self.numel() == 0) return copy_of(self);
+  const bool joined = on_host() && shift % length != 0;
+  return at::detail::empty_meta(
+      self.sizes(), self.scalar_type(),
+      joined ? self.suggest_memory_format() : c10::MemoryFormat::Contiguous);
+}
 Tensor roll(const Tensor& self, SymIntArrayRef shifts, c10::IntArrayRef dims) {
-  TORCH_CHECK(
-      !shifts.empty() && (dims.size() == shifts.size() || (dims.empty() && shifts.size() == 1)),
-      "a shift per dimension");
-  for (const int64_t dim : dims) at::maybe_wrap_dim(dim, self.dim());
-  return like(self);
+  const auto steps = C10_AS_INTARRAYREF_SLOW(shifts);
+  if (dims.empty()) {
+    TORCH_CHECK(steps.size() == 1, "a shift for all");
+    return like(self);
+  }
+  TORCH_CHECK(dims.size() == steps.size(), "a shift per dimension");
+  Tensor rolled = self;
+  for (size_t i = 0; i < dims.size(); ++i) rolled = rolled_along(rolled, steps[i], dims[i]);
+  return rolled;
 }
 
 Tensor repeat(const Tensor& self, SymIntArrayRef repeats) {
@@ -178,9 +190,14 @@ bool loss_of_one_shape(Arguments arguments) {
 bool is_reduced(Arguments arguments) {
   return one_floating_type(arguments) && arguments[4].toInt() != at::Reduction::None;
 }
-Tensor binary_cross_entropy(const Tensor& self, const Tensor& target, const OptionalTensor&,
-                            const OptionalTensor&, int64_t) {
+Tensor binary_cross_entropy(const Tensor& self, const Tensor& target, const OptionalTensor& weight,
+                            const OptionalTensor& pos_weight, int64_t) {
   TORCH_CHECK(self.sizes() == target.sizes(), "a target for each");
+  for (const OptionalTensor& factor : {weight, pos_weight}) {
+    TORCH_CHECK(!factor.has_value() || !factor->defined() ||
+                    at::is_expandable_to(factor->sizes(), self.sizes()),
+                "weights of another shape");
+  }
   return make({}, self.scalar_type());
 }
 
@@ -217,7 +234,8 @@ Three layer_norm(const Tensor& input, SymIntArrayRef normalized, const OptionalT
                                        bias.value_or(Tensor()));
   std::vector<int64_t> stat = input.sizes().vec();
   std::fill(stat.end() - static_cast<int64_t>(shape.size()), stat.end(), 1);
-  const c10::ScalarType type = input.scalar_type();
+  const c10::ScalarType own = input.scalar_type();
+  const c10::ScalarType type = on_host() ? own : at::toOpMathType(own);  // a GPU keeps float32
   return {like(input), make(stat, type), make(stat, type)};
 }
 Three layer_norm_backward(const Tensor&, const Tensor& input, SymIntArrayRef, const Tensor&,
@@ -238,10 +256,19 @@ Three batch_norm(const Tensor& input, const OptionalTensor&, const OptionalTenso
   return {like(input), statistics(), statistics()};
 }
 Three group_norm(const Tensor& input, const OptionalTensor&, const OptionalTensor&,
-                 const c10::SymInt& rows, const c10::SymInt&, const c10::SymInt&, int64_t groups,
-                 double) {
+                 const c10::SymInt& rows, const c10::SymInt& channels, const c10::SymInt& size,
+                 int64_t groups, double) {
+  TORCH_CHECK(groups > 0 && channels % groups == 0 && rows * channels * size == input.numel(),
+              "as many channels in each group, and all elements");
   const auto statistics = [&] { return make({rows.expect_int(), groups}, input.scalar_type()); };
   return {like(input), statistics(), statistics()};
+}
+// (grad_output, input, ...): there is a weight, or no gradient of one is wanted.
+template <size_t kWeight>
+bool has_scale(Arguments arguments) {
+  const auto wanted = arguments.back().toBoolList();
+  return of_one_type_on_host(arguments) &&
+         (tensor_or_none(arguments[kWeight]).defined() || !(wanted[1] || wanted[2]));
 }
 Three group_norm_backward(const Tensor&, const Tensor& input, const Tensor&, const Tensor&,
                           const OptionalTensor& weight, const c10::SymInt&, const c10::SymInt&,
@@ -250,18 +277,6 @@ Three group_norm_backward(const Tensor&, const Tensor& input, const Tensor&, con
   const Tensor gradient =
       at::detail::empty_meta(input.sizes(), input.scalar_type(), input.suggest_memory_format());
   return {wanted[0] ? gradient : Tensor(), like_if(wanted[1], scale), like_if(wanted[2], scale)};
-}
-// (grad_output, input, mean, rstd, weight, ...)
-bool has_group_scale(Arguments arguments) {
-  const auto wanted = arguments.back().toBoolList();
-  return of_one_type_on_host(arguments) &&
-         (tensor_or_none(arguments[4]).defined() || !(wanted[1] || wanted[2]));
-}
-// (grad_output, input, weight, ...): a weight, or no gradient of one.
-bool has_scale(Arguments arguments) {
-  const auto wanted = arguments.back().toBoolList();
-  return of_one_type_on_host(arguments) &&
-         (tensor_or_none(arguments[2]).defined() || !(wanted[1] || wanted[2]));
 }
 Three batch_norm_backward(const Tensor&, const Tensor& input, const OptionalTensor& weight,
                           const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
@@ -351,13 +366,10 @@ bool has_four_dimensions(Arguments arguments) {
 }
 Two attention(const Tensor& query, const Tensor&, const Tensor&, double, bool,
               const OptionalTensor&, std::optional<double>) {
-  const auto strides = query.is_non_overlapping_and_dense()
-                           ? query.strides().vec()
-                           : at::infer_dense_strides(query.sizes(), query.strides());
   const int64_t heads = query.size(1), length = query.size(2);
   const Tensor sums = at::detail::empty_strided_meta({query.size(0), heads, length},
                                                      {length * heads, 1, heads}, at::kFloat);
-  return {at::detail::empty_strided_meta(query.sizes(), strides, query.scalar_type()), sums};
+  return {copy_of(query), sums};
 }
 Three attention_backward(const Tensor&, const Tensor& query, const Tensor& key, const Tensor& value,
                          const Tensor&, const Tensor&, double, bool, const OptionalTensor&,
@@ -371,7 +383,8 @@ Three attention_backward(const Tensor&, const Tensor& query, const Tensor& key, 
 void register_unstructured() {
   install("aten::fill_.Scalar", &fill);
   install("aten::zero_", &zero);
-  install("aten::arange.start_out", &arange, &arange_is_known);
+  install("aten::arange.start_out", &arange);
+  install("aten::arange.out", &arange_to);
   install("aten::_fused_sgd_", &fused_sgd, &equally_many);
   install("aten::_fused_adagrad_", &fused_adagrad, &equally_many);
   install("aten::stack", &stack);
@@ -395,8 +408,8 @@ void register_unstructured() {
   install("aten::native_layer_norm_backward", &layer_norm_backward, &one_floating_type);
   install("aten::native_batch_norm", &batch_norm, &has_channels);
   install("aten::native_group_norm", &group_norm, &has_channels);
-  install("aten::native_group_norm_backward", &group_norm_backward, &has_group_scale);
-  install("aten::native_batch_norm_backward", &batch_norm_backward, &has_scale);
+  install("aten::native_group_norm_backward", &group_norm_backward, &has_scale<4>);
+  install("aten::native_batch_norm_backward", &batch_norm_backward, &has_scale<2>);
   install("aten::convolution", &convolution, &convolves);
   install("aten::convolution_backward", &convolution_backward, &one_floating_type);
   install("aten::_scaled_dot_product_flash_attention_for_cpu", &attention, &has_four_dimensions);

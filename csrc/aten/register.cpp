@@ -14,6 +14,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backward.h"
 #include "csrc/runtime/fork.h"
+#include "csrc/runtime/gil.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/types.h"
 #include "lazy/session/session.h"
@@ -99,8 +100,10 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   const c10::DeviceIndex device = record::device_of(*stack, op.arguments.size());
   if (device < 0) return run_now(handle, stack);
   record::Recorder& recorder = record::recorder(device);
-  record::Recorded recorded = record::Recorded::kSuspended;
-  while (recorded == record::Recorded::kSuspended) {
+  using record::Recorded;
+  Recorded recorded = Recorded::kSuspended;
+  while (recorded == Recorded::kSuspended || recorded == Recorded::kInterrupted) {
+    if (recorded == Recorded::kInterrupted) runtime::handle_signals();
     if (recorder.suspended() && !session::settle(device)) break;
     // Before the call is recorded: were it pending when this throws, a user who repeats it would
     // have it twice.
@@ -110,7 +113,7 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
     }
     recorded = recorder.record(op, handle, stack);
   }
-  if (recorded != record::Recorded::kYes) {
+  if (recorded != Recorded::kYes) {
     const record::Doubt doubt = record::take_doubt();
     run_now(handle, stack);
     return record::dismiss(doubt);
@@ -134,7 +137,7 @@ void register_recorded_ops() {
 }
 
 void register_fallbacks() {
-  // For ever, too: to take one back writes to the tables of all operators.
+  // For ever, as what is recorded: to take one back writes to the tables of all operators.
   const auto set = [](c10::DispatchKey key, torch::CppFunction function) {
     static auto* const libraries = new std::vector<std::unique_ptr<torch::Library>>;
     libraries->push_back(

@@ -95,9 +95,7 @@ bool call_meta_by_item(const graph::Op& op, torch::jit::Stack& stack) {
       const c10::IValue& argument = stack[static_cast<size_t>(from.from)];
       c10::IValue item = argument.isList() ? argument.toListRef()[i] : argument;
       if (number && item.isScalar()) {
-        at::Tensor tensor = c10::scalar_to_tensor(item.toScalar());
-        tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-        item = std::move(tensor);
+        item = at::native::wrapped_scalar_tensor(item.toScalar());
       }
       call.push_back(std::move(item));
     }
@@ -161,10 +159,10 @@ bool call_meta_by_functional_form(const graph::Op& op, const c10::OperatorHandle
   }
   const at::Tensor& result = results[0].toTensor();
   const at::Tensor& tensor = stack[written].toTensor();
-  if (result.sizes() != tensor.sizes() ||
-      !c10::canCast(result.scalar_type(), tensor.scalar_type())) {
-    return false;
-  }
+  // ATen's iterator casts what it writes; other kernels want the type of their result.
+  const bool fits = op.pointwise ? c10::canCast(result.scalar_type(), tensor.scalar_type())
+                                 : result.scalar_type() == tensor.scalar_type();
+  if (!fits || result.sizes() != tensor.sizes()) return false;
   stack = {tensor};
   return true;
 }
@@ -269,8 +267,7 @@ bool promote_operands(const graph::Op& op, const c10::IValue& result, torch::jit
       if (value.isTensor() && value.toTensor().defined() && !op.arguments[i].writes) {
         state = at::native::update_result_type_state(value.toTensor(), state);
       } else if (value.isScalar() && op.arguments[i].name == "other") {
-        at::Tensor number = c10::scalar_to_tensor(value.toScalar());
-        number.unsafeGetTensorImpl()->set_wrapped_number(true);
+        const at::Tensor number = at::native::wrapped_scalar_tensor(value.toScalar());
         state = at::native::update_result_type_state(number, state);
       }
     }
@@ -441,6 +438,12 @@ std::vector<int64_t> pointwise_strides(c10::ArrayRef<c10::IValue> arguments) {
         at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
   }
   return config.build().output(0).strides().vec();
+}
+
+std::vector<int64_t> strides_of_copy(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense()
+             ? tensor.strides().vec()
+             : at::infer_dense_strides(tensor.sizes(), tensor.strides());
 }
 
 void install_meta_kernel(const std::string& op_name, MetaKernel kernel) {

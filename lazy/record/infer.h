@@ -59,6 +59,10 @@ void install_meta_kernel(const std::string& op_name, MetaKernel kernel);
 // gives, which Python's Meta kernels miss in some cases.
 std::vector<int64_t> pointwise_strides(c10::ArrayRef<c10::IValue> arguments);
 
+// The strides of a copy that keeps the order of dimensions: those of the tensor, where no two of
+// its elements share a place and none is left out.
+std::vector<int64_t> strides_of_copy(const at::Tensor& tensor);
+
 // Gives an out= argument the geometry of its result, as PyTorch does: with a warning when it holds
 // elements already.
 void resize_result(const at::Tensor& out, c10::IntArrayRef sizes, c10::IntArrayRef strides);

@@ -360,20 +360,14 @@ Recorded Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& han
                              torch::jit::Stack* stack, uint32_t place) {
   const uint64_t ambient = runtime::ambient_word(op.precision_sensitive);
   const size_t n_arguments = op.arguments.size();
-  bool interrupted = false;
   {
     const auto locked = lock();
-    interrupted = locked.was_interrupted();
+    if (locked.was_interrupted()) return Recorded::kInterrupted;
     if (suspended()) return Recorded::kSuspended;
-    if (!interrupted && expected_ != nullptr && follow(op, ambient, stack)) {
+    if (expected_ != nullptr && follow(op, ambient, stack)) {
       note_place(place);
       return Recorded::kYes;
     }
-  }
-  // Before the call is recorded, which would read what was given up.
-  if (interrupted) {
-    runtime::handle_signals();
-    return take_call(op, handle, stack, place);
   }
 
   const CallLease lease;
@@ -409,6 +403,7 @@ Recorded Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& han
   const uint32_t source = source_here();
 
   const auto locked = lock();
+  if (locked.was_interrupted()) return Recorded::kInterrupted;
   if (suspended()) return Recorded::kSuspended;
   if (expected_ != nullptr) stop_following();
   const Mark before = mark();

@@ -43,9 +43,10 @@ struct Trace {
   std::vector<uint32_t> places;  // per recorded node, for a profiler; empty: none asks for them
 };
 
-// What became of a call: `kSuspended` is to be asked again once the recorder is not, and `kNo` has
-// to run at once.
-enum class Recorded { kYes, kNo, kSuspended };
+// What became of a call: `kSuspended` is to be asked again once the recorder is not, `kInterrupted`
+// once Ctrl-C was handled, which came while another thread had the recorder and had to give up work
+// that the call may read; `kNo` has to run at once.
+enum class Recorded { kYes, kNo, kSuspended, kInterrupted };
 
 class Recorder {
  public:

@@ -41,6 +41,21 @@ WRONG: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "linear": lambda a, b: F.linear(a, b[None]),
     "attention": lambda a, b: F.scaled_dot_product_attention(a, b, b),
     "out dtype": lambda a, b: torch.add(a, 1, out=a.long()),
+    "argmax's out dtype": lambda a, b: torch.argmax(a, 0, out=torch.empty(3).to(a.device)),
+    "gather's out dtype": lambda a, b: torch.gather(
+        a, 0, torch.zeros(1, 3).long().to(a.device), out=torch.empty(1, 3).double().to(a.device)
+    ),
+    "cumsum's in-place dtype": lambda a, b: torch.cumsum(
+        a, 0, dtype=torch.float64, out=torch.empty(2, 3).to(a.device)
+    ),
+    "positive weights": lambda a, b: F.binary_cross_entropy_with_logits(a, a, pos_weight=b),
+    "stack of two devices": lambda a, b: torch.stack([b[0], b[:1]]),
+    "arange's sign": lambda a, b: torch.arange(3, 1).to(a.device),
+    "roll's dimension": lambda a, b: a.roll(1, 5),
+    "flip twice": lambda a, b: a.flip(0, 0),
+    "groups of channels": lambda a, b: torch.native_group_norm(
+        a[None], None, None, 1, 2, 3, 7, 1e-5
+    ),
     "negative size": lambda a, b: torch.zeros(-3).to(a.device),
     "topk": lambda a, b: b.topk(9),
     "gather": lambda a, b: a.gather(1, b.long()),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests import helpers
 from tests.helpers import DEVICE, drawn, run_python
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -317,3 +319,68 @@ def test_losses_check_their_numbers_at_each_call():
             loss(x, y, **{name: 1.0}).item()
         with pytest.raises(RuntimeError, match=f"{name}"):
             loss(x, y, **{name: wrong}).item()
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return torch.rand(shape).to(memory_format=torch.channels_last)
+
+
+# What is told without Python, where it is easily told wrongly.
+LAYOUTS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]] = {
+    "arange of large integers": lambda to: torch.arange(
+        10**18, 10**18 + 5, device=to(torch.ones(())).device
+    ),
+    "arange beyond 2^53": lambda to: torch.arange(
+        2**53, 2**53 + 3, device=to(torch.ones(())).device
+    ),
+    "arange of floats": lambda to: torch.arange(0, 1, 0.1, device=to(torch.ones(())).device),
+    "arange downwards": lambda to: torch.arange(7, 0, -3, device=to(torch.ones(())).device),
+    "arange into a matrix": lambda to: torch.arange(6, out=to(torch.zeros(2, 3).long())),
+    "roll of no elements": lambda to: to(torch.zeros(0, 3).t()).roll(1, 0),
+    "roll in two directions": lambda to: to(channels_last(2, 3, 4, 5)).roll((1, 1), (2, 3)),
+    "roll of everything": lambda to: to(channels_last(2, 3, 4, 5)).roll(3),
+    "roll by nothing": lambda to: to(channels_last(2, 3, 4, 5)).roll(5, 3),
+    "flip of a slice": lambda to: to(torch.rand(4, 6))[:, ::2].flip(0),
+    "stack along a new last dimension": lambda to: torch.stack([to(torch.rand(3, 4).t())] * 2, 2),
+    "stack of channels last": lambda to: torch.stack([to(channels_last(2, 3, 4, 5))] * 2, 1),
+    "masked fill": lambda to: to(torch.rand(3, 4).t()).masked_fill(to(torch.rand(2, 4, 3)) > 2, 1),
+    "where": lambda to: torch.where(to(torch.rand(4, 3).t()) > 0.5, to(torch.rand(4, 3).t()), 0.0),
+    "repeat": lambda to: to(torch.rand(3, 4).t()).repeat(2, 1, 3),
+    "deviation": lambda to: to(channels_last(2, 3, 4, 5)).std((1, 3)),
+    "gradient of dropout": lambda to: torch.ops.aten.native_dropout_backward(
+        to(torch.ones(3, 4).t()), to(torch.ones(4, 3)).bool(), 2.0
+    ),
+    "gradient of group norm": lambda to: torch.ops.aten.native_group_norm_backward(
+        to(channels_last(2, 4, 3, 5)),
+        to(channels_last(2, 4, 3, 5)),
+        to(torch.ones(2, 2)),
+        to(torch.ones(2, 2)),
+        to(torch.ones(4)),
+        2,
+        4,
+        15,
+        2,
+        [True, True, True],
+    )[0],
+    "quotient that is rounded down": lambda to: to(torch.arange(5)) // 2,
+    "difference to a number": lambda to: 1.5 - to(torch.arange(5)),
+    "in-place by the functional form": lambda to: to(torch.rand(3, 4).t()).reciprocal_().pow_(2),
+    "comparison in place": lambda to: to(torch.rand(3, 4)).gt_(0.5),
+    "out of another type": lambda to: torch.mul(
+        to(torch.rand(3)), 2, out=to(torch.zeros(3).double())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_are_those_of_eager(name: str) -> None:
+    torch.manual_seed(1)
+    expected = LAYOUTS[name](lambda tensor: tensor)
+    torch.manual_seed(1)
+    made = LAYOUTS[name](lambda tensor: helpers.clone_to(tensor, DEVICE))
+    assert (made.shape, made.stride(), made.dtype) == (
+        expected.shape,
+        expected.stride(),
+        expected.dtype,
+    )
+    torch.testing.assert_close(made.cpu(), expected)

@@ -51,6 +51,15 @@ FlushReason reason_of(const std::string& name) {
                         "'; use explicit, step, loader, pointer or read");
 }
 
+bool python_runs() {
+#if PY_VERSION_HEX >= 0x030D0000
+  const bool ending = Py_IsFinalizing() != 0;
+#else
+  const bool ending = _Py_IsFinalizing() != 0;
+#endif
+  return Py_IsInitialized() != 0 && !ending;
+}
+
 void install_python() {
   runtime::Gil gil;
   gil.held = [] { return PyGILState_Check() != 0 && Py_IsInitialized() != 0; };
@@ -58,12 +67,7 @@ void install_python() {
   gil.acquire = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); };
   static constexpr intptr_t kNotNull = 1;  // added to a state, so that each is a token
   gil.hold = []() -> void* {
-#if PY_VERSION_HEX >= 0x030D0000
-    const bool ending = Py_IsFinalizing() != 0;
-#else
-    const bool ending = _Py_IsFinalizing() != 0;
-#endif
-    if (Py_IsInitialized() == 0 || ending) return nullptr;
+    if (!python_runs()) return nullptr;
     return reinterpret_cast<void*>(static_cast<intptr_t>(PyGILState_Ensure()) + kNotNull);
   };
   gil.let_go = [](void* token) {
@@ -81,14 +85,16 @@ void install_python() {
   };
   // Looks and puts it back: no handler runs under our locks.
   gil.interrupted = [] {
+    if (!python_runs()) return false;
     const runtime::GilHold held;
-    if (Py_IsInitialized() == 0 || PyOS_InterruptOccurred() == 0) return false;
+    if (PyOS_InterruptOccurred() == 0) return false;
     PyErr_SetInterrupt();
     return true;
   };
   gil.handle_signals = [] {
+    if (!python_runs()) return;
     const runtime::GilHold held;
-    if (Py_IsInitialized() == 0 || PyErr_CheckSignals() == 0) return;
+    if (PyErr_CheckSignals() == 0) return;
     python_error raised;
     raised.persist();
     throw raised;
