@@ -5,7 +5,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/OpMathType.h>
-#include <ATen/WrapDimUtils.h>
 #include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
