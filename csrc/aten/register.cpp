@@ -15,6 +15,7 @@
 #include "csrc/runtime/backward.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
+#include "lazy/record/call.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/types.h"
 #include "lazy/session/session.h"

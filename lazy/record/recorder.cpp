@@ -1,15 +1,12 @@
 #include "lazy/record/recorder.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,8 +15,8 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
 #include "lazy/graph/words.h"
+#include "lazy/record/call.h"
 #include "lazy/record/infer.h"
-#include "lazy/record/numbers.h"
 #include "lazy/record/watch.h"
 
 namespace acc::record {
@@ -32,15 +29,6 @@ using graph::Tag;
 std::atomic<uint64_t> next_trace{1};
 Locator locator;
 
-bool on_acc(const c10::TensorImpl* impl) {
-  return impl->key_set().has(c10::DispatchKey::PrivateUse1);
-}
-
-uint8_t lazy_bits(const c10::TensorImpl* impl) {
-  return static_cast<uint8_t>((impl->is_conj() ? graph::kConjFlag : 0) |
-                              (impl->is_neg() ? graph::kNegFlag : 0));
-}
-
 size_t result_bytes(const graph::TensorWords& tensor) {
   return at::detail::computeStorageNbytes(
       c10::IntArrayRef(tensor.sizes.data(), tensor.sizes.size()),
@@ -48,56 +36,11 @@ size_t result_bytes(const graph::TensorWords& tensor) {
       graph::element_bytes(tensor.dtype));
 }
 
-void check_takes_cpu(const graph::Op& op, const graph::Argument& argument,
-                     c10::DeviceIndex device) {
-  TORCH_CHECK(argument.cpu_ok,
-              "Expected all tensors to be on the same device, but found at least two devices, acc:",
-              static_cast<int>(device), " and cpu! (when checking argument '", argument.name,
-              "' of ", op.name, "). Move it with .to(\"acc\") first.");
-}
-
 }  // namespace
 
 void install_locator(const Locator& installed) { locator = installed; }
 
 uint32_t source_here() { return locator.here != nullptr ? locator.here() : 0; }
-
-c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n) {
-  for (size_t i = stack.size() - n; i < stack.size(); ++i) {
-    if (stack[i].isTensor()) {
-      const at::Tensor& tensor = stack[i].toTensor();
-      if (tensor.defined() && on_acc(tensor.unsafeGetTensorImpl())) return tensor.device().index();
-    } else if (stack[i].isList()) {
-      for (const c10::IValue& item : stack[i].toListRef()) {
-        if (!item.isTensor() || !item.toTensor().defined()) continue;
-        const at::Tensor& tensor = item.toTensor();
-        if (on_acc(tensor.unsafeGetTensorImpl())) return tensor.device().index();
-      }
-    }
-  }
-  return -1;
-}
-
-void check_devices(const graph::Op& op, const torch::jit::Stack& stack) {
-  const size_t count = op.arguments.size();
-  const c10::DeviceIndex device = device_of(stack, count);
-  if (device < 0) return;
-  for (size_t i = 0; i < count; ++i) {
-    const graph::Argument& argument = op.arguments[i];
-    const auto check = [&](const c10::IValue& value) {
-      if (!value.isTensor() || !value.toTensor().defined()) return;
-      const c10::TensorImpl* impl = value.toTensor().unsafeGetTensorImpl();
-      if (impl->device_type() != c10::DeviceType::CPU) return;
-      if (impl->dim() > 0 || argument.writes) check_takes_cpu(op, argument, device);
-    };
-    const c10::IValue& value = stack[stack.size() - count + i];
-    if (!value.isList()) {
-      check(value);
-      continue;
-    }
-    for (const c10::IValue& item : value.toListRef()) check(item);
-  }
-}
 
 Recorder& recorder(c10::DeviceIndex device) {
   // Made once for all indices that can occur, never destroyed: tensors outlive static objects.
@@ -113,204 +56,10 @@ Recorder& recorder(c10::DeviceIndex device) {
 
 namespace {
 
-struct Operand {
-  const at::Tensor* tensor;
-  uint32_t word;  // position of its tag
-  bool writes;
-  bool host;
-};
-
-// ATen refuses in-place calls whose operands overlap in part or with themselves, and for all but
-// pointwise operators those that write what they read. Its check needs real operands, so such a
-// call runs at once; ATen then decides.
-bool overlap(const graph::Op& op, std::span<const Operand> operands) {
-  for (const Operand& written : operands) {
-    if (!written.writes) continue;
-    if (at::has_internal_overlap(written.tensor->unsafeGetTensorImpl()) == at::MemOverlap::Yes) {
-      return true;
-    }
-    for (const Operand& other : operands) {
-      if (&other == &written || !written.tensor->is_alias_of(*other.tensor)) continue;
-      const auto status = at::get_overlap_status(written.tensor->unsafeGetTensorImpl(),
-                                                 other.tensor->unsafeGetTensorImpl());
-      if (status == at::MemOverlapStatus::Full && op.pointwise) continue;
-      if (status != at::MemOverlapStatus::No) return true;
-    }
-  }
-  return false;
-}
-
-bool overlap(const graph::Op& op, const torch::jit::Stack& stack) {
-  c10::SmallVector<Operand, 8> operands;
-  const size_t base = stack.size() - op.arguments.size();
-  const auto add = [&](const c10::IValue& value, bool writes) {
-    if (!value.isTensor() || !value.toTensor().defined()) return;
-    if (!on_acc(value.toTensor().unsafeGetTensorImpl())) return;
-    operands.push_back({&value.toTensor(), 0, writes, false});
-  };
-  for (size_t i = 0; i < op.arguments.size(); ++i) {
-    const c10::IValue& value = stack[base + i];
-    const bool writes = op.arguments[i].writes;
-    if (value.isList()) {
-      for (const c10::IValue& item : value.toListRef()) add(item, writes);
-    } else {
-      add(value, writes);
-    }
-  }
-  return overlap(op, operands);
-}
-
-// Whether a tensor that is about to take another geometry shares its memory with another operand.
-bool is_also_read(const at::Tensor& resized, std::span<const Operand> operands) {
-  return std::ranges::any_of(operands, [&](const Operand& other) {
-    return !other.writes && other.tensor->is_alias_of(resized);
-  });
-}
-
-// Whether a number goes into the value block. `integers`: whether a tensor before it has some.
-bool is_slot(const c10::IValue& value, const graph::Argument& argument, bool integers) {
-  // A factor that nobody gave: passes may rely on it (accumulate.h).
-  if (argument.scales && value.isInt() && value.toInt() == 1) return false;
-  if (argument.role != graph::Role::kValue || !integers || !value.isInt()) {
-    return argument.role != graph::Role::kStructure;
-  }
-  return std::in_range<int32_t>(value.toInt());
-}
-
-bool has_integers(const c10::TensorImpl* impl) {
-  return c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true);
-}
-
-}  // namespace
-
-// One call in words, made outside the lock: its buffers are still unnumbered.
-struct Recorder::Call {
-  const graph::Op* op = nullptr;
-  uint64_t ambient = 0;
-  std::vector<int64_t> words;  // operator id and ambient word first: the memo's signature
-  std::vector<int64_t> values;
-  std::vector<Operand> operands;
-  std::vector<at::Tensor> snapshots;
-  c10::DeviceIndex device = -1;
-  bool integers = false;  // a tensor has some
-
-  static constexpr size_t kPrefix = 2;
-
-  void begin(const graph::Op& operation, uint64_t ambient_word) {
-    op = &operation;
-    ambient = ambient_word;
-    words.clear();
-    values.clear();
-    operands.clear();
-    snapshots.clear();
-    device = -1;
-    integers = false;
-    words.push_back(static_cast<int64_t>(operation.id));
-    words.push_back(static_cast<int64_t>(ambient_word));
-  }
-
-  // False: the value has a type that only a direct call can pass on.
-  bool add(const c10::IValue& value, const graph::Argument& argument) {
-    if (value.isTensor()) return add_tensor(value.toTensor(), argument);
-    if (value.isList()) return add_list(value.toListRef(), argument);
-    return add_plain(value, is_slot(value, argument, integers));
-  }
-
-  bool add_tensor(const at::Tensor& tensor, const graph::Argument& argument) {
-    if (!tensor.defined()) {
-      words.push_back(graph::make_tag(Tag::kUndefined));
-      return true;
-    }
-    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    const bool acc = on_acc(impl);
-    if (!acc) {
-      if (impl->device_type() != c10::DeviceType::CPU || impl->layout() != c10::kStrided) {
-        return false;
-      }
-      if (impl->dim() == 0 && !argument.writes) return add_number(tensor);
-      check_takes_cpu(*op, argument, device < 0 ? c10::DeviceIndex{0} : device);
-    } else if (device < 0) {
-      device = impl->device().index();
-    } else {
-      TORCH_CHECK(device == impl->device().index(),
-                  "Expected all tensors to be on the same device, but found at least two devices, "
-                  "acc:",
-                  static_cast<int>(device), " and acc:", static_cast<int>(impl->device().index()),
-                  "! (when checking argument '", argument.name, "' of ", op->name,
-                  "). Move it with .to(\"acc:", static_cast<int>(device), "\") first.");
-    }
-    // Somebody else reads and writes its memory, at any time.
-    if (acc && storage_of(tensor)->observed) return false;
-    const auto dims = static_cast<size_t>(impl->dim());
-    integers |= has_integers(impl);
-    operands.push_back({&tensor, static_cast<uint32_t>(words.size()), argument.writes, !acc});
-    words.push_back(graph::make_tag(Tag::kTensor,
-                                    static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())),
-                                    lazy_bits(impl), dims));
-    words.push_back(0);
-    words.push_back(0);
-    const auto sizes = impl->sizes();
-    const auto strides = impl->strides();
-    words.insert(words.end(), sizes.begin(), sizes.end());
-    words.insert(words.end(), strides.begin(), strides.end());
-    return true;
-  }
-
-  bool add_number(const at::Tensor& tensor) {
-    words.push_back(number_tag(tensor));
-    append_number(tensor, &values);
-    return true;
-  }
-
-  bool add_plain(const c10::IValue& value, bool slot) {
-    const uint8_t flag = slot ? graph::kValueFlag : 0;
-    std::vector<int64_t>& payload = slot ? values : words;
-    if (value.isNone()) {
-      words.push_back(graph::make_tag(Tag::kNone));
-    } else if (value.isInt()) {
-      words.push_back(graph::make_tag(Tag::kInt, 0, flag));
-      payload.push_back(value.toInt());
-    } else if (value.isDouble()) {
-      words.push_back(graph::make_tag(Tag::kFloat, 0, flag));
-      payload.push_back(to_bits(value.toDouble()));
-    } else if (value.isBool()) {
-      words.push_back(graph::make_tag(Tag::kBool, 0, flag));
-      payload.push_back(value.toBool() ? 1 : 0);
-    } else if (value.isComplexDouble()) {
-      words.push_back(graph::make_tag(Tag::kComplex, 0, flag));
-      payload.push_back(to_bits(value.toComplexDouble().real()));
-      payload.push_back(to_bits(value.toComplexDouble().imag()));
-    } else if (value.isDevice()) {
-      words.push_back(graph::make_tag(Tag::kDevice));
-    } else if (value.isString()) {
-      const std::string_view text = value.toStringView();
-      words.push_back(graph::make_tag(Tag::kString, 0, 0, text.size()));
-      const size_t begin = words.size();
-      words.resize(begin + (text.size() + 7) / 8, 0);
-      std::memcpy(words.data() + begin, text.data(), text.size());
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  bool add_list(c10::ArrayRef<c10::IValue> items, const graph::Argument& argument) {
-    words.push_back(graph::make_tag(Tag::kList, 0, 0, items.size()));
-    for (const c10::IValue& item : items) {
-      if (item.isTensor()) {
-        if (!add_tensor(item.toTensor(), argument)) return false;
-      } else if (!add_plain(item, is_slot(item, argument, integers))) {
-        return false;
-      }
-    }
-    return true;
-  }
-};
-
 // The calls that a thread is recording. Kept, so that recording allocates nothing once the vectors
 // have grown. There is more than one when a Meta kernel runs Python, and Python an operator: a
 // finalizer, a signal handler.
-class Recorder::CallLease {
+class CallLease {
  public:
   CallLease() : own_(depth_++) {
     if (own_ == calls_.size()) calls_.push_back(std::make_unique<Call>());
@@ -326,10 +75,12 @@ class Recorder::CallLease {
   const size_t own_;
 };
 
-Recorder::Recorder(c10::DeviceIndex device) : device_(device), number_(next_trace++) {}
-
 // Whether this thread runs a plan, of whatever device.
-static thread_local bool runs_plan = false;
+thread_local bool runs_plan = false;
+
+}  // namespace
+
+Recorder::Recorder(c10::DeviceIndex device) : device_(device), number_(next_trace++) {}
 
 runtime::LockWithoutGil Recorder::lock() {
   ACC_CHECK(
@@ -586,139 +337,6 @@ void Recorder::push_results(const graph::Op& op, const int64_t* word, torch::jit
   stack->reserve(base + results.size());  // from here on nothing can fail
   torch::jit::drop(*stack, op.arguments.size());
   for (c10::IValue& result : results) stack->push_back(std::move(result));
-}
-
-// ---- following ---------------------------------------------------------------------------------
-
-void Recorder::expect(const graph::Graph* graph) {
-  if (n_nodes_ == 0 && entries_.empty()) expected_ = graph;
-}
-
-bool Recorder::follow_tensor(const at::Tensor& tensor, const int64_t* word) {
-  if (!tensor.defined()) return graph::tag_of(*word) == Tag::kUndefined;
-  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (!on_acc(impl)) {
-    if (graph::tag_of(*word) == Tag::kNumber && impl->device_type() == c10::DeviceType::CPU &&
-        impl->dim() == 0 && number_tag(tensor) == *word) {
-      append_number(tensor, &values_);
-      return true;
-    }
-    return false;
-  }
-  const auto dims = static_cast<size_t>(impl->dim());
-  if (*word != graph::make_tag(Tag::kTensor,
-                               static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())),
-                               lazy_bits(impl), dims) ||
-      impl->device().index() != device_ ||
-      std::memcmp(impl->sizes().data(), word + 3, dims * sizeof(int64_t)) != 0 ||
-      std::memcmp(impl->strides().data(), word + 3 + dims, dims * sizeof(int64_t)) != 0) {
-    return false;
-  }
-  integers_ |= has_integers(impl);
-  LazyStorage* storage = storage_of(tensor);
-  if (storage->observed) return false;
-  const auto expected = static_cast<uint32_t>(word[1]);
-  if (storage->trace == number_ && entries_[storage->entry].kind != graph::BufferKind::kInput) {
-    return storage->entry == expected && word[2] == impl->storage_offset();
-  }
-  const size_t known = entries_.size();
-  int64_t offset = 0;
-  // Whether it is written is known from the expected graph once the whole step was followed.
-  const uint32_t entry = entry_of(tensor, false, &offset);
-  if (entry != expected || offset != word[2]) return false;
-  views_differ_ |= entries_[entry].group != entry || entries_[entry].next != 0;
-  if (entries_.size() == known) return true;
-  const graph::Buffer& buffer = expected_->buffers[expected];
-  return buffer.kind == entries_[entry].kind && buffer.nbytes == entries_[entry].nbytes &&
-         buffer.group == entries_[entry].group;
-}
-
-bool Recorder::follow_value(const c10::IValue& value, const graph::Argument& argument,
-                            const int64_t*& word) {
-  if (value.isTensor()) {
-    if (!follow_tensor(value.toTensor(), word)) return false;
-    word += graph::item_words(word);
-    return true;
-  }
-  const auto scalar = [&](Tag tag, int64_t bits) {
-    const bool slot = is_slot(value, argument, integers_);
-    if (*word++ != graph::make_tag(tag, 0, slot ? graph::kValueFlag : 0)) return false;
-    if (!slot) return *word++ == bits;
-    values_.push_back(bits);
-    return true;
-  };
-  if (value.isInt()) return scalar(Tag::kInt, value.toInt());
-  if (value.isDouble()) return scalar(Tag::kFloat, to_bits(value.toDouble()));
-  if (value.isBool()) return scalar(Tag::kBool, value.toBool() ? 1 : 0);
-  if (value.isNone()) return *word++ == graph::make_tag(Tag::kNone);
-  if (value.isDevice()) return *word++ == graph::make_tag(Tag::kDevice);
-  if (value.isList()) {
-    const auto items = value.toListRef();
-    if (*word++ != graph::make_tag(Tag::kList, 0, 0, items.size())) return false;
-    for (const c10::IValue& item : items) {
-      if (!follow_value(item, argument, word)) return false;
-    }
-    return true;
-  }
-  if (value.isString()) {
-    const std::string_view text = value.toStringView();
-    if (*word != graph::make_tag(Tag::kString, 0, 0, text.size()) ||
-        std::memcmp(word + 1, text.data(), text.size()) != 0) {
-      return false;
-    }
-    word += graph::item_words(word);
-    return true;
-  }
-  return false;  // complex numbers and what cannot be recorded take the slow way
-}
-
-// Compares the call with the next node of the expected step. On success the trace is one node
-// longer; on failure it is unchanged.
-bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* stack) {
-  if (n_nodes_ >= expected_->nodes.size()) return false;
-  const graph::Node& node = expected_->nodes[n_nodes_];
-  if (node.op != &op || node.ambient != ambient) return false;
-  const Mark before = mark();
-  const size_t base = stack->size() - op.arguments.size();
-  const int64_t* word = expected_->words.data() + node.words;
-  bool equal = true;
-  views_differ_ = false;
-  integers_ = false;
-  try {
-    for (size_t i = 0; equal && i < op.arguments.size(); ++i) {
-      equal = follow_value((*stack)[base + i], op.arguments[i], word);
-    }
-    // Where views of one input begin is an address; whether they overlap is asked at each call.
-    if (equal && op.writes && views_differ_ && !op.communicates) equal = !overlap(op, *stack);
-    if (equal) {
-      ++n_nodes_;
-      if (op.communicates) communicates_ = true;
-      push_results(op, expected_->words.data() + node.outputs, stack);
-      count(Counter::NodesFollowed);
-      return true;
-    }
-  } catch (...) {
-    go_back(before);
-    throw;
-  }
-  go_back(before);
-  return false;
-}
-
-// The step is no longer the expected one: what was followed so far becomes a recorded prefix.
-void Recorder::stop_following() {
-  if (expected_ != nullptr && n_nodes_ > 0) {
-    graph_.nodes.assign(expected_->nodes.begin(),
-                        expected_->nodes.begin() + static_cast<int64_t>(n_nodes_));
-    graph_.words.assign(expected_->words.begin(),
-                        expected_->words.begin() + graph_.nodes.back().end);
-    for (const graph::Node& node : graph_.nodes) {
-      for (const graph::Use& use : graph::uses(graph_, node)) {
-        if (use.writes) entries_[entries_[use.buffer].group].written = true;
-      }
-    }
-  }
-  expected_ = nullptr;
 }
 
 // ---- the trace as a whole ----------------------------------------------------------------------

@@ -17,6 +17,7 @@
 // The trace of one device: what was called since the last flush, by all threads, in program order.
 namespace acc::record {
 
+struct Call;
 struct Inference;
 
 // A buffer of the trace. The storage is known weakly: a node never keeps a tensor alive, and
@@ -102,8 +103,6 @@ class Recorder {
   c10::DeviceIndex device() const { return device_; }
 
  private:
-  struct Call;
-  class CallLease;
   bool follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* stack);
   bool follow_tensor(const at::Tensor& tensor, const int64_t* word);
   bool follow_value(const c10::IValue& value, const graph::Argument& argument,
@@ -148,14 +147,6 @@ class Recorder {
 
 // The recorder of a device. Throws for an index that is not there.
 Recorder& recorder(c10::DeviceIndex device);
-
-// The device index of the first acc tensor among the last `n` values of the stack; -1: there is
-// none.
-c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
-
-// Throws for a CPU tensor with dimensions, or one that is written, where the operator, called for
-// a device, takes none. For calls that are not recorded: `record` checks the same.
-void check_devices(const graph::Op& op, const torch::jit::Stack& stack);
 
 // Where the user's program is, as numbers of lazy/record/source.h; 0: unknown. Installed by the
 // bindings; called without any lock of acc held.

@@ -15,7 +15,7 @@
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/graph/words.h"
-#include "lazy/record/recorder.h"
+#include "lazy/record/call.h"
 #include "lazy/record/stand_ins.h"
 #include "lazy/record/storage.h"
 
@@ -116,11 +116,6 @@ size_t bytes_of(const c10::IValue& value) {
   return bytes;
 }
 
-c10::DeviceIndex device_of(c10::ArrayRef<c10::IValue> arguments) {
-  torch::jit::Stack stack(arguments.begin(), arguments.end());
-  return record::device_of(stack, stack.size());
-}
-
 // Whether the kernel ends without an error.
 bool runs(const graph::Op& op, const c10::OperatorHandle& handle,
           c10::ArrayRef<c10::IValue> arguments) {
@@ -128,7 +123,7 @@ bool runs(const graph::Op& op, const c10::OperatorHandle& handle,
   c10::impl::ForceDispatchKeyGuard clean(
       c10::default_included_set,
       c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  const runtime::OnDevice on_device(device_of(arguments));
+  const runtime::OnDevice on_device(device_of(arguments.vec(), arguments.size()));
   base::count(base::Counter::TypesAsked);
   torch::jit::Stack stack;
   try {

@@ -1,54 +1,43 @@
 #include "lazy/session/session.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
 #include <array>
 #include <atomic>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/base/stats.h"
-#include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/event.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
+#include "csrc/runtime/gil.h"
 #include "csrc/runtime/hooks_table.h"
-#include "csrc/runtime/on_device.h"
-#include "csrc/runtime/transfers.h"
-#include "kernels/codegen/render.h"
 #include "lazy/exec/kernels.h"
-#include "lazy/exec/refusals.h"
 #include "lazy/exec/runner.h"
-#include "lazy/graph/print.h"
+#include "lazy/graph/graph.h"
 #include "lazy/passes/dce.h"
-#include "lazy/passes/switches.h"
-#include "lazy/plan/cache.h"
-#include "lazy/plan/plan.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/source.h"
 #include "lazy/record/storage.h"
 #include "lazy/record/watch.h"
-#include "lazy/session/captured_results.h"
 #include "lazy/session/explain.h"
 #include "lazy/session/failure.h"
 #include "lazy/session/planning.h"
 #include "lazy/session/reasons.h"
 #include "lazy/session/replay.h"
+#include "lazy/session/session_impl.h"
 #include "lazy/session/strict.h"
 #include "lazy/session/verify.h"
 
 namespace acc::session {
-
-namespace {
 
 using base::count;
 using base::Counter;
@@ -57,82 +46,11 @@ using record::LazyStorage;
 using record::Recorder;
 using record::Trace;
 
-// A plan may be expected by a recorder when the cache drops it, so the cache shares ownership.
-using Cached = std::shared_ptr<plan::Plan>;
-
-class Session {
- public:
-  static Session& get() {
-    // Never destroyed: tensors may be freed after static destructors have begun.
-    static Session* const session = new Session;
-    return *session;
-  }
-
-  // Returns what strict mode has against the plan of what was submitted.
-  std::string flush(Recorder& recorder, FlushReason reason, uint32_t place,
-                    const MayBegin& may_begin);
-  void settle(Recorder& recorder);
-  bool submit_watched(Recorder& recorder, const Look& look);
-  void replay(Recorder& recorder, const Cached& plan, const Replay& replay);
-  bool waits_to_write(Recorder& recorder, const LazyStorage& storage);
-  std::string last_plan(c10::DeviceIndex device);
-  std::optional<LastPlan> describe(c10::DeviceIndex device, bool largest);
-  void time_plans(bool on);
-  void forget_plans(c10::DeviceIndex device);
-  void drop_plans(c10::DeviceIndex device);
-  void release_captures(c10::DeviceIndex device);
-
- private:
-  struct Work {
-    Cached plan;
-    Trace trace;
-    bool first = false;  // the plan was made of this very trace
-    FlushReason reason = FlushReason::kExplicit;
-    uint32_t place = 0;  // in the program, where it was submitted
-    std::optional<NewPlan> news;
-  };
-  // A plan that ran to its end.
-  struct Ran {
-    Cached plan;
-    const plan::Schedule* schedule = nullptr;  // of the plan
-    FlushReason reason = FlushReason::kExplicit;
-  };
-  // Work that waits for memory, or for others.
-  struct Suspended {
-    Work work;
-    std::shared_ptr<exec::Stopped> run;
-    std::exception_ptr error;  // where memory ran out
-  };
-  struct Device {
-    // The ends of the steps that may still be running, oldest first.
-    std::deque<std::unique_ptr<runtime::Marker>> in_flight;
-    std::unique_ptr<Suspended> suspended;
-    Cached expected;      // what the recorder compares with
-    bool trains = false;  // an iteration has ended on it
-    bool cut = false;     // a step was, by a new plan: what comes next is its rest
-    Ran last;
-    Ran largest;  // of those that ran while steps were timed
-    CapturedResults results;
-    plan::LruCache<Cached> plans{base::env::plan_cache_bytes(),
-                                 [](Cached&, uint64_t) { count(Counter::PlansEvicted); }};
-  };
-  // Sets the plan of the work, and whether it is a new one.
-  void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
-  Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
-  void note_new(Device& device, Work& work, NewPlan made);
-  static void count_captures(Device& device);
-  void finish(Recorder& recorder, Work work, exec::Outcome outcome);
-  void suspend(Recorder& recorder, Work work, exec::Outcome outcome);
-  Submitted submit(Recorder& recorder, FlushReason reason, uint32_t place = 0,
-                   const Look& look = nullptr, const MayBegin& may_begin = nullptr);
-  void run(Recorder& recorder, Work work, const MayBegin& may_begin = nullptr);
-  std::unique_ptr<runtime::Marker> end_step(Recorder& recorder);
-  void resume(Recorder& recorder, const MayBegin& may_begin = nullptr);
-  void give_up(Recorder& recorder);
-
-  // Guarded by the mutex of the device's recorder.
-  std::array<Device, base::env::kMaxHostDevices> devices_;
-};
+Session& Session::get() {
+  // Never destroyed: tensors may be freed after static destructors have begun.
+  static Session* const session = new Session;
+  return *session;
+}
 
 void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
   Trace& trace = work.trace;
@@ -199,12 +117,12 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   return wider;
 }
 
-const graph::Graph& graph_of(const Trace& trace) {
+static const graph::Graph& graph_of(const Trace& trace) {
   return trace.followed != nullptr ? *trace.followed : trace.graph;
 }
 
 // Gives the storages what was made.
-void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
+static void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
   for (size_t i = 0; i < trace.entries.size(); ++i) {
     if (!outputs[i]) continue;
     const auto storage = trace.entries[i].storage.lock();
@@ -218,11 +136,6 @@ void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
 void Session::count_captures(Device& device) {
   device.plans.measure(
       [](const Cached& plan) { return plan->bytes() + exec::captures_bytes(*plan); });
-}
-
-void Session::release_captures(c10::DeviceIndex index) {
-  exec::release_captures(index);
-  count_captures(devices_[static_cast<size_t>(index)]);
 }
 
 // What is complete is the user's already.
@@ -292,6 +205,8 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   rethrow_as(outcome.error, no_memory, message);
 }
 
+namespace {
+
 // Tells other threads that work is on its way while this one does it.
 class Running {
  public:
@@ -303,6 +218,8 @@ class Running {
  private:
   Recorder& recorder_;
 };
+
+}  // namespace
 
 void Session::resume(Recorder& recorder, const MayBegin& may_begin) {
   const Running running(recorder);
@@ -344,23 +261,6 @@ void Session::settle(Recorder& recorder) {
   } catch (const c10::OutOfMemoryError&) {
     if (recorder.suspended()) give_up(recorder);
   }
-}
-
-// Whether work that waits for memory is going to write the storage.
-bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
-  const auto& suspended = devices_[static_cast<size_t>(recorder.device())].suspended;
-  if (suspended == nullptr) return false;
-  const plan::Plan& plan = *suspended->work.plan;
-  const plan::Schedule& schedule = exec::schedule(*suspended->run);
-  for (size_t step = exec::next_step(*suspended->run); step < schedule.steps.size(); ++step) {
-    for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
-      const auto& entries = suspended->work.trace.entries;
-      const uint32_t first = plan.program.buffers[use.buffer].group;
-      if (!use.writes || first >= entries.size()) continue;  // the plan's own have no entry
-      if (entries[first].storage._unsafe_get_target() == &storage) return true;
-    }
-  }
-  return false;
 }
 
 std::string Session::flush(Recorder& recorder, FlushReason reason, uint32_t place,
@@ -492,72 +392,7 @@ void Session::replay(Recorder& recorder, const Cached& plan, const Replay& repla
   runtime::backend().wait(*oldest);
 }
 
-std::string Session::last_plan(c10::DeviceIndex index) {
-  Recorder& recorder = record::recorder(index);
-  const auto lock = recorder.lock();
-  const Device& device = devices_[static_cast<size_t>(index)];
-  return device.last.plan == nullptr ? "" : graph::print(device.last.plan->graph);
-}
-
-std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) {
-  Recorder& recorder = record::recorder(index);
-  const auto lock = recorder.lock();
-  const Device& device = devices_[static_cast<size_t>(index)];
-  const Ran& ran = largest && device.largest.plan != nullptr ? device.largest : device.last;
-  if (ran.plan == nullptr) return std::nullopt;
-  const plan::Plan& plan = *ran.plan;
-  // A plan that has its kernels is about to have no other form any more.
-  const bool replaced =
-      plan.trial != nullptr || (ran.schedule->steps.empty() && !plan.fused.steps.empty());
-  LastPlan made;
-  made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
-  for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
-    made.kernels.push_back(
-        {codegen::render_host(plan.kernels[i]).name, exec::gpu_text(plan, i).text});
-  }
-  made.cuda_preamble = codegen::cuda_preamble();
-  made.cuda_options.assign(std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions));
-  made.ended_by = base::name(counter_of(ran.reason));
-  constexpr size_t kLongestLoop = 64;
-  Cached next = ran.plan;
-  do {
-    made.loop.push_back(next->graph.nodes.size());
-    next = next->next.lock();
-  } while (next != nullptr && next != ran.plan && made.loop.size() < kLongestLoop);
-  return made;
-}
-
-void Session::time_plans(bool on) {
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    const auto lock = record::recorder(static_cast<c10::DeviceIndex>(i)).lock();
-    if (on) devices_[static_cast<size_t>(i)].largest = {};
-  }
-  exec::time_steps(on);
-}
-
-void Session::forget_plans(c10::DeviceIndex index) {
-  Recorder& recorder = record::recorder(index);
-  const auto lock = recorder.lock();
-  recorder.stop_expecting();
-  Device& device = devices_[static_cast<size_t>(index)];
-  device.expected.reset();
-  device.last = {};
-  device.largest = {};
-  device.cut = false;
-  device.plans.clear();
-}
-
-void Session::drop_plans(c10::DeviceIndex index) {
-  forget_plans(index);
-  Recorder& recorder = record::recorder(index);
-  const auto lock = recorder.lock();
-  // Work that waits has its intermediates there.
-  if (!recorder.suspended()) exec::release_arena(index);
-}
-
-std::atomic<bool> stopped{false};
-
-}  // namespace
+static std::atomic<bool> stopped{false};
 
 bool submit_watched(c10::DeviceIndex device, const Look& look) {
   runtime::GilRelease release;
@@ -646,149 +481,11 @@ void stop() {
   stopped.store(true);
 }
 
-static void materialise(LazyStorage& storage, c10::Stream stream) {
-  record::check_contents(storage);
-  if (storage.has_memory()) return;
-  const runtime::OnDevice on_device(stream);
-  storage.set_memory(exec::allocate(storage.nbytes()));
-}
-
-void materialise(LazyStorage& storage) {
-  materialise(storage, runtime::backend().default_stream(storage.device().index()));
-}
-
-// A tensor of the backend's that lies in `memory` as `tensor` does in its storage.
-static at::Tensor over(c10::Storage memory, const at::Tensor& tensor) {
-  const auto key = memory.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  at::Tensor result = at::detail::make_tensor_base<c10::TensorImpl>(
-      std::move(memory), c10::DispatchKeySet(key), tensor.dtype());
-  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
-  impl->set_storage_offset(tensor.storage_offset());
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  record::copy_flags(tensor, result);
-  return result;
-}
-
-std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream stream) {
-  runtime::note_use();
-  LazyStorage& storage = *record::storage_of(tensor);
-  Recorder& recorder = record::recorder(tensor.device().index());
-  const auto lock = recorder.lock();
-  if (recorder.knows(storage) || storage.has_memory() || storage.poison != nullptr) {
-    return std::nullopt;
-  }
-  materialise(storage, stream);
-  return over(storage.memory(), tensor);
-}
-
-at::Tensor share(const at::Tensor& tensor) {
-  at::Tensor result = alias(tensor, FlushReason::kPointer);
-  const auto lock = record::recorder(tensor.device().index()).lock();
-  record::storage_of(tensor)->observed = true;
-  return result;
-}
-
-at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
-  runtime::note_use();
-  LazyStorage& storage = *record::storage_of(tensor);
-  Recorder& recorder = record::recorder(tensor.device().index());
-  c10::Storage memory;
-  bool reads = true;  // contents, rather than makes room for them
-  {
-    const auto lock = recorder.lock();
-    if (!recorder.knows(storage)) {
-      reads = storage.has_memory();
-      materialise(storage);
-      memory = storage.memory();
-    }
-  }
-  if (reads && record::watching()) record::note_cut(reason, tensor.device().index());
-  if (!memory) {
-    try {
-      flush(tensor.device().index(), reason);
-    } catch (const c10::OutOfMemoryError&) {
-      // What is only read, and complete, can be read all the same.
-      const auto lock = recorder.lock();
-      if (reason != FlushReason::kRead || !recorder.suspended() || !storage.has_memory() ||
-          Session::get().waits_to_write(recorder, storage)) {
-        throw;
-      }
-    }
-    const auto lock = recorder.lock();
-    materialise(storage);
-    memory = storage.memory();
-  }
-  if (reason == FlushReason::kPointer) {
-    const auto lock = recorder.lock();
-    storage.pinned = true;
-  }
-  return over(std::move(memory), tensor);
-}
-
 bool settle(c10::DeviceIndex device) {
   if (stopped.load(std::memory_order_relaxed)) return false;
   runtime::GilRelease release;
   Session::get().settle(record::recorder(device));
   return true;
-}
-
-std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }
-
-std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest) {
-  return Session::get().describe(device, largest);
-}
-
-void time_plans(bool on) { Session::get().time_plans(on); }
-
-namespace {
-
-void release_all() {
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    release_memory(static_cast<c10::DeviceIndex>(i));
-  }
-}
-
-}  // namespace
-
-void capture_plans(bool on) {
-  exec::capture_plans(on);
-  release_all();
-}
-
-uint64_t captures_bytes(c10::DeviceIndex device) {
-  const auto lock = record::recorder(device).lock();
-  return exec::captures_bytes(device);
-}
-
-bool for_gpus() { return exec::for_gpus(); }
-
-void refuse_captures(const std::string& names) {
-  release_all();
-  exec::refuse_captures(names);
-}
-
-void skip_passes(const std::string& names) {
-  passes::skip(names);
-  release_all();
-}
-
-static void forget_all_plans() {
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    Session::get().forget_plans(static_cast<c10::DeviceIndex>(i));
-  }
-}
-
-void run_alike() {
-  if (runtime::choose_alike()) forget_all_plans();  // of before, which may have chosen by time
-}
-
-void run_unfused() {
-  if (stop_fusing()) forget_all_plans();
-}
-
-void release_memory(c10::DeviceIndex device) {
-  flush(device, FlushReason::kExplicit);
-  Session::get().drop_plans(device);
 }
 
 }  // namespace acc::session

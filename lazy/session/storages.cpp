@@ -1,5 +1,8 @@
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "csrc/runtime/backend.h"
@@ -9,7 +12,7 @@
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
 #include "lazy/record/watch.h"
-#include "lazy/session/session.h"
+#include "lazy/session/session_impl.h"
 
 // What is done to a storage between two operators that are recorded.
 namespace acc::session {
@@ -28,6 +31,101 @@ std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor) {
 void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison> poison) {
   const auto lock = record::recorder(tensor.device().index()).lock();
   record::storage_of(tensor)->poison = std::move(poison);
+}
+
+static void materialise(LazyStorage& storage, c10::Stream stream) {
+  record::check_contents(storage);
+  if (storage.has_memory()) return;
+  const runtime::OnDevice on_device(stream);
+  storage.set_memory(exec::allocate(storage.nbytes()));
+}
+
+void materialise(LazyStorage& storage) {
+  materialise(storage, runtime::backend().default_stream(storage.device().index()));
+}
+
+// A tensor of the backend's that lies in `memory` as `tensor` does in its storage.
+static at::Tensor over(c10::Storage memory, const at::Tensor& tensor) {
+  const auto key = memory.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  at::Tensor result = at::detail::make_tensor_base<c10::TensorImpl>(
+      std::move(memory), c10::DispatchKeySet(key), tensor.dtype());
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  impl->set_storage_offset(tensor.storage_offset());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  record::copy_flags(tensor, result);
+  return result;
+}
+
+std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream stream) {
+  runtime::note_use();
+  LazyStorage& storage = *record::storage_of(tensor);
+  Recorder& recorder = record::recorder(tensor.device().index());
+  const auto lock = recorder.lock();
+  if (recorder.knows(storage) || storage.has_memory() || storage.poison != nullptr) {
+    return std::nullopt;
+  }
+  materialise(storage, stream);
+  return over(storage.memory(), tensor);
+}
+
+at::Tensor share(const at::Tensor& tensor) {
+  at::Tensor result = alias(tensor, FlushReason::kPointer);
+  const auto lock = record::recorder(tensor.device().index()).lock();
+  record::storage_of(tensor)->observed = true;
+  return result;
+}
+
+bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
+  const auto& suspended = devices_[static_cast<size_t>(recorder.device())].suspended;
+  if (suspended == nullptr) return false;
+  const plan::Plan& plan = *suspended->work.plan;
+  const plan::Schedule& schedule = exec::schedule(*suspended->run);
+  for (size_t step = exec::next_step(*suspended->run); step < schedule.steps.size(); ++step) {
+    for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {
+      const auto& entries = suspended->work.trace.entries;
+      const uint32_t first = plan.program.buffers[use.buffer].group;
+      if (!use.writes || first >= entries.size()) continue;  // the plan's own have no entry
+      if (entries[first].storage._unsafe_get_target() == &storage) return true;
+    }
+  }
+  return false;
+}
+
+at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
+  runtime::note_use();
+  LazyStorage& storage = *record::storage_of(tensor);
+  Recorder& recorder = record::recorder(tensor.device().index());
+  c10::Storage memory;
+  bool reads = true;  // contents, rather than makes room for them
+  {
+    const auto lock = recorder.lock();
+    if (!recorder.knows(storage)) {
+      reads = storage.has_memory();
+      materialise(storage);
+      memory = storage.memory();
+    }
+  }
+  if (reads && record::watching()) record::note_cut(reason, tensor.device().index());
+  if (!memory) {
+    try {
+      flush(tensor.device().index(), reason);
+    } catch (const c10::OutOfMemoryError&) {
+      // What is only read, and complete, can be read all the same.
+      const auto lock = recorder.lock();
+      if (reason != FlushReason::kRead || !recorder.suspended() || !storage.has_memory() ||
+          Session::get().waits_to_write(recorder, storage)) {
+        throw;
+      }
+    }
+    const auto lock = recorder.lock();
+    materialise(storage);
+    memory = storage.memory();
+  }
+  if (reason == FlushReason::kPointer) {
+    const auto lock = recorder.lock();
+    storage.pinned = true;
+  }
+  return over(std::move(memory), tensor);
 }
 
 void resize_storage(LazyStorage& storage, size_t nbytes) {

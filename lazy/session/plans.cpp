@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "csrc/base/stats.h"
+#include "csrc/runtime/ambient.h"
+#include "csrc/runtime/backend.h"
+#include "kernels/codegen/render.h"
+#include "lazy/exec/kernels.h"
+#include "lazy/exec/refusals.h"
+#include "lazy/exec/runner.h"
+#include "lazy/graph/print.h"
+#include "lazy/passes/switches.h"
+#include "lazy/session/planning.h"
+#include "lazy/session/reasons.h"
+#include "lazy/session/session_impl.h"
+
+// Plans that are kept: what they are for people, and when they go.
+namespace acc::session {
+
+using record::FlushReason;
+using record::Recorder;
+
+std::string Session::last_plan(c10::DeviceIndex index) {
+  Recorder& recorder = record::recorder(index);
+  const auto lock = recorder.lock();
+  const Device& device = devices_[static_cast<size_t>(index)];
+  return device.last.plan == nullptr ? "" : graph::print(device.last.plan->graph);
+}
+
+std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) {
+  Recorder& recorder = record::recorder(index);
+  const auto lock = recorder.lock();
+  const Device& device = devices_[static_cast<size_t>(index)];
+  const Ran& ran = largest && device.largest.plan != nullptr ? device.largest : device.last;
+  if (ran.plan == nullptr) return std::nullopt;
+  const plan::Plan& plan = *ran.plan;
+  // A plan that has its kernels is about to have no other form any more.
+  const bool replaced =
+      plan.trial != nullptr || (ran.schedule->steps.empty() && !plan.fused.steps.empty());
+  LastPlan made;
+  made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
+  for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
+    made.kernels.push_back(
+        {codegen::render_host(plan.kernels[i]).name, exec::gpu_text(plan, i).text});
+  }
+  made.cuda_preamble = codegen::cuda_preamble();
+  made.cuda_options.assign(std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions));
+  made.ended_by = base::name(counter_of(ran.reason));
+  constexpr size_t kLongestLoop = 64;
+  Cached next = ran.plan;
+  do {
+    made.loop.push_back(next->graph.nodes.size());
+    next = next->next.lock();
+  } while (next != nullptr && next != ran.plan && made.loop.size() < kLongestLoop);
+  return made;
+}
+
+void Session::time_plans(bool on) {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto lock = record::recorder(static_cast<c10::DeviceIndex>(i)).lock();
+    if (on) devices_[static_cast<size_t>(i)].largest = {};
+  }
+  exec::time_steps(on);
+}
+
+void Session::release_captures(c10::DeviceIndex index) {
+  exec::release_captures(index);
+  count_captures(devices_[static_cast<size_t>(index)]);
+}
+
+void Session::forget_plans(c10::DeviceIndex index) {
+  Recorder& recorder = record::recorder(index);
+  const auto lock = recorder.lock();
+  recorder.stop_expecting();
+  Device& device = devices_[static_cast<size_t>(index)];
+  device.expected.reset();
+  device.last = {};
+  device.largest = {};
+  device.cut = false;
+  device.plans.clear();
+}
+
+void Session::drop_plans(c10::DeviceIndex index) {
+  forget_plans(index);
+  Recorder& recorder = record::recorder(index);
+  const auto lock = recorder.lock();
+  // Work that waits has its intermediates there.
+  if (!recorder.suspended()) exec::release_arena(index);
+}
+
+std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }
+
+std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest) {
+  return Session::get().describe(device, largest);
+}
+
+void time_plans(bool on) { Session::get().time_plans(on); }
+
+namespace {
+
+void release_all() {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    release_memory(static_cast<c10::DeviceIndex>(i));
+  }
+}
+
+}  // namespace
+
+void capture_plans(bool on) {
+  exec::capture_plans(on);
+  release_all();
+}
+
+uint64_t captures_bytes(c10::DeviceIndex device) {
+  const auto lock = record::recorder(device).lock();
+  return exec::captures_bytes(device);
+}
+
+bool for_gpus() { return exec::for_gpus(); }
+
+void refuse_captures(const std::string& names) {
+  release_all();
+  exec::refuse_captures(names);
+}
+
+void skip_passes(const std::string& names) {
+  passes::skip(names);
+  release_all();
+}
+
+static void forget_all_plans() {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    Session::get().forget_plans(static_cast<c10::DeviceIndex>(i));
+  }
+}
+
+void run_alike() {
+  if (runtime::choose_alike()) forget_all_plans();  // of before, which may have chosen by time
+}
+
+void run_unfused() {
+  if (stop_fusing()) forget_all_plans();
+}
+
+void release_memory(c10::DeviceIndex device) {
+  flush(device, FlushReason::kExplicit);
+  Session::get().drop_plans(device);
+}
+
+}  // namespace acc::session
