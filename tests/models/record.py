@@ -74,10 +74,14 @@ def summary(runs: Sequence[accuracy.Errors]) -> dict[str, Any]:
         if accuracy.mean(eager) > 0.0:
             quotients.append(accuracy.mean(mine) / accuracy.mean(eager))
     worst = max(used, key=lambda name: used[name])
+    errors = [run[worst][0] for run in runs]
     return {
         "steps": len(runs),
         "tensors": len(used),
         "median": round(statistics.median(quotients), 3),
         "worst": round(used[worst], 3),
         "worst_of": worst,
+        # Mostly one step decides: where an optimizer begins, or where a kink is met.
+        "worst_step": errors.index(max(errors)) + 1,
+        "over": sum(share > 1.0 for share in used.values()),
     }

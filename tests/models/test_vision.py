@@ -70,3 +70,12 @@ def test_as_accurate_as_eager(one_thread, memory_given_back, device, model):
 def test_all_of_torchvision_is_here():
     assert len(vision.MODELS) == 80
     assert set(vision.FEW) <= set(vision.MODELS)
+
+
+def test_a_line_names_the_worst_value_and_its_step():
+    even, odd = (1e-6, 1e-6, 0.0), (9e-6, 1e-6, 0.0)
+    runs = [{"loss": even, "update of w": odd if step == 7 else even} for step in range(20)]
+    line = record.summary(runs)
+    # The root mean square of one nine and nineteen ones is 2.24; 2 and a floor of 0.12 are allowed.
+    assert (line["worst_of"], line["worst_step"], line["over"]) == ("update of w", 8, 1)
+    assert record.summary([{"loss": even}])["over"] == 0
