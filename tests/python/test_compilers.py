@@ -100,11 +100,24 @@ def test_a_compiler_that(name, tmp_path):
     assert not list(cache.rglob("*.so")), "the cache holds what did not compile"
 
 
-@pytest.mark.parametrize("where", ["read-only", "a file", "of others"])
+def test_a_compiler_that_is_replaced_while_it_works(tmp_path):
+    """Its kernels run. None is kept: which of the two made them, nobody knows."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    replaced = 'cp "$0" "$0.new"; mv "$0.new" "$0"; exec g++ "$@"'
+    compiler = broken_compiler(tmp_path / "compiler", replaced)
+    before = os.stat(compiler).st_ino
+    losses, launches, warnings = train(private(cache), ACC_CXX=compiler)
+    assert launches > 0 and not warnings
+    assert os.stat(compiler).st_ino != before and not os.listdir(cache)
+    assert losses == train(cache)[0]
+
+
+@pytest.mark.parametrize("where", ["cannot be made", "a file", "of others"])
 def test_a_cache_that_cannot_be_used(where, tmp_path):
     """Kernels are compiled all the same, and not kept."""
     cache: Path | str = tmp_path / "cache"
-    if where == "read-only":
+    if where == "cannot be made":
         cache = "/proc/acc"  # whoever runs this, root too, cannot write there
     elif where == "a file":
         (tmp_path / "cache").write_text("")
@@ -114,6 +127,39 @@ def test_a_cache_that_cannot_be_used(where, tmp_path):
     _, launches, warnings = train(cache)
     assert launches > 0
     assert len(warnings) == 1 and str(cache) in warnings[0], warnings
+
+
+# A file system mounted read-only says EROFS and this EACCES; what follows is the same. Compilers
+# are programs of their own, and have root's capabilities again.
+AS_ANYBODY = """
+import ctypes
+version_3_of_this_thread = (ctypes.c_uint32 * 2)(0x20080522, 0)
+assert ctypes.CDLL(None).capset(version_3_of_this_thread, (ctypes.c_uint32 * 6)()) == 0
+"""
+KERNELS_MADE = """
+made = lambda: helpers.stats().get("jit/compiled", 0)
+loaded_all = made() == 0
+for _ in range(3):
+    ((x * 3).abs() - x.square()).tolist()
+print(loaded_all, made())
+"""
+
+
+def test_a_cache_full_of_kernels_that_may_only_be_read(tmp_path):
+    """They are loaded. What is missing is compiled and not kept, which is said once."""
+    cache = private(tmp_path)
+    losses, launches, _ = train(cache)
+    files = sorted(os.listdir(cache))
+    cache.chmod(0o500)
+    done = helpers.run_python(
+        AS_ANYBODY + TRAINING + KERNELS_MADE, ACC_CACHE_DIR=str(cache), ACC_MODE="full"
+    )
+    trained, made = done.stdout.splitlines()
+    assert json.loads(trained) == [losses, launches] and launches > 0
+    assert made == "True 1"
+    warnings = [line for line in done.stderr.splitlines() if "Warning" in line]
+    assert len(warnings) == 1 and f"cannot be kept in the cache directory {cache}" in warnings[0]
+    assert sorted(os.listdir(cache)) == files
 
 
 # What the system says where no file may grow is another word than on a full disk; what follows is
