@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,3 +166,57 @@ assert done and status == 0, (done, status)
 assert pending[0, 0].item() == 256.0
 """
     run_python(code)
+
+
+FORK_WHILE_A_COMPILER_WORKS = """
+import os, sys, time
+from pathlib import Path
+from tests import helpers
+
+def training():
+    net = helpers.small_net(DEVICE)
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    x = torch.ones(6, 4, device=DEVICE)
+    while True:
+        opt.zero_grad()
+        loss = ((net(x) - 1) ** 2).mean()
+        loss.backward()
+        opt.step()
+        yield loss.item()
+
+folder = Path(os.environ["ACC_CACHE_DIR"]).parent
+steps = training()
+losses = [next(steps) for _ in range(3)]
+while not (folder / "started").exists():
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    sys.exit((torch.ones(2) * 2).tolist() != [2.0, 2.0])
+assert os.waitpid(child, 0)[1] == 0
+assert helpers.stats()["kernel_launches"] == 0
+(folder / "go").touch()
+while helpers.stats()["kernel_launches"] == 0:
+    losses.append(next(steps))
+    time.sleep(0.01)
+assert losses[-1] < losses[2] < losses[0], losses
+"""
+
+
+def test_training_goes_on_after_a_fork_while_a_compiler_works(tmp_path: Path) -> None:
+    """The child, which computes on the CPU and ends, takes no compiler away from its parent."""
+    (tmp_path / "cache").mkdir(mode=0o700)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *version*) exec g++ "$@" ;; esac\n'
+        f"touch {tmp_path}/started; until [ -e {tmp_path}/go ]; do sleep 0.01; done\n"
+        'exec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    done = run_python(
+        FORK_WHILE_A_COMPILER_WORKS,
+        ACC_CACHE_DIR=str(tmp_path / "cache"),
+        ACC_CXX=str(compiler),
+        ACC_MODE="full",
+        ACC_DETERMINISTIC="0",
+    )
+    assert "Warning" not in done.stderr
