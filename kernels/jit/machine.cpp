@@ -11,10 +11,9 @@
 
 namespace acc::jit {
 
-std::string processor_text() {
-  std::ifstream file("/proc/cpuinfo");
+std::string processor_text(std::istream& cpuinfo) {
   std::string line;
-  while (std::getline(file, line)) {
+  while (std::getline(cpuinfo, line)) {
     const std::string_view text(line);
     if (!text.starts_with("flags") && !text.starts_with("Features")) continue;  // x86, ARM
     const size_t colon = line.find(':');
@@ -27,6 +26,11 @@ std::string processor_text() {
     return result;
   }
   return "";
+}
+
+std::string processor_text() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  return processor_text(cpuinfo);
 }
 
 std::string c_library_text() {

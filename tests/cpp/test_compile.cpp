@@ -4,9 +4,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <sstream>
 
 #include "csrc/base/stats.h"
 #include "kernels/jit/compile.h"
+#include "kernels/jit/machine.h"
+#include "kernels/jit/toolchain.h"
 #include "tests/cpp/jit_helpers.h"
 
 // The leak sanitizer asks for this when the process ends.
@@ -421,6 +424,76 @@ TEST_F(CompileTest, WhatDecidesWhatAKernelIsIsPartOfItsKey) {
   set("ACC_CXX", compiler);
   ASSERT_EQ(utimensat(AT_FDCWD, compiler.c_str(), times, 0), 0);
   expect_runs(6);
+}
+
+// The host's compiler as a machine with other features has it.
+class OnProcessor final : public Toolchain {
+ public:
+  explicit OnProcessor(std::string features) : features_(std::move(features)) {}
+  std::string options() const override {
+    std::string options = host_.options();
+    const std::string mine = processor_text();
+    const size_t at = options.find(mine);
+    return at == std::string::npos ? options : options.replace(at, mine.size(), features_);
+  }
+
+  std::string name() const override { return host_.name(); }
+  size_t most_together() const override { return host_.most_together(); }
+  Compiler find(const Settings& settings) const override { return host_.find(settings); }
+  std::string version(const Compiler& compiler, const Settings& settings) const override {
+    return host_.version(compiler, settings);
+  }
+  Built build(const Compiler& compiler, const Settings& settings, const Workspace& workspace,
+              std::string_view text) const override {
+    return host_.build(compiler, settings, workspace, text);
+  }
+  void* load(int fd, std::string& problem) const override { return host_.load(fd, problem); }
+  void* load(std::string_view bytes, std::string& problem) const override {
+    return host_.load(bytes, problem);
+  }
+  void* find_function(void* library, const std::string& name) const override {
+    return host_.find_function(library, name);
+  }
+
+ private:
+  const Toolchain& host_ = host_toolchain();
+  std::string features_;
+};
+
+// Machines of several kinds may share a home directory: AVX-512 on one is an illegal instruction
+// on another.
+TEST_F(CompileTest, EachKindOfProcessorHasKernelsOfItsOwn) {
+  use_compiler("real \"$@\"");
+  const Source kernel = source(8);
+  const auto expect_runs = [&](const std::string& features, size_t expected) {
+    const int status = in_child([&] {
+      const OnProcessor toolchain(features);
+      const auto job = compile(kPreamble, {kernel}, toolchain);
+      job->wait();
+      return call(job->function(kernel.name)) == 8 ? 0 : 1;
+    });
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(runs(), expected) << features;
+  };
+  expect_runs(processor_text(), 1);
+  expect_runs("avx avx2 ", 2);
+  expect_runs("avx avx2 avx512f ", 3);
+  for (const std::string& features : {processor_text(), std::string("avx avx2 ")}) {
+    expect_runs(features, 3);
+  }
+}
+
+TEST(Machine, AProcessorIsTheSetOfItsFeatures) {
+  const auto features = [](const std::string& text) {
+    std::istringstream cpuinfo(text);
+    return processor_text(cpuinfo);
+  };
+  EXPECT_EQ(features("processor\t: 0\nflags\t\t: fpu avx2 avx\nbugs\t\t: spectre\n"),
+            "avx avx2 fpu ");
+  EXPECT_EQ(features("flags : avx fpu avx2\nflags : sse\n"), "avx avx2 fpu ");
+  EXPECT_EQ(features("processor\t: 0\nFeatures\t: fp asimd\n"), "asimd fp ");
+  EXPECT_EQ(features("processor\t: 0\n"), "");
+  EXPECT_EQ(processor_text().empty(), access("/proc/cpuinfo", R_OK) != 0);
 }
 
 TEST_F(CompileTest, OnlyWhatIsMissingIsCompiled) {
