@@ -93,6 +93,22 @@ TEST(Accumulate, AnAdditionInPlaceTakesTheProductIn) {
   EXPECT_TRUE(p.out.results(node).empty());
 }
 
+TEST(Accumulate, TheTextBeforeAndAfter) {
+  Program p;
+  const uint32_t a = p.input(), b = p.input(), sum = p.input();
+  p.add_in_place({sum}, p.product(a, b));
+  const uint32_t second = p.add(sum, p.product(b, a));
+  EXPECT_EQ(testing::lines_of(p.graph),
+            (Names{"%3:f32[4] = aten::mm(%0:f32[4], %1:f32[4])",
+                   "aten::add_.Tensor(%2:f32[4], %3:f32[4], 1)",
+                   "%4:f32[4] = aten::mm(%1:f32[4], %0:f32[4])",
+                   "%5:f32[4] = aten::add.Tensor(%2:f32[4], %4:f32[4], 1)"}));
+  p.run({second});
+  EXPECT_EQ(testing::lines_of(p.out),
+            (Names{"aten::addmm_(%2:f32[4], %0:f32[4], %1:f32[4], 1, 1)",
+                   "%5:f32[4] = aten::addmm(%2:f32[4], %1:f32[4], %0:f32[4], 1, 1)"}));
+}
+
 TEST(Accumulate, AnAdditionThatMakesAResultToo) {
   Program p;
   const uint32_t first = p.product(p.input(), p.input());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "lazy/passes/switches.h"
 #include "lazy/plan/describe.h"
 #include "tests/cpp/graph_builder.h"
 
@@ -48,6 +49,34 @@ TEST(InPlace, AnElementwiseResultTakesTheMemoryOfAnOperandThatEndsThere) {
   EXPECT_TRUE(plan->unfused.steps[1].allocate.empty());
   EXPECT_EQ(plan->unfused.steps[1].release, (std::vector<uint32_t>{chain.a}));
   EXPECT_EQ(plan::describe(*plan, plan->unfused).peak_bytes, kBytes);
+}
+
+// Each step, and the memory that it gets, takes over and gives back.
+std::string text_of(const plan::Plan& plan) {
+  std::string text;
+  for (const plan::Step& step : plan.unfused.steps) {
+    text += graph::print(plan.program, plan.program.nodes[step.nodes[0]]);
+    for (const uint32_t made : step.allocate) text += " +%" + std::to_string(made);
+    for (const Reuse& reuse : step.reuse) {
+      text += " %" + std::to_string(reuse.buffer) + "=%" + std::to_string(reuse.of);
+    }
+    for (const uint32_t ended : step.release) text += " -%" + std::to_string(ended);
+    text += '\n';
+  }
+  return text;
+}
+
+TEST(InPlace, TheTextBeforeAndAfter) {
+  const Chain chain;
+  passes::skip("alias");
+  const auto before = build(chain.b, {chain.y});
+  passes::skip("");
+  EXPECT_EQ(text_of(*before),
+            "%1:f32[65536] = convolution(%0:f32[4]) -%0\n"
+            "%2:f32[65536] = aten::tanh(%1:f32[65536]) +%2 -%1\n");
+  EXPECT_EQ(text_of(*build(chain.b, {chain.y})),
+            "%1:f32[65536] = convolution(%0:f32[4]) -%0\n"
+            "%2:f32[65536] = aten::tanh(%1:f32[65536]) %2=%1 -%1\n");
 }
 
 TEST(InPlace, WhatIsWantedLaterIsNotOverwritten) {

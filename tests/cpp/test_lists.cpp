@@ -92,10 +92,14 @@ struct Lists {
   }
 
   std::vector<std::string> lowered() const {
-    const graph::Graph out =
-        passes::run_lists_by_item(graph, std::vector<bool>(graph.nodes.size(), true), true);
+    return lines(
+        passes::run_lists_by_item(graph, std::vector<bool>(graph.nodes.size(), true), true));
+  }
+
+  // The text of a graph, in which all tensors have the same geometry.
+  static std::vector<std::string> lines(const graph::Graph& graph) {
     std::vector<std::string> lines;
-    std::string text = graph::print(out);
+    std::string text = graph::print(graph);
     for (size_t at = 0; at < text.size();) {
       const size_t stop = text.find('\n', at);
       std::string line = text.substr(at, stop - at);
@@ -117,6 +121,8 @@ TEST(Lists, NeighboursRunItemByItem) {
   const auto root = b.buffers(2, graph::BufferKind::kFresh);
   b.sqrt_of(x, root);
   b.add_to(y, root);
+  EXPECT_EQ(Lists::lines(b.graph), (std::vector<std::string>{"[%4, %5] = _foreach_sqrt([%0, %1])",
+                                                             "_foreach_add_([%2, %3], [%4, %5])"}));
   EXPECT_EQ(b.lowered(), (std::vector<std::string>{"%4 = sqrt(%0)", "add_(%2, %4, 1)",
                                                    "%5 = sqrt(%1)", "add_(%3, %5, 1)"}));
 }

@@ -8,6 +8,7 @@
 #include "lazy/graph/edges.h"
 #include "lazy/passes/switches.h"
 #include "lazy/plan/describe.h"
+#include "lazy/plan/print.h"
 #include "tests/cpp/graph_builder.h"
 
 namespace acc {
@@ -21,6 +22,7 @@ constexpr int64_t kLarge = 1 << 18;  // elements
 struct Ordered {
   std::vector<uint32_t> nodes;
   uint64_t peak;
+  std::string text;
 };
 
 // The nodes of the unfused schedule in their order, and the most that it holds.
@@ -30,7 +32,9 @@ Ordered build(const GraphBuilder& b, const std::vector<uint32_t>& outputs, const
   for (const uint32_t buffer : outputs) alive[buffer] = true;
   const auto plan = plan::build(b.graph, {}, std::move(alive), /*fuse=*/false);
   passes::skip("");
-  Ordered made{{}, plan::describe(*plan, plan->unfused).peak_bytes};
+  Ordered made{{},
+               plan::describe(*plan, plan->unfused).peak_bytes,
+               plan::print(plan->program, plan->unfused.steps)};
   for (const plan::Step& step : plan->unfused.steps) made.nodes.push_back(step.nodes[0]);
   return made;
 }
@@ -65,6 +69,26 @@ TEST(Order, OfTwoProductsTheOneFirstThatEndsAnOperand) {
   EXPECT_EQ(before.nodes, (std::vector<uint32_t>{0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(after.nodes, (std::vector<uint32_t>{0, 1, 2, 4, 3, 5}));
   EXPECT_LT(after.peak, before.peak);
+}
+
+TEST(Order, TheTextBeforeAndAfter) {
+  GraphBuilder b;
+  const uint32_t x = b.input(), sum = b.fresh(), mean = b.fresh();
+  const uint32_t left = b.fresh(4 * kLarge), right = b.fresh(4 * kLarge);
+  b.call("exp", {{x}}, {{left, kLarge}});
+  b.call("sin", {{x}}, {{right, kLarge}});
+  b.call("mean", {{right, kLarge}}, {{mean}});
+  b.call("sum", {{left, kLarge}}, {{sum}});
+  EXPECT_EQ(build(b, {sum, mean}, "order").text,
+            "%3:f32[262144] = exp(%0:f32[4])\n"
+            "%4:f32[262144] = sin(%0:f32[4])\n"
+            "%2:f32[4] = mean(%4:f32[262144])\n"
+            "%1:f32[4] = sum(%3:f32[262144])\n");
+  EXPECT_EQ(build(b, {sum, mean}, "").text,
+            "%3:f32[262144] = exp(%0:f32[4])\n"
+            "%1:f32[4] = sum(%3:f32[262144])\n"
+            "%4:f32[262144] = sin(%0:f32[4])\n"
+            "%2:f32[4] = mean(%4:f32[262144])\n");
 }
 
 TEST(Order, WhatMustRunDoesNotMoveUp) {

@@ -2,8 +2,10 @@
 
 #include <random>
 
+#include "lazy/graph/print.h"
 #include "lazy/passes/dce.h"
 #include "lazy/plan/plan.h"
+#include "lazy/plan/print.h"
 #include "tests/cpp/graph_builder.h"
 
 namespace acc {
@@ -27,6 +29,26 @@ TEST(Dce, WhatNobodyCanReachVanishes) {
   b.call("tanh", {{x}}, {{kept}});
   EXPECT_EQ(passes::eliminate_dead_code(b.graph, alive(b.graph, {kept})),
             (std::vector<bool>{false, true}));
+}
+
+TEST(Dce, TheTextBeforeAndAfter) {
+  GraphBuilder b;
+  const uint32_t x = b.input();
+  const uint32_t dead = b.fresh();
+  const uint32_t dead_too = b.fresh();
+  const uint32_t kept = b.fresh();
+  b.call("relu", {{x}}, {{dead}});
+  b.call("tanh", {{dead}}, {{dead_too}});
+  b.in_place("add_", {{x}}, {{x}});
+  b.call("exp", {{x}}, {{kept}});
+  EXPECT_EQ(graph::print(b.graph),
+            "%1:f32[4] = relu(%0:f32[4])\n"
+            "%2:f32[4] = tanh(%1:f32[4])\n"
+            "add_(%0:f32[4], %0:f32[4])\n"
+            "%3:f32[4] = exp(%0:f32[4])\n");
+  EXPECT_EQ(plan::print(b.graph, passes::eliminate_dead_code(b.graph, alive(b.graph, {kept}))),
+            "add_(%0:f32[4], %0:f32[4])\n"
+            "%3:f32[4] = exp(%0:f32[4])\n");
 }
 
 TEST(Dce, AChainIsKeptFromItsEnd) {
