@@ -33,8 +33,8 @@ using base::Counter;
 
 std::atomic<bool> timing{false};
 
-// Takes the time of a run's steps: for the schedule, when the user wants to know, and for the trial
-// of the plan's kernels while there is one.
+// Takes the time of a run's steps when the user wants to know, and for the trial of the plan's
+// kernels while there is one. The schedule keeps it either way, for torchacc.graph.
 class StepClock {
  public:
   StepClock(plan::Plan& plan, plan::Schedule& schedule, c10::DeviceIndex device)
@@ -56,7 +56,6 @@ class StepClock {
   void end(bool whole) {
     if (seconds_.empty() || !whole) return;
     if (plan_.trial != nullptr && !plan_.trial->decided()) plan_.trial->note(seconds_);
-    if (!times_steps()) return;
     schedule_.seconds.resize(seconds_.size(), std::numeric_limits<double>::infinity());
     for (size_t i = 0; i < seconds_.size(); ++i) {
       schedule_.seconds[i] = std::min(schedule_.seconds[i], seconds_[i]);

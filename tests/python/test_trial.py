@@ -90,9 +90,17 @@ def test_kernels_slower_than_what_they_replace_are_put_aside_once(tmp_path):
     assert "aten::mul.Tensor" in told[0] and " ms instead of " in told[0]
 
 
+TIMES = """
+seconds = [step["seconds"] for step in helpers.extension().plan_data(0)["steps"]]
+print(json.dumps([launches, put_aside, seconds]))
+"""
+
+
 def test_kernels_that_are_fast_stay(tmp_path):
-    body = RUNS.replace("1000,", "1_000_000,")
-    (launches, put_aside), errors = _run(tmp_path, '#!/bin/sh\nexec g++ "$@"\n', body)
+    """The plan keeps the times that told so, for torchacc.graph."""
+    body = RUNS.replace("1000,", "1_000_000,") + TIMES
+    (launches, put_aside, seconds), errors = _run(tmp_path, '#!/bin/sh\nexec g++ "$@"\n', body)
+    assert len(seconds) == 1 and 0 < seconds[0] < 1
     assert launches[:6] == [1, 0] * 3 and launches[-10:] == [1] * 10
     assert put_aside == [] and "slower" not in errors
 

@@ -34,7 +34,8 @@ def graph(path: str | os.PathLike[str], *, step: Callable[[], object] | None = N
 
     With `step`, a function of one training step, it is called five times: twice to make plans and
     kernels, three times while the time of each step of a plan is taken. The largest plan of those
-    calls is written. Without it, times are those that were taken within `profile_plans()`.
+    calls is written. Without it, times are those that were taken within `profile_plans()`, or while
+    the plan's kernels were compared with the operators that they replace.
 
     Raises ValueError for another suffix, before anything is run; RuntimeError when no plan has run
     on the device, or none in the calls of `step`; OSError when the file cannot be written.
