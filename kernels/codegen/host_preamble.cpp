@@ -56,14 +56,65 @@ MEMORY(i32, I32) MEMORY(i64, I64) MEMORY(f32, F32) MEMORY(f64, F64)
 // The rest of a row, shorter than a turn. Once per type and out of line: inlined at each operand
 // these loops would be most of a kernel, and of the compiler's time.
 template <class T>
-static __attribute__((noinline)) void take_rest(const T* from, long step, T* rest, int count,
-                                                int turn = W) {
+static __attribute__((noinline)) void take_strided(const T* from, long step, T* rest, int count,
+                                                   int turn) {
   for (int k = 0; k < count; ++k) rest[k] = from[k * step];
   for (int k = count; k < turn; ++k) rest[k] = rest[0];
 }
 template <class T>
-static __attribute__((noinline)) void put_rest(T* to, long step, const T* rest, int count) {
+static __attribute__((noinline)) void put_strided(T* to, long step, const T* rest, int count) {
   for (int k = 0; k < count; ++k) to[k * step] = rest[k];
+}
+#if __AVX2__
+// What lies side by side is taken through registers: the read of a vector waits where its memory
+// was written piece by piece.
+typedef int I32x8 __attribute__((vector_size(32)));
+typedef I32x8 LooseI32x8 __attribute__((aligned(4), may_alias));
+typedef float F32x8 __attribute__((vector_size(32)));
+static inline I32x8 words_below(int count) { return I32x8{0, 1, 2, 3, 4, 5, 6, 7} < count; }
+template <class T>
+static __attribute__((noinline)) void take_words(const T* from, T* rest, int count, int turn) {
+  constexpr int each = sizeof(T) / 4;
+  int word[each];
+  __builtin_memcpy(word, from, sizeof word);
+  I32x8 first;
+  for (int k = 0; k < 8; ++k) first[k] = word[k % each];
+  for (int at = 0; at < turn * each; at += 8) {
+    const I32x8 below = words_below(count * each - at);
+    const F32x8* words = (const F32x8*)((const int*)from + at);
+    const I32x8 taken = (I32x8)__builtin_ia32_maskloadps256(words, below);
+    *(LooseI32x8*)((int*)rest + at) = below ? taken : first;
+  }
+}
+template <class T>
+static __attribute__((noinline)) void put_words(T* to, const T* rest, int count) {
+  constexpr int each = sizeof(T) / 4;
+  for (int at = 0; at < count * each; at += 8) {
+    const I32x8 words = *(const LooseI32x8*)((const int*)rest + at);
+    __builtin_ia32_maskstoreps256((F32x8*)((int*)to + at), words_below(count * each - at),
+                                  (F32x8)words);
+  }
+}
+#else
+template <class T> static void take_words(const T* from, T* rest, int count, int turn) {
+  take_strided(from, 1, rest, count, turn);
+}
+template <class T> static void put_words(T* to, const T* rest, int count) {
+  put_strided(to, 1, rest, count);
+}
+#endif
+template <class T>
+static inline void take_rest(const T* from, long step, T* rest, int count, int turn = W) {
+  if constexpr (sizeof(T) >= 4) {
+    if (step == 1) return take_words(from, rest, count, turn);
+  }
+  take_strided(from, step, rest, count, turn);
+}
+template <class T> static inline void put_rest(T* to, long step, const T* rest, int count) {
+  if constexpr (sizeof(T) >= 4) {
+    if (step == 1) return put_words(to, rest, count);
+  }
+  put_strided(to, step, rest, count);
 }
 
 #define CONVERT(v, Vector) __builtin_convertvector(v, Vector)
