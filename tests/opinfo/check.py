@@ -47,9 +47,8 @@ RUNS_EVERYTHING_AT_ONCE = os.environ.get("ACC_MODE", "").lower() == "eager"
 
 # The operator on contiguous arguments; its gradient; its in-place form; operator and in-place
 # form on non-contiguous views; its out= form; arguments that it must refuse; operator and gradient
-# on tensors of two types, and on images with their channels last; its second gradient; the operator
-# in half types, within tolerances (half.py).
-FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST, DOUBLE, HALF = (
+# on tensors of two types, and on images with their channels last; its second gradient.
+FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST, DOUBLE = (
     "forward",
     "gradient",
     "inplace",
@@ -60,10 +59,13 @@ FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST
     "mixed",
     "channels_last",
     "double",
-    "half",
 )
+# With generated kernels, within tolerances (close.py): operator and gradient in float32, and the
+# operator in half types.
+FUSED, HALF = "fused", "half"
 VARIANTS = (FORWARD, GRADIENT, INPLACE, VIEW, INPLACE_VIEW, OUT, ERROR, MIXED, CHANNELS_LAST)
 ALL_VARIANTS = (*VARIANTS, DOUBLE)
+CLOSE = (FUSED, HALF)
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -97,14 +99,26 @@ def samples(op: OpInfo, variant: str, dtype: torch.dtype) -> Iterator[Any]:
     """The database's samples for a variant, on the CPU."""
     if variant == ERROR:
         return iter(op.error_inputs("cpu"))
-    if variant in (MIXED, CHANNELS_LAST):
+    if variant in (MIXED, CHANNELS_LAST, FUSED):
         grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
         given = op.sample_inputs("cpu", dtype, grad)
+        if variant == FUSED:
+            return iter(given)
         changed = (
             of_mixed_types(s, dtype) if variant == MIXED else of_channels_last(s) for s in given
         )
         return (sample for sample in changed if sample is not None)
     return iter(op.sample_inputs("cpu", dtype, requires_grad=variant in (GRADIENT, DOUBLE)))
+
+
+def seed(number: int) -> None:
+    """`torch.manual_seed` for the CPU and the device under test.
+
+    For every device that is not there it formats a stack trace: a millisecond.
+    """
+    torch.default_generator.manual_seed(number)
+    if helpers.ON_ACC:
+        torch.acc.manual_seed_all(number)
 
 
 @dataclass
@@ -167,21 +181,27 @@ class Checker:
         self.variant = variant
         self.dtype = dtype
         self.random_seen = False
+        # Samples in whose calls, and in whose gradients, generated kernels ran.
+        self.fused = self.fused_gradients = 0
         self.uninitialised = op.name in exceptions.UNINITIALISED
 
     def check(self, sample: Any, index: int) -> list[Failure]:
         """Runs one sample on both sides; returns what differs."""
-        torch.manual_seed(1000 + index)
+        seed(1000 + index)
         if self.variant == ERROR:
             return self._check_error(sample)
         if self.variant in (GRADIENT, DOUBLE):
             return self._check_gradient(sample, index)
         found = self._check_forward(sample, index)
-        if self.variant in (MIXED, CHANNELS_LAST) and any(
-            t.requires_grad for t in helpers.tensors(sample.input)
-        ):
+        if self.with_gradient(sample):
             found += self._check_gradient(sample, index)
         return found
+
+    def with_gradient(self, sample: Any) -> bool:
+        """Whether a sample's gradient is checked besides its result."""
+        return self.variant in (MIXED, CHANNELS_LAST, FUSED) and any(
+            t.requires_grad for t in helpers.tensors(sample.input)
+        )
 
     # --- forward, in-place, view, out ---------------------------------------------------------
 
@@ -200,7 +220,7 @@ class Checker:
         if made.error is not None:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
         actual_args: Arguments = made.value
-        torch.manual_seed(1000 + index)
+        seed(1000 + index)
         before = self._counters()
         actual = attempt(lambda: self._call(actual_args))
         recorded = self._recorded(before)
@@ -282,13 +302,17 @@ class Checker:
             expected.value is expected_args.input
         ):
             found.append(("alias", "the in-place operator does not return its argument"))
-        changed = helpers.differences(actual_args.tensors(), expected_args.tensors(), values=values)
+        changed = self._changes(actual_args.tensors(), expected_args.tensors(), values)
         found += [("input", text) for kind, text in changed if kind != "type"]
-        if self.variant in (FORWARD, VIEW, HALF):
+        if self.variant in (FORWARD, VIEW, *CLOSE):
             found += self._aliases(actual, actual_args, expected, expected_args, values)
         return found
 
     def _differences(self, actual: Any, expected: Any, values: bool) -> list[Failure]:
+        return helpers.differences(actual, expected, values=values)
+
+    def _changes(self, actual: Any, expected: Any, values: bool) -> list[Failure]:
+        """How arguments differ after the call."""
         return helpers.differences(actual, expected, values=values)
 
     @staticmethod
@@ -336,7 +360,7 @@ class Checker:
         made = attempt(lambda: self._arguments(sample))
         if made.error is not None:
             return [("raises", f"copying the sample: {first_line(made.error)}")]
-        torch.manual_seed(1000 + index)
+        seed(1000 + index)
         actual = attempt(lambda: self._gradients(sample, made.value))
         if expected.error is not None:
             return self._both_raise(expected, actual)
@@ -345,7 +369,7 @@ class Checker:
         values = not random and not self.uninitialised
 
         def compare() -> list[Failure]:
-            found = helpers.differences(actual.value, expected.value, values=values)
+            found = self._differences(actual.value, expected.value, values)
             return found + self._devices(actual.value, expected.value, expected_args)
 
         done = attempt(compare)
@@ -365,7 +389,7 @@ class Checker:
         made = torch.autograd.grad(
             outputs,
             inputs,
-            [cotangent(t, i) for i, t in enumerate(outputs)],
+            [self._cotangent(t, i) for i, t in enumerate(outputs)],
             allow_unused=True,
             create_graph=create,
         )
@@ -381,6 +405,9 @@ class Checker:
             allow_unused=True,
         )
         return [g.detach() if g is not None else None for g in (*made, *twice)]
+
+    def _cotangent(self, t: torch.Tensor, seed: int) -> torch.Tensor:
+        return cotangent(t, seed)
 
     # --- error inputs -------------------------------------------------------------------------
 
@@ -449,7 +476,7 @@ class Checker:
             return []  # nothing to compute
         if self.name in exceptions.METADATA_ONLY or self.uninitialised:
             return []
-        views = self.variant in (FORWARD, VIEW, MIXED, CHANNELS_LAST, HALF)
+        views = self.variant in (FORWARD, VIEW, MIXED, CHANNELS_LAST, *CLOSE)
         if (
             views
             and len(sharing(made, a)) == len([t for t in made if t.numel()])

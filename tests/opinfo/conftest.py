@@ -1,6 +1,6 @@
 """Operators are compared with the CPU's bit by bit, so without generated kernels.
 
-tests/python/test_formulas.py and tests/fuzz compare the kernels.
+test_close.py, tests/python/test_formulas.py and tests/fuzz compare the kernels.
 """
 
 from __future__ import annotations

@@ -86,6 +86,31 @@ RUN_AT_ONCE: dict[str, str] = {
     "unique_consecutive": "as many elements as there are runs",
 }
 
+_BOUNDS = "the bounds of the samples are tensors, which is another overload"
+_OTHER_VALUES = "not with the arguments of the first sample"
+_BACKWARD = "the formula is its gradient's"
+
+# Operators named like one with a formula, of whose first samples no kernel is generated.
+WITHOUT_KERNEL: dict[str, str] = {
+    "bernoulli": "the probabilities are a tensor, which is another overload",
+    "clamp": _BOUNDS,
+    "clamp_max": _BOUNDS,
+    "clamp_min": _BOUNDS,
+    "div.floor_rounding": "the rounding is another overload",
+    "div.trunc_rounding": "the rounding is another overload",
+    "fill": "the formula is of the form that writes",
+    "linalg.vector_norm": _OTHER_VALUES,
+    "log_softmax.with_dtype": "it is computed in float64",
+    "nn.functional.dropout": _OTHER_VALUES,
+    "nn.functional.hardtanh": _BACKWARD,
+    "nn.functional.nll_loss": _BACKWARD,
+    "round.decimals_0": "rounding to decimals is another overload",
+    "round.decimals_3": "rounding to decimals is another overload",
+    "round.decimals_neg_3": "rounding to decimals is another overload",
+    "signal.windows.exponential": _OTHER_VALUES,
+    "softmax.with_dtype": "it is computed in float64",
+}
+
 # Operators that change or return metadata only: there is nothing to record.
 METADATA_ONLY: dict[str, str] = {
     "as_strided": "sizes, strides and offset in place",
@@ -159,7 +184,8 @@ EXCEPTED: Rows = (
     ),
     Excepted("vdot", "forward", "not_recorded", _CONJUGATED, ("complex64", "complex128")),
     *_each(("addbmm",), ("inplace", "inplace_view"), "not_recorded", _RESIZED),
-    *_each(("sparse.mm.reduce", "to_sparse"), ("half",), "raises", _SPARSE),
+    *_each(("sparse.mm.reduce", "to_sparse"), ("half", "fused"), "raises", _SPARSE),
+    Excepted("sparse.sampled_addmm", "fused", "raises", _SPARSE),
     *_each(
         (
             "_upsample_bilinear2d_aa",

@@ -30,6 +30,7 @@ SOURCE = "torch.testing._internal.common_methods_invocations"
 HANG_SECONDS = 90.0
 # An operator that crashes this often in one variant is not asked again.
 CRASHES_PER_REQUEST = 3
+TOGETHER = 64  # requests whose kernels are made by one run of the compiler
 OUT_SAMPLES = 3  # out= forms differ by geometry only
 
 
@@ -43,6 +44,7 @@ class Result:
     samples: int = 0
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     random: bool = False
+    fused: tuple[int, int] = (0, 0)  # samples with generated kernels: in calls, in gradients
     unmade: str = ""
     gave_up: bool = False  # crashed too often; its other samples were not run
 
@@ -122,6 +124,16 @@ class _Worker:
         self.errors.seek(0)
         self.errors.truncate()
 
+    def revived(self, answer: str) -> _Worker | None:
+        """The worker with a new child after a crash; None when it had to be ended."""
+        if self.process.poll() is None and answer.startswith("crash"):
+            self.requests, self.died_at = 0, None  # a new child counts anew
+            self.forget_words()
+            return self
+        self.kill()
+        self.end()
+        return None
+
     def kill(self) -> None:
         """Kills the process and its child."""
         try:
@@ -160,18 +172,13 @@ def _run_one(
         if isinstance(answer, dict):
             result.samples += answer["samples"]
             result.random |= answer["random"]
+            result.fused = tuple(answer.get("fused", (0, 0)))
             result.unmade = answer.get("unmade", "")
             return worker, result
         number, index = worker.died_at or worker.position()
         if number != worker.requests:  # it died before it began
             index = skip
-        if worker.process.poll() is None and answer.startswith("crash"):
-            worker.requests, worker.died_at = 0, None  # a new child counts anew
-            worker.forget_words()
-        else:
-            worker.kill()
-            worker.end()
-            worker = None
+        worker = worker.revived(answer)
         category, _, text = answer.partition(": ")
         result.failures.append((index, category, text))
         result.samples += index - skip + 1
@@ -180,6 +187,19 @@ def _run_one(
             return worker, result
     result.gave_up = True
     return worker, result
+
+
+def _prepare(
+    wanted: list[dict[str, Any]], worker: _Worker | None, source: str, env: dict[str, str]
+) -> _Worker | None:
+    """Has the kernels of requests made together. What dies here dies again where it is named."""
+    if not any(request["variant"] in check.CLOSE for request in wanted):
+        return worker
+    if worker is None:
+        worker = _Worker(source, env)
+    worker.ask({"prepare": wanted})
+    answer = worker.answer()
+    return worker.revived(answer) if isinstance(answer, str) else worker
 
 
 def requests(
@@ -221,7 +241,9 @@ def run(
     """Runs the requests in `jobs` worker processes; results come in the order of the requests."""
     env = helpers.child_env(ACC_SKIP_PASSES=helpers.BIT_BY_BIT) if env is None else env
     results: list[Result | None] = [None] * len(wanted)
-    # Requests of one operator stay together; operators are dealt from one queue.
+    # Requests of one operator stay together; operators are dealt from one queue, several at a time
+    # if their kernels are made together.
+    at_least = TOGETHER if any(r["variant"] in check.CLOSE for r in wanted) else 1
     position = 0
     lock = threading.Lock()
     broken: list[BaseException] = []
@@ -235,9 +257,13 @@ def run(
                     if position >= len(wanted):
                         break
                     first = position
-                    while position < len(wanted) and wanted[position]["op"] == wanted[first]["op"]:
-                        position += 1
-                    last = position
+                    last = first + 1
+                    while last < len(wanted) and (
+                        wanted[last]["op"] == wanted[last - 1]["op"] or last - first < at_least
+                    ):
+                        last += 1
+                    position = last
+                worker = _prepare(wanted[first:last], worker, source, env)
                 for i in range(first, last):
                     worker, results[i] = _run_one(worker, wanted[i], source, env)
                 if progress:

@@ -2,7 +2,8 @@
 
     python tests/opinfo/survey.py                      all float32 samples, every variant
     python tests/opinfo/survey.py --grad               gradients only
-    python tests/opinfo/survey.py --half               half types within tolerances (half.py)
+    python tests/opinfo/survey.py --fused              with generated kernels (close.py)
+    python tests/opinfo/survey.py --half               the same in half types
     python tests/opinfo/survey.py --op add --op mm     these operators (with their variants)
     python tests/opinfo/survey.py --op add --sample 3 --variant forward --here
                                                        one sample in this process, for a debugger
@@ -150,7 +151,8 @@ def main() -> int:
     parser.add_argument("--op", action="append", default=[], help="an operator; repeatable")
     parser.add_argument("--variant", action="append", choices=check.ALL_VARIANTS, default=[])
     parser.add_argument("--grad", action="store_true", help="short for --variant gradient")
-    parser.add_argument("--half", action="store_true", help="half types, within tolerances")
+    parser.add_argument("--fused", action="store_true", help="generated kernels, within tolerances")
+    parser.add_argument("--half", action="store_true", help="the same in half types")
     parser.add_argument("--dtype", action="append", default=[], help="default float32")
     parser.add_argument("--full", action="store_true", help="every dtype, second gradients too")
     parser.add_argument("--sample", type=int, help="this sample only")
@@ -170,6 +172,9 @@ def main() -> int:
     env = None
     if args.half:
         variants, dtypes = [check.HALF], list(check.HALVES)
+    elif args.fused:
+        variants, dtypes = [check.FUSED], [torch.float32]
+    if args.half or args.fused:
         env = helpers.child_env(ACC_DETERMINISTIC="1")  # no result before its kernels are there
     wanted = runner.requests(runner.SOURCE, variants, dtypes, args.op)
     if not wanted:

@@ -1,7 +1,8 @@
 """The process that runs operators: reads requests from stdin, writes results to stdout.
 
-A request is one JSON line {"op", "variant", "dtype", "skip", "limit", "first"}: the operator's
-name, the number of samples to leave out at the front, how many to run, and how many to make at all.
+A request is one JSON line {"op", "variant", "dtype", "skip", "limit", "few"}: the operator's
+name, the number of samples to leave out at the front, how many to run, and how many to choose (see
+`samples_of`). {"prepare": requests} makes the kernels of requests that follow.
 Answers are JSON lines: {"failure": [index, category, text]} as each is found, and {"op", "variant",
 "dtype", "samples", "random"} at the end. Before each sample its index is written to the shared
 progress file, so that the parent can name what a crash was in.
@@ -37,9 +38,11 @@ from tests import helpers
 if helpers.ON_ACC:
     torch.utils.rename_privateuse1_backend(helpers.DEVICE)
 
-from tests.opinfo import check, half
+from tests.opinfo import check, close
 
 Failure = tuple[int, str, str]  # index of the sample, category, text
+AMONG = 40  # the first samples, that a few are chosen of
+PREPARED = 4  # samples of a request whose kernels are made before; they share most
 ENDED = 77  # the exit status of a child that has nothing left to do
 RECORD = struct.Struct("<QQ")  # number of the request since the fork, index of the sample
 
@@ -95,7 +98,7 @@ def without_frozen_generators(ops: list[Any]) -> None:
 
 def seed() -> None:
     """Seeds every generator that the database's samples draw from."""
-    torch.manual_seed(0)
+    check.seed(0)
     random.seed(0)
     import numpy
 
@@ -114,16 +117,13 @@ def run(
     skip, limit = request.get("skip", 0), request.get("limit")
     only = request.get("only")
     count = 0
-    checker = (
-        half.HalfChecker(op, dtype) if variant == check.HALF else check.Checker(op, variant, dtype)
-    )
+    checker = checker_of(op, variant, dtype)
     progress.write(number, skip)
-    seed()
     try:
-        samples = list(itertools.islice(check.samples(op, variant, dtype), request.get("first")))
+        samples = samples_of(op, request)
     except Exception as error:  # the database itself cannot make the samples
         return {**request, "samples": 0, "random": False, "unmade": str(error)}
-    for index, sample in enumerate(samples):
+    for index, sample in samples:
         if index < skip or (only is not None and index != only):
             continue
         if limit is not None and count >= limit:
@@ -139,7 +139,49 @@ def run(
         if found:
             # An error that sticks to the device must not be counted against the next sample.
             check.attempt(helpers.synchronize)
-    return {**request, "samples": count, "random": checker.random_seen}
+    return {
+        **request,
+        "samples": count,
+        "random": checker.random_seen,
+        "fused": [checker.fused, checker.fused_gradients],
+    }
+
+
+def checker_of(op: Any, variant: str, dtype: torch.dtype) -> check.Checker:
+    """What checks an operator in a variant."""
+    kind = close.CloseChecker if variant in check.CLOSE else check.Checker
+    return kind(op, variant, dtype)
+
+
+def samples_of(op: Any, request: dict[str, Any]) -> list[tuple[int, Any]]:
+    """The samples of a request, with their indices.
+
+    With "few" so many, the first that have a matrix or more as their input if there are any, or at
+    least a number.
+    """
+    variant, dtype, few = request["variant"], getattr(torch, request["dtype"]), request.get("few")
+    seed()
+    made = check.samples(op, variant, dtype)
+    if few is None:
+        return list(enumerate(made))
+    found = list(enumerate(itertools.islice(made, AMONG)))
+    tensors = [(i, s) for i, s in found if isinstance(s.input, torch.Tensor) and s.input.numel()]
+    matrices = [(i, s) for i, s in tensors if s.input.dim() > 1]
+    return (matrices or tensors or found)[:few]
+
+
+def prepare(ops: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Makes the kernels of the first samples of requests by one run of the compiler."""
+    programs = []
+    for request in requests:
+        if request["variant"] not in check.CLOSE:
+            continue
+        op = ops[request["op"]]
+        checker = close.CloseChecker(op, request["variant"], getattr(torch, request["dtype"]))
+        made = check.attempt(lambda o=op, r=request: samples_of(o, {"few": PREPARED, **r}))
+        for _, sample in made.value or ():
+            programs += checker.programs(sample)
+    check.attempt(lambda: helpers.compile_together(programs))
 
 
 def serve(ops: dict[str, Any], answers: Any, progress: Progress) -> None:
@@ -148,6 +190,10 @@ def serve(ops: dict[str, Any], answers: Any, progress: Progress) -> None:
     torch.set_num_threads(1)
     for number, line in enumerate(iter(sys.stdin.readline, ""), start=1):
         request = json.loads(line)
+        if "prepare" in request:
+            prepare(ops, request["prepare"])
+            answers.write(json.dumps({"prepared": True}) + "\n")
+            continue
 
         def tell(failure: Failure) -> None:
             answers.write(json.dumps({"failure": failure}) + "\n")

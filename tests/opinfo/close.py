@@ -1,15 +1,19 @@
-"""One sample of one operator in a half type, as PyTorch's tests of CUDA compare it.
+"""One sample of one operator as a program gets it, compared as PyTorch's tests of CUDA compare it.
 
-Kernels are generated here, and products computed in float32: what a program gets, which is not the
-CPU's bits. PyTorch holds CUDA's results against the CPU's in the same type (`test_compare_cpu`),
-within `torch.testing`'s tolerances of the type, or those that its database asks for instead. Where
-two results are further apart, the better one is right: as in `test_python_ref` a sample passes that
-is no further from the computation in float64 than the CPU's. Operators that have kernels of the
+Kernels are generated here, and products of half types computed in float32, which is not the CPU's
+bits. A call has its kernels when it comes the third time, and an elementwise operator only beside
+another: so the results are negated, and the call is repeated.
+
+PyTorch holds CUDA's results against the CPU's in the same type (`test_compare_cpu`), within
+`torch.testing`'s tolerances of the type, or those that its database asks for instead. Where two
+results are further apart, the better one is right: as in `test_python_ref` a sample passes that is
+no further from the computation in float64 than the CPU's. Operators that have kernels of a half
 type on CUDA and none on the CPU are compared with float32's results, rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +23,9 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from tests import helpers
 from tests.opinfo import check
-from tests.opinfo.compare import Arguments
+from tests.opinfo.compare import Arguments, cotangent
+
+RUNS_WITHOUT_KERNELS = 2
 
 # PyTorch's tests of operators on CUDA against the CPU or NumPy. What the database asks of them, and
 # not of tests of its compiler or of other devices, is CUDA's tolerance.
@@ -44,20 +50,67 @@ def tolerances(op: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
     return relative, absolute
 
 
-class HalfChecker(check.Checker):
+class CloseChecker(check.Checker):
     """Compares values within tolerances; everything else as `Checker` does."""
 
-    def __init__(self, op: OpInfo, dtype: torch.dtype) -> None:
-        super().__init__(op, check.HALF, dtype)
+    def __init__(self, op: OpInfo, variant: str, dtype: torch.dtype) -> None:
+        super().__init__(op, variant, dtype)
         self._relative, self._absolute = tolerances(op, dtype)
         self._on_cpu = dtype in op.supported_dtypes("cpu")
         self._sample: SampleInput
+        self._in_float64: Callable[[Arguments], Any]  # what is checked, of arguments in float64
+
+    def programs(self, sample: SampleInput) -> list[Callable[[], Any]]:
+        """What `check` runs, without the checks: for `helpers.compile_together`."""
+        runs = [self._call]
+        if self.with_gradient(sample):
+            runs.append(lambda a: self._gradients(sample, a))
+        given = [(run, check.attempt(lambda: self._arguments(sample)).value) for run in runs]
+        # What fails here fails where it is checked.
+        return [lambda f=run, a=a: check.attempt(lambda: f(a)) for run, a in given if a]
 
     def check(self, sample: SampleInput, index: int) -> list[check.Failure]:
         self._sample = sample
-        return super().check(sample, index)
+        found = super().check(sample, index)
+        if helpers.stats().get("jit/failed", 0):
+            found.append(("raises", "a kernel, of this sample or before, could not be compiled"))
+        return found
+
+    def _check_forward(self, sample: SampleInput, index: int) -> list[check.Failure]:
+        self._in_float64 = lambda a: _followed(super(CloseChecker, self)._call(a))
+        self._await_kernels(self._call, index)
+        with helpers.counting() as counted:
+            found = super()._check_forward(sample, index)
+        self.fused += counted["kernel_launches"] > 0
+        return found
+
+    def _check_gradient(self, sample: SampleInput, index: int) -> list[check.Failure]:
+        self._in_float64 = lambda a: self._gradients(sample, a)
+        self._await_kernels(self._in_float64, index)
+        with helpers.counting() as counted:
+            found = super()._check_gradient(sample, index)
+        self.fused_gradients += counted["kernel_launches"] > 0
+        return found
+
+    def _await_kernels(self, run: Callable[[Arguments], Any], index: int) -> None:
+        """Runs the sample as it will be run, as often as it has no kernels yet."""
+        for _ in range(RUNS_WITHOUT_KERNELS):
+            made = check.attempt(lambda: self._arguments(self._sample)).value
+            check.seed(1000 + index)
+            kept = check.attempt(lambda a=made: run(a))  # what is wrong here the check tells
+            check.attempt(helpers.flush)
+            del kept
+        check.seed(1000 + index)
+
+    def _arguments(self, sample: SampleInput, spread: bool = False) -> Arguments:
+        made = super()._arguments(sample, spread)
+        helpers.flush()  # how they are made is no part of the plan
+        return made
 
     def _call(self, a: Arguments) -> Any:
+        return _followed(self._value(a))
+
+    def _value(self, a: Arguments) -> Any:
         if self._on_cpu or any(t.device.type != "cpu" for t in a.tensors()):
             return super()._call(a)
         wide = _in(torch.float32, a, self.dtype)
@@ -66,6 +119,19 @@ class HalfChecker(check.Checker):
             if changed is not argument:
                 argument.detach().copy_(changed)
         return result
+
+    def _gradients(self, sample: SampleInput, a: Arguments) -> list[Any]:
+        return list(_followed(super()._gradients(sample, a)))
+
+    def _cotangent(self, t: torch.Tensor, seed: int) -> torch.Tensor:
+        return cotangent(_in_single(t), seed).to(t.dtype)  # the same values in float64
+
+    def _not_recorded(
+        self, recorded: check.Recorded, result: Any, a: Arguments
+    ) -> list[check.Failure]:
+        value, negated = result
+        recorded.nodes -= len(negated)
+        return super()._not_recorded(recorded, value, a)
 
     def _narrow(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -87,6 +153,13 @@ class HalfChecker(check.Checker):
             return []
         return exact
 
+    def _changes(self, actual: Any, expected: Any, values: bool) -> list[check.Failure]:
+        found = super()._changes(actual, expected, values)
+        if {kind for kind, _ in found} - {"value", "close"}:
+            return found
+        pairs = zip(actual, expected, strict=True)
+        return [] if all(self._are_close(helpers.to_cpu(a), e) for a, e in pairs) else found
+
     def _are_close(self, mine: torch.Tensor, theirs: torch.Tensor) -> bool:
         relative, absolute = self._relative, self._absolute
         if not (mine.is_floating_point() or mine.is_complex()):
@@ -99,7 +172,7 @@ class HalfChecker(check.Checker):
     def _is_better(self, mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
         """Whether the results are no further from the computation in float64 than the CPU's."""
         given = Arguments(self._sample.input, tuple(self._sample.args), dict(self._sample.kwargs))
-        precise = check.attempt(lambda: super(HalfChecker, self)._call(self._precise(given)))
+        precise = check.attempt(lambda: self._in_float64(_in(torch.float64, given, self.dtype)))
         if precise.error is not None:
             return False
         truth = helpers.tensors(precise.value)
@@ -107,8 +180,23 @@ class HalfChecker(check.Checker):
             return False
         return _distance(mine, truth) <= _distance(theirs, truth)
 
-    def _precise(self, given: Arguments) -> Arguments:
-        return _in(torch.float64, given, self.dtype)
+
+def _followed(value: Any) -> tuple[Any, list[torch.Tensor]]:
+    """A result, and its negation by a node of its own."""
+    dense = [t for t in helpers.tensors(value) if t.layout == torch.strided and t.numel()]
+    negated = [
+        torch.logical_not(t) if t.dtype == torch.bool else torch.neg(t)
+        for t in dense
+        if t.dtype == torch.bool or t.is_floating_point()
+    ]
+    return value, negated
+
+
+def _in_single(t: torch.Tensor) -> torch.Tensor:
+    """The tensor in single precision, if it is in double."""
+    return t.detach().to(
+        {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(t.dtype, t.dtype)
+    )
 
 
 def _in(kind: torch.dtype, a: Arguments, dtype: torch.dtype) -> Arguments:
@@ -118,7 +206,7 @@ def _in(kind: torch.dtype, a: Arguments, dtype: torch.dtype) -> Arguments:
         if leaf is dtype:
             return kind
         if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype:
-            return leaf.detach().to(kind)
+            return leaf.detach().to(kind).requires_grad_(leaf.requires_grad)
         return leaf
 
     return Arguments(*helpers.tree_map(one, a.all()))

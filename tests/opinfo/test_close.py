@@ -1,0 +1,224 @@
+"""PyTorch's operator database with generated kernels, within PyTorch's tolerances for CUDA.
+
+In float32 with gradients, one sample of every operator that has a formula; in float16 and bfloat16
+one of every eighth operator. With `ACC_TEST_FULL=1` every sample of each, float32 in mode nograph
+too. `close.py` says what is compared with what.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_device_type import tol, toleranceOverride
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+from tests import helpers
+from tests.opinfo import check, close, exceptions, runner, survey, worker
+
+SHARE = 0.95
+# What the pinned database holds; another version of torch has other numbers, hence "at least".
+SAMPLES = {"float16": 15_600, "bfloat16": 15_400}
+EVERY = 1 if helpers.FULL else 8
+full_only = pytest.mark.skipif(not helpers.FULL, reason="some samples say nothing of the share")
+
+
+@functools.cache
+def have_formulas() -> set[str]:
+    """The operators of the database that are named like one with a formula."""
+    stems = {stem(name) for name in helpers.extension().operators_with_formulas()}
+    return {name for name, op in worker.load_ops(runner.SOURCE).items() if names(op) & stems}
+
+
+def stem(name: str) -> str:
+    """The "layer_norm" of "aten::native_layer_norm_backward"."""
+    base = name.partition("::")[2].partition(".")[0].strip("_").removeprefix("native_")
+    return base.removesuffix("_data").removesuffix("_backward")
+
+
+def names(op: OpInfo) -> set[str]:
+    """What an operator of the database is called in ATen."""
+    given = [op.name.rpartition(".")[2], op.name.replace(".", "_"), op.aten_name or ""]
+    return {name.strip("_") for name in given + [alias.name for alias in op.aliases]}
+
+
+def wanted(mode: str) -> list[dict[str, Any]]:
+    """The requests to run in a mode."""
+    single = runner.requests(runner.SOURCE, [check.FUSED], [torch.float32], [])
+    if mode == "nograph":
+        return single
+    half = runner.requests(runner.SOURCE, [check.HALF], check.HALVES, [])
+    if helpers.FULL:
+        return half + single
+    some = set(list(dict.fromkeys(request["op"] for request in half))[::EVERY])
+    chosen = [request for request in half if request["op"] in some]
+    some = have_formulas()
+    chosen += [request for request in single if request["op"] in some]
+    return [{**request, "few": 1} for request in chosen]
+
+
+@pytest.fixture(scope="module", params=["full", "nograph"] if helpers.FULL else ["full"])
+def results(acc_only_module: None, request: Any) -> list[runner.Result]:
+    jobs = int(os.environ.get("ACC_TEST_JOBS", "1")) if helpers.FULL else 1
+    # Kernels are compiled for GPUs as others find them: these are many, and much like those.
+    env = helpers.child_env(ACC_MODE=request.param, ACC_DETERMINISTIC="1", ACC_KERNEL_TEXTS=None)
+    return runner.run(wanted(request.param), jobs=jobs, env=env)
+
+
+@pytest.fixture(scope="module")
+def halves(results: list[runner.Result]) -> list[runner.Result]:
+    found = [r for r in results if r.variant == check.HALF]
+    return found or pytest.skip("half types are not run in this mode")
+
+
+@pytest.fixture(scope="module")
+def acc_only_module() -> None:
+    if not helpers.ON_ACC:
+        pytest.skip("the CPU's own results are what is compared with")
+
+
+@pytest.mark.timeout(7200)
+def test_within_tolerances_but_for_the_listed_exceptions(results):
+    text = "\n".join(survey.by_op(results, False))
+    assert not text, f"with generated kernels:\n{text}"
+
+
+@pytest.mark.timeout(7200)
+def test_every_operator_with_a_formula_runs_as_a_kernel(results):
+    single = {r.op: r for r in results if r.variant == check.FUSED and r.op in have_formulas()}
+    assert len(single) >= 100
+    without = {name for name, result in single.items() if not result.fused[0]}
+    listed = set(exceptions.WITHOUT_KERNEL)
+    assert without <= listed if helpers.FULL else without == listed
+
+
+@pytest.mark.timeout(7200)
+def test_gradients_run_as_kernels(results):
+    assert sum(r.fused[1] for r in results) >= 60
+
+
+@pytest.mark.timeout(7200)
+def test_kernels_are_generated_in_half_types(halves):
+    assert len(halves) > 2000 / EVERY / 2
+    # The others are one call of ATen's, whose result nothing is joined with, or a view.
+    for dtype in SAMPLES:
+        found = [r for r in halves if r.dtype == dtype]
+        assert sum(r.fused[0] for r in found) >= sum(r.samples for r in found) / 3
+
+
+@full_only
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("dtype", SAMPLES)
+def test_at_least_95_of_100_samples_pass(halves, dtype):
+    # Those that are excepted have failed all the same.
+    counts = survey.totals([r for r in halves if r.dtype == dtype])
+    samples, failed, _ = counts[check.HALF]
+    assert samples >= SAMPLES[dtype]
+    assert failed <= (1 - SHARE) * samples
+
+
+@full_only
+@pytest.mark.timeout(7200)
+def test_every_exception_is_needed(results):
+    run = {r.variant for r in results}
+    seen = {(r.op, r.variant, category) for r in results for _, category, _ in r.failures}
+    listed = [e for e in exceptions.EXCEPTED if e.variant in run and not e.sometimes]
+    stale = [
+        f"{e.op} {e.variant} {e.category}"
+        for e in listed
+        if (e.op, e.variant, e.category) not in seen
+    ]
+    assert not stale, "take out of tests/opinfo/exceptions.py:\n" + "\n".join(stale)
+
+
+# --- the comparison itself ------------------------------------------------------------------------
+
+
+class Operator:
+    """Adds to its argument an error of the device under test, or of the CPU; in float64 none."""
+
+    name, variant_test_name = "fake", ""
+
+    def __init__(self, mine: float, theirs: float = 0.0, override: float = 0.0) -> None:
+        self.errors = {helpers.DEVICE: mine, "cpu": theirs}
+        self.override = override
+
+    def supported_dtypes(self, device: str) -> set[torch.dtype]:
+        return set(check.HALVES)
+
+    def get_decorators(self, of_class: str, *rest: Any) -> list[Any]:
+        wide = toleranceOverride({torch.float16: tol(atol=self.override, rtol=0)})
+        return [wide] if of_class == "TestUnaryUfuncs" else []
+
+    def op(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1 if x.dtype == torch.float64 else x * (1 + self.errors[x.device.type])
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "passes"),
+    [
+        (Operator(0), torch.float16, True),
+        (Operator(2**-10), torch.float16, True),  # one unit in the last place
+        (Operator(2**-8), torch.float16, False),
+        (Operator(2**-7), torch.bfloat16, True),
+        (Operator(2**-5), torch.bfloat16, False),
+        (Operator(float("inf")), torch.float16, False),
+        (Operator(2**-8, override=0.5), torch.float16, True),  # the database asks for no more
+        (Operator(2**-8, override=0.5), torch.bfloat16, True),
+        (Operator(2**-5, override=0.5), torch.bfloat16, False),  # not of this type
+        (Operator(0, theirs=2**-5), torch.float16, True),  # better than the CPU
+        (Operator(2**-6, theirs=-(2**-5)), torch.float16, True),
+        (Operator(2**-4, theirs=-(2**-5)), torch.float16, False),
+    ],
+)
+def test_what_is_close_or_better_passes(acc_only, operator, dtype, passes):
+    sample = SampleInput(torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=dtype))
+    found = close.CloseChecker(operator, check.HALF, dtype).check(sample, 0)
+    assert (not found) == passes, found
+
+
+def test_without_kernels_on_the_cpu_float32_is_the_reference(acc_only):
+    class OnlyCuda(Operator):
+        def supported_dtypes(self, device):
+            return set(check.HALVES) if device == "cuda" else set()
+
+        def op(self, x):
+            assert x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64)
+            return x.add_(x) / 3
+
+    for dtype in check.HALVES:
+        sample = SampleInput(torch.arange(1, 9, dtype=dtype))
+        assert close.CloseChecker(OnlyCuda(0), check.HALF, dtype).check(sample, 0) == []
+
+
+def test_kernels_are_waited_for(acc_only, recording, monkeypatch):
+    def fused(values: list[float]) -> tuple[int, int]:
+        checker = close.CloseChecker(database["sigmoid"], check.FUSED, torch.float32)
+        sample = SampleInput(torch.tensor(values, requires_grad=True))
+        assert checker.check(sample, 0) == []
+        return checker.fused, checker.fused_gradients
+
+    database = worker.load_ops(runner.SOURCE)
+    helpers.extension().skip_passes("")
+    assert fused([1.0, 2.0, 3.0]) == (1, 1)
+    monkeypatch.setattr(close, "RUNS_WITHOUT_KERNELS", 1)
+    assert fused([1.0, 2.0, 3.0, 4.0]) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong_from", [1, 2, 3])
+def test_what_is_wrong_with_kernels_only_is_seen(acc_only, wrong_from):
+    class Late(Operator):
+        calls = 0
+
+        def op(self, x):
+            if x.device.type == "cpu":
+                return x * 1
+            self.calls += 1
+            return x * (2 if self.calls >= wrong_from else 1)
+
+    sample = SampleInput(torch.tensor([1.0, 2.0], dtype=torch.float16))
+    found = close.CloseChecker(Late(0), check.HALF, torch.float16).check(sample, 0)
+    assert [kind for kind, _ in found] == ["value", "value"]  # of the result and its negation
