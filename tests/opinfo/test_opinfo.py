@@ -1,8 +1,8 @@
 """PyTorch's operator database on the device under test, compared with the CPU.
 
-float32 in both modes; with `ACC_TEST_FULL=1` or `pytest --full` every
-dtype, second gradients, and gradients in mode eager too. `survey.py` runs the same and groups
-what fails.
+float32 in modes full and eager; with `ACC_TEST_FULL=1` or `pytest --full` every dtype, second
+gradients, gradients in mode eager, and the other two modes. Without generated kernels, which
+`test_close.py` is for. `survey.py` runs the same and groups what fails.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ SHARED = (
 )
 JOBS = int(os.environ.get("ACC_TEST_JOBS", "1"))
 
-# In mode eager autograd calls the same operators, one by one.
-MODES = {
-    "full": list(check.VARIANTS),
-    "eager": [check.FORWARD, check.INPLACE, check.INPLACE_VIEW]
-    + ([check.GRADIENT] if helpers.FULL else []),
-}
+# In the other modes autograd calls the same operators.
+SOME = [check.FORWARD, check.INPLACE, check.INPLACE_VIEW]
+MODES = {"full": list(check.VARIANTS), "eager": SOME}
+if helpers.FULL:
+    MODES.update({mode: [*SOME, check.GRADIENT] for mode in ("eager", "nofuse", "nograph")})
 
 
 def _run(mode: str, full: bool) -> list[runner.Result]:
@@ -166,5 +165,6 @@ def test_lists_name_operators_of_the_database():
         exceptions.DRAWS_CHANNELS,
         exceptions.RUN_AT_ONCE,
         exceptions.METADATA_ONLY,
+        exceptions.WITHOUT_KERNEL,
     ):
         assert set(table) <= known
