@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,23 +22,36 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises OSError where the folder cannot be written to.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
-    if target.exists() and not target.is_file():
-        yield target
-        return
-    part = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    with replacing_all([path]) as parts:
+        yield parts[0]
+
+
+@contextmanager
+def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
+    """`replacing` for several files, none of which takes its place before all are on the disk."""
+    targets = [Path(os.path.realpath(path)) for path in paths]  # a link stays one
+    parts: dict[Path, Path] = {}
     try:
-        yield part
-        _to_disk(part)
-        if target.exists():
-            with contextlib.suppress(PermissionError):  # some file systems have no modes
-                shutil.copymode(target, part)
-        os.replace(part, target)
+        for target in targets:
+            if not target.exists() or target.is_file():
+                name = f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.part"
+                part = target.with_name(name)
+                os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                parts[target] = part
+        yield [parts.get(target, target) for target in targets]
+        for target, part in parts.items():
+            _to_disk(part)
+            if target.exists():
+                with contextlib.suppress(PermissionError):  # some file systems have no modes
+                    shutil.copymode(target, part)
+        for target, part in parts.items():
+            os.replace(part, target)
     finally:
-        part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some file systems do not sync folders
-        _to_disk(target.parent)
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    for folder in {target.parent for target in parts}:
+        with contextlib.suppress(OSError):  # some file systems do not sync folders
+            _to_disk(folder)
 
 
 def _to_disk(path: Path) -> None:

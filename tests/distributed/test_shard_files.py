@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -527,7 +529,6 @@ def test_the_optimizer_has_to_be_the_models(tmp_path):
 
 
 def test_shards_are_written_together_or_not_at_all(tmp_path):
-    """Over the files that they were made from, which stay where one cannot be written."""
     write(tmp_path, model_shards(2))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     states, metadata = utils.consolidate_and_reshard_fsdp_model_dict(
@@ -538,9 +539,56 @@ def test_shards_are_written_together_or_not_at_all(tmp_path):
     with pytest.raises(TypeError, match="pickle"):
         utils.save_checkpoints(states, metadata, paths, "model")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    utils.consolidate_and_reshard_fsdp_model_dict(tmp_path, reshard_num=2)
-    assert names_in(tmp_path) == sorted(before)
-    whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(tmp_path, save_model=False)
+
+
+@pytest.mark.parametrize("kind", ["all", "model", "optimizer"])
+def test_files_that_are_read_are_not_written_to(tmp_path, kind, capsys):
+    folder = write(tmp_path / "shards", model_shards(2), optimizer_shards(2))
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    arguments = ["--ckpt_dir", str(folder), "--ckpt_type", kind, "--reshard_num", "2"]
+    if kind == "all":  # also a file of the other kind
+        arguments += ["--save_dir", str(link), "--model_save_name_pattern", "m*-*"]
+    assert consolidate.main(arguments) == 1
+    said = capsys.readouterr().err
+    written = "model" if kind == "model" else "optimizer"
+    assert f"rank-0-of-2-{written}.pth is one of the files that are read" in said
+    assert "Write to another folder (save_dir)" in said
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert consolidate.main([*arguments, "--save_dir", str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.parametrize("renamed", [0, 1])
+def test_a_process_killed_among_its_renames_leaves_complete_shards(tmp_path, renamed):
+    """What is read always; what was there before until the first rename, and then it is told."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    write(source, model_shards(2), optimizer_shards(2))
+    write(target, model_shards(3))
+    pid = os.fork()
+    if pid == 0:
+        synced = []
+        sync, replace = os.fsync, os.replace
+        os.fsync = lambda descriptor: synced.append(descriptor) or sync(descriptor)
+
+        def replace_or_die(part, to):
+            if len(list(target.glob(".*.part"))) == 6 - renamed:
+                (tmp_path / "synced").write_text(str(len(synced)))
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(part, to)
+
+        os.replace = replace_or_die
+        utils.consolidate_and_reshard_fsdp_checkpoint(source, save_dir=target, reshard_num=3)
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert (tmp_path / "synced").read_text() == "6"  # all of them were on the disk
+    whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(source, save_model=False)
+    assert same(whole, WHOLE)
+    if renamed:
+        with pytest.raises(ValueError, match="not saved at the same time"):
+            utils.load_checkpoints(target, utils.MODEL_PATTERN)
+        utils.consolidate_and_reshard_fsdp_checkpoint(source, save_dir=target, reshard_num=3)
+    whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(target, save_model=False)
     assert same(whole, WHOLE)
 
 

@@ -10,10 +10,10 @@ once, and once more where they are divided again.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import glob
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from torchacc.dist.optimizer_states import (
     whole_of_unit,
 )
 from torchacc.dist.shard_format import METADATA, Layout, check_whole
-from torchacc.files import replacing
+from torchacc.files import replacing_all
 from torchacc.logger import logger
 
 # Files are called rank-0-of-2-model.pth, and rank0-of-2-model.pth in TorchAcc's own examples.
@@ -59,9 +59,9 @@ def load_checkpoints(ckpt_dir: str | os.PathLike[str], ckpt_name: str) -> Shards
         ValueError: one of them is damaged or no such file, shards are missing, or they are not of
             one checkpoint. Every file is looked at. The message names the file.
     """
-    pattern = os.path.join(os.fspath(ckpt_dir), ckpt_name)
-    paths = sorted(glob.glob(os.path.join(glob.escape(os.fspath(ckpt_dir)), ckpt_name)))
+    paths = _matching(ckpt_dir, ckpt_name)
     if not paths:
+        pattern = os.path.join(os.fspath(ckpt_dir), ckpt_name)
         raise FileNotFoundError(f"[checkpoint] no file matches {pattern}.")
     checkpoints, layouts = [], []
     for number, path in enumerate(paths, 1):
@@ -74,6 +74,10 @@ def load_checkpoints(ckpt_dir: str | os.PathLike[str], ckpt_name: str) -> Shards
         if layout.rank not in chosen or layout.replica < chosen[layout.rank][0]:
             chosen[layout.rank] = (layout.replica, checkpoint)
     return [chosen[rank][1] for rank in range(layouts[0].world_size)]
+
+
+def _matching(ckpt_dir: str | os.PathLike[str], ckpt_name: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(os.fspath(ckpt_dir)), ckpt_name)))
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -95,7 +99,8 @@ def save_checkpoints(
 ) -> None:
     """Writes shards to their files, or one dictionary (what is consolidated) to a single file.
 
-    What was there before is replaced when all files are complete, and stays if any cannot be.
+    What was there before is replaced when all files are complete, and stays if any cannot be. They
+    take their places at once, but one by one: write to others than those that were read.
 
     Args:
         shard_metadata_list: those of the shards; None for a single dictionary.
@@ -106,19 +111,16 @@ def save_checkpoints(
         ValueError: numbers that do not fit together, or another `save_type`.
         OSError: a file cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        paths = _write(stack, state_dict_list, shard_metadata_list, save_paths, save_type)
-    _say_written(paths)
+    _write(_files(state_dict_list, shard_metadata_list, save_paths, save_type))
 
 
-def _write(
-    stack: contextlib.ExitStack,
+def _files(
     state_dict_list: Shards | dict[str, Any],
     shard_metadata_list: Sequence[dict[str, Any]] | None,
     save_paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     save_type: str,
-) -> list[Any]:
-    """`save_checkpoints` into files that take their places when `stack` ends; returns the paths."""
+) -> list[tuple[Any, dict[str, Any]]]:
+    """The paths that `save_checkpoints` writes to, each with what comes into the file."""
     if save_type not in shard_format.KINDS:
         raise ValueError(f"[checkpoint] save_type = {save_type!r}. Use 'model' or 'optimizer'.")
     if isinstance(state_dict_list, Mapping):
@@ -136,15 +138,16 @@ def _write(
             {save_type: state, METADATA: each}
             for state, each in zip(state_dict_list, metadata, strict=True)
         ]
-    for path in paths:
+    return list(zip(paths, contents, strict=True))
+
+
+def _write(files: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    for path, _ in files:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    for content, path in zip(contents, paths, strict=True):
-        torch.save(content, stack.enter_context(replacing(path)))
-    return paths
-
-
-def _say_written(paths: Sequence[Any]) -> None:
-    for path in paths:
+    with replacing_all([path for path, _ in files]) as parts:
+        for part, (_, content) in zip(parts, files, strict=True):
+            torch.save(content, part)
+    for path, _ in files:
         logger.info("[checkpoint] written: %s", path)
 
 
@@ -373,6 +376,8 @@ def consolidate_and_reshard_fsdp_model_dict(
     Raises what `load_checkpoints` and the other functions here raise; then nothing was written.
     """
     to = _save_paths("model", save_dir or ckpt_dir, model_save_name_pattern, reshard_num)
+    if save_model:
+        _check_apart(ckpt_dir, [model_ckpt_name_pattern], to)
     checkpoints = load_checkpoints(ckpt_dir, model_ckpt_name_pattern)
     made = _converted("model", ckpt_dir, checkpoints, reshard_num)
     if save_model:
@@ -390,6 +395,8 @@ def consolidate_and_reshard_fsdp_optim_dict(
 ) -> tuple[Any, list[dict[str, Any]] | None]:
     """The same for an optimizer. The model's files are not needed."""
     to = _save_paths("optimizer", save_dir or ckpt_dir, optimizer_save_name_pattern, reshard_num)
+    if save_optimizer:
+        _check_apart(ckpt_dir, [optimizer_ckpt_name_pattern], to)
     checkpoints = load_checkpoints(ckpt_dir, optimizer_ckpt_name_pattern)
     made = _converted("optimizer", ckpt_dir, checkpoints, reshard_num)
     if save_optimizer:
@@ -419,6 +426,9 @@ def consolidate_and_reshard_fsdp_checkpoint(
             f"[checkpoint] model_save_name_pattern and optimizer_save_name_pattern are both "
             f"{model_save_name_pattern!r}: the optimizer would replace the model."
         )
+    if save_checkpoint:
+        patterns = [model_ckpt_name_pattern, optimizer_ckpt_name_pattern]
+        _check_apart(ckpt_dir, patterns, to_model, to_optimizer)
     models = load_checkpoints(ckpt_dir, model_ckpt_name_pattern)
     optimizers = load_checkpoints(ckpt_dir, optimizer_ckpt_name_pattern)
     one, other = (
@@ -433,10 +443,8 @@ def consolidate_and_reshard_fsdp_checkpoint(
     model = _converted("model", ckpt_dir, models, reshard_num)
     optimizer = _converted("optimizer", ckpt_dir, optimizers, reshard_num)
     if save_checkpoint:
-        with contextlib.ExitStack() as stack:
-            paths = _write(stack, *model, to_model, "model")
-            paths += _write(stack, *optimizer, to_optimizer, "optimizer")
-        _say_written(paths)
+        files = _files(*model, to_model, "model")
+        _write(files + _files(*optimizer, to_optimizer, "optimizer"))
     return model, optimizer
 
 
@@ -457,8 +465,26 @@ def _converted(
     if reshard_num > 1:
         logger.info("[checkpoint] dividing the %s into %d shards", kind, reshard_num)
         reshard = reshard_model_dict if is_model else reshard_optim_dict
-        made = reshard(made[0], checkpoints[0], reshard_num)
+        states, metadata = reshard(made[0], checkpoints[0], reshard_num)
+        # A save of its own: mixed with the files of another one it is told.
+        save_id = uuid.uuid4().hex
+        made = states, [{**each, "save_id": save_id} for each in metadata]
     return made
+
+
+def _check_apart(
+    ckpt_dir: str | os.PathLike[str], patterns: Sequence[str], *to: list[str] | str
+) -> None:
+    """Raises ValueError where a file that is read is one of those that are to be written."""
+    read = {os.path.realpath(path) for each in patterns for path in _matching(ckpt_dir, each)}
+    for paths in to:
+        for path in [paths] if isinstance(paths, str) else paths:
+            if os.path.realpath(path) in read:
+                raise ValueError(
+                    f"[checkpoint] {path} is one of the files that are read: an interruption while "
+                    "they are replaced would leave a mixture. Write to another folder (save_dir), "
+                    "or under other names (model_save_name_pattern, optimizer_save_name_pattern)."
+                )
 
 
 def _save_paths(
