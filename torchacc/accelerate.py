@@ -67,8 +67,9 @@ def accelerate(
     together: data parallel, unless `config.dist` says otherwise. The model that is returned is then
     a wrapper that looks like the model; every process starts from the first one's parameters and
     buffers. With `config.dist.fsdp.size` above 1 the parameters become parts of others: build the
-    optimizer afterwards. The process group is made here, unless the program has made one; without
-    torchrun it is one of this process alone, which the program may replace by its own.
+    optimizer afterwards (a step of one that was built before is an error). The process group is
+    made here, unless the program has made one; without torchrun it is one of this process alone,
+    which the program may replace by its own.
 
     All processes have to call it, with the same model and config. Each iterates the loader as it
     was made, unless `config.dataloader.shard` is set or it has a DistributedSampler.

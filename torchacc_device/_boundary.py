@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
 )
 
-from torchacc_device import _C
+from torchacc_device import _C, _replaced
 
 
 class Loops:
@@ -137,7 +137,8 @@ def _look_for_others() -> None:
 def others_hook() -> bool:
     """Whether somebody else hooks the steps of all optimizers."""
     hooks = {*_global_optimizer_pre_hooks, *_global_optimizer_post_hooks}
-    return bool(hooks - {None if _handle is None else _handle.id})
+    ours = {each.id for each in (_handle, _replaced.handle) if each is not None}
+    return bool(hooks - ours)
 
 
 def after_step(optimizer: Optimizer) -> None:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from torchacc_device import _boundary
+from torchacc_device import _boundary, _replaced
 
 _DEVICE = "acc"
 
@@ -67,6 +67,7 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
     def _unscale_grads_(
         self: Any, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, *args: Any
     ) -> dict[torch.device, Tensor]:
+        _replaced.check(optimizer)  # torch would say that it has found no gradients
         unscale = _unscale_parts if _has_parts(optimizer) else original
         found = unscale(self, optimizer, inv_scale, found_inf, *args)
         parameters = _parameters(optimizer)

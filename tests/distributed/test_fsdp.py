@@ -203,3 +203,53 @@ def test_optimizer_states_of_a_model_that_is_not_sharded_are_refused(device):
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="the model is a Net that is not sharded"):
         FullyShardedDataParallel.full_optim_state_dict(model, optimizer)
+
+
+def test_an_optimizer_of_parameters_that_were_replaced_is_an_error(device):
+    """Without that the model would stay as it is. Those of `kept` stay the same objects."""
+    code = (
+        SETUP
+        + """
+from torchacc.dist import tp
+from torchacc_device import _scaling
+
+def built_before(change):
+    config = torchacc.Config()
+    change(config)
+    plain = models.made(0)
+    early = torch.optim.SGD(plain.parameters(), lr=0.1)
+    if config.dist.tp.size > 1:
+        plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+        tp.parallelize(plain.blocks[0], plan, config)
+    model = torchacc.accelerate(plain, config=config)
+    model(torch.ones(2, 4, device=model.device)).sum().backward()
+    return model, early
+
+model, flat = built_before(lambda config: setattr(config.dist.fsdp, "size", 2))
+report(flat=refused(flat.step))
+scaler = torch.amp.GradScaler(DEVICE)
+report(scaled=refused(lambda: (scaler.scale(torch.zeros((), device=DEVICE)), scaler.step(flat))))
+
+late, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(DEVICE)
+scaler.scale(model(torch.ones(2, 4, device=model.device)).sum()).backward()
+scaler.step(late)
+report(synchronised=_scaling.synchronised())
+
+def keep(config):
+    config.dist.fsdp.size, config.dist.fsdp.flatten_parameters = 2, False
+model, kept = built_before(keep)
+before = {name: value.tolist() for name, value in model.state_dict().items()}
+report(kept=refused(kept.step))
+report(moved=sum(v.tolist() != before[name] for name, v in model.state_dict().items()))
+
+report(split=refused(built_before(lambda config: setattr(config.dist.tp, "size", 2))[1].step))
+"""
+    )
+    for each in run_ranks(code, 2):
+        found = each.reports
+        advice = "Build the optimizer after torchacc.accelerate(...)"
+        assert "16 of the 16 parameters of this SGD are no longer the model's" in found["flat"]
+        assert "4 of the 16 parameters" in found["split"]
+        assert all(advice in found[way] for way in ("flat", "scaled", "split"))
+        assert found["synchronised"] == {}  # looking for such keeps no step from the device
+        assert found["kept"] == "accepted" and found["moved"] == 16

@@ -22,7 +22,7 @@ from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
 from torchacc.logger import logger, say_once
 from torchacc.sharding import distributed_sampler, shard_loader
-from torchacc_device import _scaling
+from torchacc_device import _replaced, _scaling
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -126,8 +126,13 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
     # Else a process has not memory for the whole model: each unit moves when it is split.
     broadcast_from_first(model, device, config.get_mesh())
     follow_device(model)
+    before = dict(model.named_parameters())
     wrapped = DistributedParallel(model, config)
     mesh = config.get_mesh()
+    after = dict(wrapped.named_parameters())
+    # Those of other stages stay what they were, and may be in this process's optimizer.
+    here = [p for name, p in before.items() if mesh.num("pp") == 1 or name in after]
+    _replaced.replace(here, after.values())
     if mesh.num("tp") > 1:
         _draw_alike(mesh.group("tp"), device)
     if max(mesh.num(name) for name in ("fsdp", "pp", "tp")) > 1:

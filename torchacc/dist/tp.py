@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 
 from torchacc.device import device_type
 from torchacc.dist.group import init_process_group
+from torchacc_device import _replaced
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -57,6 +58,7 @@ def parallelize(
     styles = _styles(model, plan)
     _check_sizes(model, styles, config.dist.tp.size)
     shared = _shared(model, styles)
+    before = list(model.parameters())
     trained = {n: p.requires_grad for n, p in model.named_parameters(remove_duplicate=False)}
     model.to(device_type())
     made = parallelize_module(model, mesh, plan)
@@ -68,6 +70,7 @@ def parallelize(
         for name in others:
             owner, _, last = name.rpartition(".")
             made.get_submodule(owner).register_parameter(last, parameter)
+    _replaced.replace(before, made.parameters())
     return made
 
 
@@ -182,6 +185,7 @@ def mark_sharding(
     )
     owner, _, last = name.rpartition(".")
     module.get_submodule(owner).register_parameter(last, made)
+    _replaced.replace([parameter], [made])
     return made.data
 
 
