@@ -117,7 +117,7 @@ def accelerate(
         several.check(model, config)
     checkpoints = config.memory.gc and not isinstance(model, ParallelModule)
     if checkpoints:
-        check_classes(model, config.memory.gc_cls or ())
+        check_classes(model, config.memory.gc_cls or (), "[config] memory.gc_cls")
     wrapped = None if loader is None else _wrap(loader, device, config)
 
     get_global_context().config = config

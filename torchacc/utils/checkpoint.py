@@ -58,11 +58,21 @@ def is_checkpointed(module: nn.Module) -> bool:
     return isinstance(module.forward, _Checkpointed)
 
 
-def check_classes(model: nn.Module, gc_cls: Iterable[str]) -> None:
-    """Raises ValueError unless `model` has a module of each class of `gc_cls`."""
-    there = {type(module).__name__ for module in model.modules()}
-    for name in sorted(set(gc_cls) - there):
-        raise ValueError(_no_such_class(sorted(there), name))
+def check_classes(
+    model: nn.Module, gc_cls: Iterable[str], said_by: str = "[gradient_checkpoint] gc_cls"
+) -> None:
+    """Raises ValueError unless `model` has a module of each class of `gc_cls`.
+
+    `said_by`: who asked for them, for the message.
+    """
+    there = sorted({type(module).__name__ for module in model.modules()})
+    for name in sorted(set(gc_cls) - set(there)):
+        close = difflib.get_close_matches(name, there, n=1, cutoff=0.6)
+        meant = f"Did you mean {close[0]!r}? " if close else ""
+        raise ValueError(
+            f"{said_by} = {set(gc_cls)!r}: the model has no module of class {name!r}. {meant}"
+            f"It has: {', '.join(there)}"
+        )
 
 
 def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:
@@ -102,9 +112,3 @@ def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str]) -> nn.Module:
     """
     checkpoint_classes(model, gc_cls)
     return model
-
-
-def _no_such_class(classes: list[str], name: str) -> str:
-    close = difflib.get_close_matches(name, classes, n=1, cutoff=0.6)
-    advice = f"Did you mean {close[0]!r}?" if close else "It has: " + ", ".join(classes)
-    return f"[gradient_checkpoint] the model has no module of class {name!r}. {advice}"
