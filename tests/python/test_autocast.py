@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +86,75 @@ def test_each_runs_in_the_type_that_cuda_takes(kind: str, index: int) -> None:
         add_kwargs=next((each for each in more if isinstance(each, dict)), {}),
         amp_dtype=torch.float16,
     )
+
+
+def macros() -> dict[str, str]:
+    """The operators of PyTorch's macros, with their overloads, and the macro that each is in."""
+    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    found = {}
+    for macro in ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE"):
+        body = header.read_text().partition(f"#define AT_FORALL_{macro}(_)")[2].partition("\n\n")[0]
+        for name, _, overload in re.findall(r"\b_\((\w+)(, (\w+))?\)", body):
+            found[f"{name}.{overload}".rstrip(".")] = macro
+    return found
+
+
+# Arguments of operators that torch's lists leave out; a shape stands for a tensor.
+SQUARE, ROW, PLANE = torch.Size([3, 3]), torch.Size([1, 2, 4]), torch.Size([1, 2, 4, 4])
+BLOCK = torch.Size([1, 2, 4, 4, 4])
+LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "scaled_dot_product_attention": (PLANE, PLANE, PLANE),
+    "native_layer_norm": (SQUARE, [3], None, None, 1e-5),
+    "frobenius_norm.dim": (SQUARE, [0]),
+    "nuclear_norm": (SQUARE,),
+    "nuclear_norm.dim": (SQUARE, [0, 1]),
+    "huber_loss": (SQUARE, SQUARE),
+    "linalg_vector_norm": (SQUARE,),
+    "linalg_matrix_norm": (SQUARE, 1),  # torch takes no half type for the order 2
+    "linalg_matrix_norm.str_ord": (SQUARE,),
+    "upsample_nearest1d": (ROW, [6]),
+    "_upsample_nearest_exact1d": (ROW, [6]),
+    "upsample_linear1d": (ROW, [6], False),
+    "upsample_nearest2d": (PLANE, [6, 6]),
+    "_upsample_nearest_exact2d": (PLANE, [6, 6]),
+    "upsample_bilinear2d": (PLANE, [6, 6], False),
+    "_upsample_bilinear2d_aa": (PLANE, [6, 6], False),
+    "upsample_bicubic2d": (PLANE, [6, 6], False),
+    "_upsample_bicubic2d_aa": (PLANE, [6, 6], False),
+    "upsample_nearest3d": (BLOCK, [6, 6, 6]),
+    "_upsample_nearest_exact3d": (BLOCK, [6, 6, 6]),
+    "upsample_trilinear3d": (BLOCK, [6, 6, 6], False),
+}
+# They are kernels of GPUs, which nothing calls elsewhere.
+ON_GPUS = {"_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "_scaled_dot_product_flash_attention"}
+
+
+def test_every_operator_of_the_macros_is_called() -> None:
+    kinds = (*KINDS, "torch_expect_builtin_promote", "methods_expect_builtin_promote")
+    listed = {entry[0] for kind in kinds for entry in getattr(LISTS, kind)}
+    left = {name for name in macros() if name.partition(".")[0] not in listed}
+    assert left - ON_GPUS == LEFT_OUT.keys() and len(macros()) > 110
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_the_lists_leave_out_runs_in_the_type_of_its_macro(name: str) -> None:
+    torch.manual_seed(0)
+    base, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, base), overload or "default")
+    lower = macros()[name] == "LOWER_PRECISION_FP"
+    given, runs_as = (torch.float32, torch.float16)[:: 1 if lower else -1]
+    arguments = [
+        torch.randn(*each).to(ACC, given) if isinstance(each, torch.Size) else each
+        for each in LEFT_OUT[name]
+    ]
+    with torch.autocast(ACC, torch.float16):
+        found = operator(*arguments)
+    expected = operator(
+        *(each.to(runs_as) if isinstance(each, torch.Tensor) else each for each in arguments)
+    )
+    found, expected = (each[0] if isinstance(each, tuple) else each for each in (found, expected))
+    assert found.dtype == runs_as
+    assert torch.equal(found, expected)
 
 
 def test_types_are_promoted_as_ever() -> None:
