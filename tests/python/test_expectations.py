@@ -37,6 +37,7 @@ SHOWN = {
         "tests/models/test_plans.py::test_no_new_plans_after_step_3",
         "tests/python/test_traps.py::test_a_rate_that_changes_every_step_reaches_the_optimizer",
         "tests/models/test_models.py::test_the_optimizers_defaults_train_equally_well",
+        f"{HERE}::test_states_are_read_by_one_submission",
     ),
     "H4: CUDA's autocast acts on acc, however it was imported": (
         "tests/python/test_patch.py::test_regions_of_every_name_act_on_acc",
@@ -52,6 +53,7 @@ SHOWN = {
         "tests/python/test_boundary.py::test_a_native_loop_makes_one_plan_for_all_its_steps",
         "tests/python/test_boundary.py::test_with_a_loader_the_batch_is_the_only_boundary",
         "tests/python/test_boundary.py::test_gradient_accumulation_has_one_boundary_per_batch",
+        f"{HERE}::test_accumulated_gradients_make_no_plan_per_batch",
         "tests/python/test_loader.py::test_leaving_the_loop_early_ends_the_thread_and_the_workers",
         "tests/distributed/test_faults.py::"
         "test_ranks_that_log_alone_in_the_middle_of_a_step_are_no_fault",
@@ -72,6 +74,10 @@ SHOWN = {
         "test_parameters_and_buffers_move_and_stay_the_same_objects",
         "tests/python/test_device.py::test_module_to_keeps_the_parameters",
         f"{HERE}::test_an_optimizer_may_be_built_before_or_after",
+        "tests/distributed/test_data_parallel.py::"
+        "test_an_optimizer_that_was_built_before_goes_on_working",
+        "tests/distributed/test_fsdp.py::"
+        "test_an_optimizer_of_parameters_that_were_replaced_is_an_error",
     ),
     "H10: forward, backward and copies run in different threads": (
         "tests/python/test_threads.py::test_backward_in_another_thread_than_forward",
@@ -159,6 +165,55 @@ def test_an_optimizer_may_be_built_before_or_after(device: str, unfused: None) -
     assert len(before) == 4 * 4  # a parameter, its two moments, and its count of steps
     for one, other in zip(before, after, strict=True):
         assert one.device == other.device and torch.equal(one.cpu(), other.cpu())
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("fused", [False, True])
+def test_states_are_read_by_one_submission(fused: bool) -> None:
+    """A state that is saved, loaded or shown is not submitted, or waited for, by parameter."""
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))).to("acc")
+    scaler = torch.amp.GradScaler("acc")  # moves the counts of steps to the device
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(2, 4, device="acc")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert all(state["step"].device.type == "acc" for state in optimizer.state.values())
+    helpers.flush()
+
+    net[0].weight.detach().add_(1)  # something is pending
+    with helpers.counting() as counted:
+        saved, steps = optimizer.state_dict(), [s["step"] for s in optimizer.state.values()]
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    assert counted["flushes"] == 0
+    with helpers.counting() as counted:
+        on_host = helpers.tensors([t.cpu() for t in helpers.tensors(list(saved["state"].values()))])
+        numbers = [step.item() for step in steps]
+    assert counted["flushes"] == counted["flush_read"] == 1
+    assert len(on_host) == 3 * 16 and numbers == [3.0] * 16
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("loader", [False, True])
+def test_accumulated_gradients_make_no_plan_per_batch(loader: bool) -> None:
+    """Eight batches to an update: the plans are few, and stay so."""
+    updates, batches = 6, 8
+    x = [helpers.drawn(3, 4, device="cpu", seed=i) for i in range(batches)]
+    model, async_loader = torchacc.accelerate(helpers.small_net("cpu"), x)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    plans = []
+    for _ in range(updates):
+        with helpers.counting() as counted:
+            optimizer.zero_grad()
+            for each in async_loader if loader else [t.to("acc") for t in x]:
+                (model(each).square().mean() / batches).backward()
+            optimizer.step()
+            helpers.mark_step()
+        plans.append(counted["plans_built"])
+    # With a loader each batch is a step: the first, those that add up, and the update.
+    assert plans[3:] == [0] * (updates - 3), plans
+    assert sum(plans) <= (4 if loader else 2), plans
 
 
 def test_buffers_of_replayed_steps_are_the_modules_own(device: str, unfused: None) -> None:
