@@ -6,11 +6,13 @@ places, with their defaults; one that is not offered does not exist.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
 import inspect
 import io
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ sets no variable of the environment. `accelerate` calls `torchacc.patch()`, whic
 `unpatch()` undoes.
 """
 _MISSING = object()
+_ATTRIBUTE = object()
 _EMPTY = inspect.Parameter.empty
 _VAR = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -47,6 +50,10 @@ def find(name: str) -> Any:
     for part in name.split("."):
         path += f".{part}"
         following = getattr(found, part, _MISSING)
+        if following is _MISSING and inspect.isclass(found):
+            # What its objects have says an annotation, in the class or one that it is made of.
+            said = any(part in vars(kind).get("__annotations__", {}) for kind in found.__mro__)
+            following = _ATTRIBUTE if said else _MISSING
         if following is _MISSING and inspect.ismodule(found):
             try:
                 following = importlib.import_module(path)
@@ -127,7 +134,19 @@ def wrong(row: Row, thing: Any) -> str | None:
     if thing is _MISSING:
         return f"{row.name} is said to work, and is not there"
     if row.verdict == DIFFERS:
-        return None if row.why else f"{row.name} differs, and it is not said how"
+        if not row.why:
+            return f"{row.name} differs, and it is not said how"
+        asked = documented(row.signature) if row.signature and callable(thing) else []
+        there = {p.name: p.default for p in (parameters(thing, row.name) if asked else ())}
+        silent = [
+            p.name
+            for p in asked
+            if p.name in there
+            and type(p.default) is not object  # an object, made for each call
+            and _value(p.default) != _value(there[p.name])
+            and not re.search(rf"`{p.name}\b", row.why)
+        ]
+        return f"{row.name}: not said of {', '.join(silent)}" if silent else None
     if not row.signature:
         return None
     if not callable(thing):
@@ -286,6 +305,21 @@ def command_table(faults: list[str], command: str, options: Sequence[str]) -> It
         yield f"| `python -m torchacc {name}` | only here: {text} |"
 
 
+def default_table(
+    faults: list[str], command: str, add_arguments: Callable[..., None], options: Sequence[Option]
+) -> Iterator[str]:
+    """The options of a command whose default is another than the documented one."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for option in options:
+        there = parser.get_default(option.path.lstrip("-"))
+        if (there != option.default) != (option.verdict == DIFFERS):
+            faults.append(f"{option.path} has the default {there!r}, not {option.default!r}")
+        if option.verdict == DIFFERS:
+            told = f"the default is `{there}`, not `{option.default}`: {option.why}"
+            yield f"| `{command} {option.path}` | {cell(DIFFERS, told)} |"
+
+
 def own_table(tables: Sequence[Sequence[Row]]) -> Iterator[str]:
     """What `torchacc` has, and TorchAcc's documents do not name."""
     named = {row.name.partition(".")[0] for rows in tables for row in rows}
@@ -303,6 +337,9 @@ def text() -> tuple[str, list[str]]:
     t = api_table
     faults: list[str] = []
     everything = (t.TOP, t.TOP_IF_THERE, t.DIST, t.OPS_IF_THERE, t.UTILS_IF_THERE)
+    command = command_table(faults, t.COMMAND, t.COMMAND_OPTIONS)
+    add_arguments = find("dist.consolidate").add_arguments
+    defaults = default_table(faults, t.COMMAND, add_arguments, t.COMMAND_DEFAULTS)
     parts: list[tuple[str, Iterator[str]]] = [
         ("Names", name_table(faults, t.TOP, t.TOP_IF_THERE)),
         ("`Config`", option_table(faults, t.OPTIONS)),
@@ -311,7 +348,7 @@ def text() -> tuple[str, list[str]]:
         ("`torchacc.ops`", name_table(faults, (), t.OPS_IF_THERE)),
         ("`torchacc.utils`", name_table(faults, (), t.UTILS_IF_THERE)),
         ("Environment", variable_table(faults, t.VARIABLES)),
-        ("Commands", command_table(faults, t.COMMAND, t.COMMAND_OPTIONS)),
+        ("Commands", itertools.chain(command, defaults)),
         ("Only here", own_table(everything)),
     ]
     lines = [INTRODUCTION]

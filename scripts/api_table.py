@@ -46,15 +46,22 @@ TOP = (
         DIFFERS,
         "`dataloader` is also called `loader`; without a config there is a new one for each call; "
         "any iterable is a loader, an empty one too; `torch.distributed` works afterwards with one "
-        "process as well; `torch.optim` is left as it is; an optimizer may be built before",
+        "process as well; `torch.optim` is left as it is; an optimizer may be built before, unless "
+        "parameters are sharded or split: then its first step is an error that says so",
     ),
     Row("Config"),
     Row(
         "AsyncLoader",
-        "(loader, device, buckets=None, max_length=None, num_buckets=8, pad_value_dict=None)",
+        "(loader, device, buckets=None, max_length=None, num_buckets=8, pad_value_dict=None, "
+        "batchdim=0, batches_per_execution=1, loader_prefetch_size=8, device_prefetch_size=4, "
+        "host_to_device_transfer_threads=1, input_sharding=None)",
         DIFFERS,
-        "`device` may be left out; `num_buckets=None` means 8; what else it takes is keyword only",
+        "`device` may be left out; `num_buckets=None` means 8; `device_prefetch_size` is 2, since "
+        "batches that are ahead take memory of the device; what stands behind `pad_value_dict` is "
+        "keyword only; `loader_prefetch_size`, `host_to_device_transfer_threads` and `batchdim` "
+        "are without effect: one thread fetches and copies, in order; no `input_sharding` is taken",
     ),
+    Row("AsyncLoader._loader", "", WORKS, "what was wrapped"),
     Row("AsyncLoader.__iter__", "()"),
     Row("AsyncLoader.__len__", "()"),
     Row(
@@ -74,6 +81,7 @@ TOP = (
     Row("syncfree.Adam.step", "(closure=None, found_inf=None)"),
     Row("syncfree.AdamW.step", "(closure=None, found_inf=None)"),
     Row("get_global_context", "()"),
+    Row("GlobalContext.config"),
     Row("GlobalContext.mesh", "", WORKS, "made when it is asked for"),
     Row(
         "GlobalContext.python_dispatcher",
@@ -82,6 +90,7 @@ TOP = (
         "nothing is dispatched in Python",
     ),
     Row("core"),
+    Row("llm", "", NOT_OFFERED, "all it has for users is `patch_qwen_model`, below"),
     Row(
         "import_utils.is_torch_xla_available",
         "()",
@@ -201,6 +210,8 @@ DIST = (
     Row("dist.Mesh.get_global_rank", "()"),
     Row("dist.Mesh.get_world_size", "()"),
     Row("dist.ParallelModule", "(model, config)"),
+    Row("dist.ParallelModule.config", "", WORKS, "unless the model has an attribute of this name"),
+    Row("dist.ParallelModule.mesh", "", WORKS, "as `config`"),
     Row("dist.ParallelModule.device"),
     Row("dist.ParallelModule.clip_grad_norm_", "(max_grad_norm)", WORKS, "returns the norm"),
     Row("dist.ParallelModule.forward_backward", "(*args, output_fn=None, **kwargs)"),
@@ -251,6 +262,12 @@ DIST = (
         "batches have a row for each sample, and the same number of rows for each micro batch",
     ),
     Row("dist.DistributedParallel", "(model, config)"),
+    Row(
+        "dist.DistributedParallel.model",
+        "",
+        WORKS,
+        "the next wrapper inside, or the model; unless the model has an attribute of this name",
+    ),
     Row("dist.fsdp.split_fsdp_wrap_modules", "", NOT_OFFERED, _TRACER),
     Row("dist.fsdp.fx_auto_wrap_policy", "", NOT_OFFERED, _TRACER),
 )
@@ -426,4 +443,10 @@ COMMAND_OPTIONS = (
     "--save_dir",
     "--model_save_name_pattern",
     "--optimizer_save_name_pattern",
+)
+_BOTH_NAMES = "finds `rank0-of-2-...` too, as the documents call the files"
+COMMAND_DEFAULTS = (
+    Option("--model_ckpt_name_pattern", "rank-*-of-*-model.pth", DIFFERS, _BOTH_NAMES),
+    Option("--optimizer_ckpt_name_pattern", "rank-*-of-*-optimizer.pth", DIFFERS, _BOTH_NAMES),
+    Option("--reshard_num", 1),
 )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 class GlobalContext:
     """The options that `torchacc.accelerate` was given last, in `config`, and their mesh."""
 
+    config: Config
+
     def __init__(self) -> None:
         self.config = Config()
 

@@ -459,6 +459,8 @@ class AsyncLoader:
         NotImplementedError: `input_sharding` is given.
     """
 
+    _loader: Iterable[Any]  # what was wrapped: programs read it
+
     def __init__(
         self,
         loader: Iterable[Any],

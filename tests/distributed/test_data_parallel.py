@@ -350,3 +350,66 @@ torchacc.accelerate(DistributedDataParallel(models.made(0)))
 """
     for said in refusals(code):
         assert "a DistributedDataParallel on the CPU" in said and "Pass the model itself" in said
+
+
+ORDER = """
+import re, sys
+from torch import nn
+import torchacc
+from tests import helpers
+from tests.distributed import models
+from torchacc.dist import agree, distributed_parallel, several
+
+accelerate = sys.modules["torchacc.accelerate"]
+CALLS = {
+    "Options": [(torchacc.Config, "validate")],
+    "Processes": [(several, "prepare")],
+    "Checks": [(several, "check"), (accelerate, "check_classes")],
+    "Loader": [(accelerate, "_wrap")],
+    "Context": [(accelerate, "get_global_context")],
+    "Hooks": [(accelerate, "install_hooks")],
+    "Patches": [(accelerate, "patch")],
+    "Checkpoints": [(accelerate, "checkpoint_classes")],
+    "Move": [(nn.Module, "to")],
+    "Values": [(agree, "broadcast_from_first")],
+    "Device": [(accelerate, "follow_device"), (several, "follow_device")],
+    "Wrapper": [(distributed_parallel.DistributedParallel, "__init__")],
+}
+seen = []
+def spy(title, owner, name):
+    original = getattr(owner, name)
+    def called(*args, **kwargs):
+        if title not in seen:
+            seen.append(title)
+        return original(*args, **kwargs)
+    setattr(owner, name, called)
+for title, calls in CALLS.items():
+    for call in calls:
+        spy(title, *call)
+
+def done(**options):
+    seen.clear()
+    config = torchacc.Config()
+    config.memory.gc, config.memory.gc_cls = True, {"Block"}
+    for name, size in options.items():
+        getattr(config.dist, name).size = size
+    torchacc.accelerate(models.made(0), [torch.ones(1)], config)
+    return list(seen)
+
+page = (helpers.ROOT / "docs/migration.md").read_text()
+section = page.partition("## What `accelerate` does, in this order")[2].partition("\\n## ")[0]
+report(documented=re.findall(r"^\\d+\\. \\*\\*(\\w+)\\*\\*:", section, re.M), titles=list(CALLS))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_does_in_order_what_the_document_says(device, ranks):
+    code = ORDER + "report(done=done())\nreport(sharded=done(fsdp=2) if WORLD == 2 else None)"
+    for each in run_ranks(code, ranks):
+        found = each.reports
+        everything = found["documented"]
+        assert everything == found["titles"] and len(everything) == 12
+        alone = [title for title in everything if title not in ("Values", "Wrapper")]
+        assert found["done"] == (alone if ranks == 1 else everything)
+        if ranks == 2:
+            assert found["sharded"] == [title for title in everything if title != "Move"]

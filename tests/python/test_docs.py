@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import subprocess
 import sys
@@ -63,6 +64,10 @@ def test_signatures_are_held_against_the_documented_ones(documented: str, told: 
         (Row("sync", "", DIFFERS), "sync differs, and it is not said how"),
         (Row("__version__", "()"), "__version__ cannot be called"),
         (Row("dist.Mesh.stage_to_global", "(stage_id)"), None),
+        (Row("GlobalContext.config"), None),
+        (Row("GlobalContext.nothing"), "GlobalContext.nothing is said to work, and is not there"),
+        (Row("sync", "(wait=True)", DIFFERS, "`await` is False"), "sync: not said of wait"),
+        (Row("sync", "(wait=True)", DIFFERS, "`wait` is False"), None),
         (Row("dist.nothing.at_all"), "dist.nothing.at_all is said to work, and is not there"),
     ],
 )
@@ -88,6 +93,18 @@ def test_options_of_a_command_are_held_against_its_help(device: str) -> None:
     assert faults == ["xlarun (tiacc_training.launcher:xlarun) does not take --nothing"]
     assert "| `xlarun --nproc_per_node --nothing` | works |" in rows
     assert "not offered" in list(api_docs.command_table(faults, "nothing", ()))[2]
+
+
+def test_defaults_of_a_command_are_held_against_it(device: str) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--count", default=1)
+
+    faults: list[str] = []
+    rows = list(api_docs.default_table(faults, "run", add, [Option("--count", 2, DIFFERS, "why")]))
+    assert rows == ["| `run --count` | differs: the default is `1`, not `2`: why |"] and not faults
+    assert not list(api_docs.default_table(faults, "run", add, [Option("--count", 1)])) + faults
+    list(api_docs.default_table(faults, "run", add, [Option("--count", 2)]))
+    assert faults == ["--count has the default 1, not 2"]
 
 
 @pytest.mark.parametrize(

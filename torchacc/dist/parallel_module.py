@@ -14,6 +14,7 @@ from torchacc.dist.norms import scale_gradients_, total_norm
 
 if TYPE_CHECKING:
     from torchacc.config import Config
+    from torchacc.dist.mesh import Mesh
 
 # What belongs to the wrapper itself; every other attribute is the model's.
 _OWN = frozenset(("_inner", "training"))
@@ -33,6 +34,11 @@ class ParallelModule(nn.Module):
         model: a model, or a ParallelModule to be wrapped once more.
         config: the options.
     """
+
+    # Found by __getattr__.
+    config: Config
+    mesh: Mesh
+    model: nn.Module
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__()
