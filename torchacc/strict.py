@@ -20,9 +20,10 @@ class strict:
     The first `after` steps that train are the warm-up. From then on these are errors
     (RuntimeError), which name the line and what to do:
 
-    * work is submitted before the end of a step that trains: a value is read, an operator without a
-      kernel that can be recorded runs at once, an address is asked for. The error is raised before
-      anything is submitted: what was recorded is still pending, and all tensors are as they were.
+    * work is submitted before the end of a step that trains: a value is read, the device or an
+      event is waited for, an operator without a kernel that can be recorded runs at once, an
+      address is asked for. The error is raised before anything is submitted: what was recorded is
+      still pending, and all tensors are as they were.
     * a step that trains has a new plan. `torchacc.explain()` has the same reason. The error is
       raised at the end of the step, which was done: parameters are as after it.
 

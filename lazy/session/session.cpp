@@ -448,6 +448,9 @@ void start() {
     if (cause == runtime::Cause::kRead && device >= 0 && record::recorder(device).suspended()) {
       return;
     }
+    if (cause == runtime::Cause::kExplicit && strict().on) {
+      for (const c10::DeviceIndex index : with_pending(device)) refuse_wait(index);
+    }
     constexpr std::array kReasons{FlushReason::kExplicit, FlushReason::kRead, FlushReason::kEvent};
     flush(device, kReasons[static_cast<size_t>(cause)]);
   };

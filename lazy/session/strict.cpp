@@ -70,15 +70,9 @@ std::string end_of_step(const graph::Graph& step, const NewPlan* made) {
                 kAllow);
 }
 
-}  // namespace
-
-Strict strict() { return state(); }
-
-void set_strict(const Strict& strict) { state() = strict; }
-
-void refuse_cut(c10::DeviceIndex device, FlushReason reason, std::string_view op) {
+// Throws where a step that may not be cut is pending on `device`. `what` would cut it.
+void refuse(c10::DeviceIndex device, std::string_view what, const char* advice) {
   Strict& own = state();
-  if (!own.on || !is_cut(reason)) return;
   record::Recorder& recorder = record::recorder(device);
   size_t pending = 0;
   {
@@ -91,10 +85,27 @@ void refuse_cut(c10::DeviceIndex device, FlushReason reason, std::string_view op
     return;
   }
   const std::string place = record::source_text(record::source_here());
-  ACC_FAIL("[strict] ", op.empty() ? cut_text(reason) : op,
-           op.empty() ? "" : " cannot be recorded and runs at once,", " in the middle of a step",
-           place, ", which would be submitted in parts: ", pending, " operators are pending. ",
-           advice_for(reason), kAllow);
+  ACC_FAIL("[strict] ", what, " in the middle of a step", place,
+           ", which would be submitted in parts: ", pending, " operators are pending. ", advice,
+           kAllow);
+}
+
+}  // namespace
+
+Strict strict() { return state(); }
+
+void set_strict(const Strict& strict) { state() = strict; }
+
+void refuse_cut(c10::DeviceIndex device, FlushReason reason, std::string_view op) {
+  if (!state().on || !is_cut(reason)) return;
+  refuse(device,
+         op.empty() ? cut_text(reason) : concat(op, " cannot be recorded and runs at once,"),
+         advice_for(reason));
+}
+
+void refuse_wait(c10::DeviceIndex device) {
+  if (!state().on) return;
+  refuse(device, "the device is waited for (synchronize())", advice_for(FlushReason::kEvent));
 }
 
 std::string tell(Submitted made) {

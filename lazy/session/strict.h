@@ -33,6 +33,9 @@ void set_strict(const Strict& strict);
 // has happened then. `op`: the operator that asks for it, if one does.
 void refuse_cut(c10::DeviceIndex device, record::FlushReason reason, std::string_view op = {});
 
+// The same where the program waits for all of `device`: what ends a step without waiting may do so.
+void refuse_wait(c10::DeviceIndex device);
+
 // Work that the calling thread has submitted.
 struct Submitted {
   std::shared_ptr<plan::Plan> plan;

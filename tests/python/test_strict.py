@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
 
@@ -65,6 +68,50 @@ def test_a_read_in_the_middle_of_a_step_is_an_error_and_harms_nothing(device, tr
         helpers.state_tensors(training.model), helpers.state_tensors(other.model), strict=True
     ):
         torch.testing.assert_close(mine.cpu(), theirs.cpu())
+
+
+def wait_for_event(loss):
+    event = torch.acc.Event()
+    event.record()
+    event.synchronize()  # waited for
+
+
+def wait_for_stream(loss):
+    torch.acc.current_stream().synchronize()  # waited for
+
+
+def wait_for_device(loss):
+    torch.acc.synchronize()  # waited for
+
+
+def wait_for_accelerator(loss):
+    torch.accelerator.synchronize()  # waited for
+
+
+@pytest.mark.parametrize(
+    ("wait", "text"),
+    [
+        (wait_for_device, r"the device is waited for \(synchronize\(\)\)"),
+        (wait_for_accelerator, r"the device is waited for \(synchronize\(\)\)"),
+        (wait_for_stream, "an event or a stream is asked"),
+        (wait_for_event, "an event or a stream is asked"),
+    ],
+)
+def test_a_wait_in_the_middle_of_a_step_is_an_error(device, training, wait, text):
+    with torchacc.strict(after=2):
+        for _ in range(3):
+            training.step()
+            wait(None)  # after the step's end
+            torchacc.sync(wait=True)
+        training.step(between=lambda loss: torchacc.sync())  # ends a step, and waits for nothing
+        with pytest.raises(RuntimeError) as raised:
+            training.step(between=wait)
+        assert re.match(rf"\[strict\] {text} in the middle of a step at .*", str(raised.value))
+        lines, first = inspect.getsourcelines(wait)
+        (place,) = (first + i for i, each in enumerate(lines) if "# waited for" in each)
+        assert f"test_strict.py:{place} in {wait.__name__}" in str(raised.value)
+        training.step()  # with what was left of the other
+    assert torch.isfinite(training.step()).item()
 
 
 def test_the_warm_up_may_do_as_it_likes(training):
