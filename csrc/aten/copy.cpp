@@ -1,4 +1,5 @@
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -36,6 +37,14 @@ void record_copy(const at::Tensor& destination, const at::Tensor& source) {
   torch::jit::Stack stack;
   torch::jit::push(stack, destination, source, false);
   record_or_run(*op, handle, &stack);
+}
+
+// Whether a copy would write what is there: DistributedDataParallel copies a buffer that travels
+// alone onto itself.
+bool same_elements(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() &&
+         at::get_overlap_status(a, b) == at::MemOverlapStatus::Full;
 }
 
 // From the host into a tensor that nothing can have touched yet: the copy waits for no work of the
@@ -78,7 +87,7 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& destination, boo
 void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool non_blocking) {
   if (on_acc(self) && on_acc(destination)) {
     if (self.device() == destination.device()) {
-      record_copy(destination, self);
+      if (!same_elements(destination, self)) record_copy(destination, self);
     } else {
       session::alias(destination, FlushReason::kFallback)
           .copy_(session::alias(self, FlushReason::kRead));

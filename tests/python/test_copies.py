@@ -50,6 +50,23 @@ def test_a_copy_that_is_seen_is_a_copy():
     assert check(program, X)["copy_"] == 3
 
 
+def test_a_copy_onto_itself_is_nothing():
+    """DistributedDataParallel does that with a buffer that travels alone."""
+    x = X.to(helpers.DEVICE)
+    y = x + 1
+    helpers.flush()
+    y += 1
+    version = y._version
+    with helpers.counting() as counted:
+        y.copy_(y.view(-1).view(4, 6))
+        y.t().copy_(y.t())
+    assert counted["flushes"] == counted["nodes"] == counted["nodes_followed"] == 0
+    assert y._version == version + 2
+    bits = y.view(torch.int32)
+    bits.copy_(y.detach())  # numbers of another type
+    assert torch.equal(bits.cpu(), (X + 2).int())
+
+
 def test_copies_from_the_cpu_are_dense():
     """Also where they wait for something, which with deterministic algorithms all do."""
     whole = torch.arange(24.0).reshape(4, 6)
