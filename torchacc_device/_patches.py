@@ -26,6 +26,7 @@ says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc th
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from types import FunctionType, ModuleType
@@ -60,9 +61,16 @@ def _has_acc_memory(tensor: torch.Tensor) -> bool:
     return not any(keys.has(key) for key in _WRAPPERS)
 
 
+# It asks in the middle of each step whether a parameter is its shard again, and reads nothing.
+_COMPARES_ADDRESSES = ("torch.distributed.fsdp._runtime_utils", "_catch_all_reshard")
+
+
 def _data_ptr(original: Callable[..., int]) -> Callable[..., int]:
     def data_ptr(self: torch.Tensor) -> int:
         if self.device.type == _DEVICE and _has_acc_memory(self):
+            caller = sys._getframe(1)
+            if (caller.f_globals.get("__name__"), caller.f_code.co_name) == _COMPARES_ADDRESSES:
+                return self.untyped_storage().data_ptr() + self.storage_offset() * self.itemsize
             return original(_C.alias(self))
         return original(self)
 
