@@ -243,7 +243,7 @@ def _needs_host(optimizer: Optimizer, device: torch.device) -> str | None:
                 return f"it has parameters on {parameter.device}, and found_inf is on {device}"
             if parameter.grad.layout is not torch.strided:
                 return "it has sparse gradients"
-            if is_traceable_wrapper_subclass(parameter):
+            if is_traceable_wrapper_subclass(parameter) and not hasattr(parameter, "to_local"):
                 return f"its parameters are {type(parameter).__name__}s"
             if not _has_state(optimizer, group, parameter):
                 return ""
@@ -265,7 +265,7 @@ def _step_and_take_back(
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                written.append(parameter.detach())
+                written.append(_part(parameter))
                 written += _state_on_device(optimizer.state.get(parameter, {}), parameter.device)
     if not written:
         return step()
@@ -283,4 +283,10 @@ def _state_on_device(state: dict[str, Any], device: torch.device) -> list[Tensor
     for name, value in state.items():
         if isinstance(value, Tensor) and value.device != device:
             state[name] = value.to(device)
-    return [value for value in state.values() if isinstance(value, Tensor)]
+    return [_part(value) for value in state.values() if isinstance(value, Tensor)]
+
+
+def _part(tensor: Tensor) -> Tensor:
+    """What this process has of it: a DTensor's part, which shares the memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

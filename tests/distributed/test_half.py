@@ -110,12 +110,12 @@ def test_an_overflow_on_one_rank_is_one_on_all(way):
 def test_torchs_own_sharding_takes_a_scaler_and_stages_without_gradients_take_part():
     code = """
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.device_mesh import init_device_mesh
 from torchacc_device import _scaling
 dist.init_process_group("acc")
 torch.acc.set_device(RANK % torch.acc.device_count())
 net = made(3).to(DEVICE)
-fully_shard(net, mesh=init_device_mesh(DEVICE, (WORLD,)))
+fully_shard(net)  # the default mesh is the accelerator's
+report(mesh=net.first.weight.device_mesh.device_type)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
 sums = []
@@ -140,7 +140,13 @@ report(found=[float(v) for v in
               scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()])
 """
     for rank in run_ranks(CODE + code, 2):
-        assert rank.reports == {"skipped": True, "taken": True, "scale": 4.0, "found": [1.0]}
+        assert rank.reports == {
+            "mesh": "acc",
+            "skipped": True,
+            "taken": True,
+            "scale": 4.0,
+            "found": [1.0],
+        }
 
 
 SCALED = """
@@ -218,3 +224,78 @@ train(model, optimizer, scaler, backward)
         assert rank.reports["scales"] == [1024.0, 1024.0, 512.0, 512.0]
         norms = rank.reports["norms"]
         assert norms[:2] + norms[3:] == pytest.approx(rank.reports["expected"], rel=1e-5)
+
+
+STEADY = """
+from torch.distributed.fsdp import fully_shard
+from torchacc.dist import tp
+from torchacc_device import _scaling
+from tests import helpers
+WARM_UP, STEPS = 4, 16
+
+def wrapped(way):
+    config, plain = torchacc.Config(), made(3)
+    if way == "alone":
+        return plain.to(DEVICE)
+    if way == "units":
+        return fully_shard(plain.to(DEVICE))
+    if way == "flat":
+        config.dist.fsdp.size = 2
+    if way == "split":
+        config.dist.tp.size = 2
+        for block in plain.blocks:
+            plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+            tp.parallelize(block, plan, config)
+    return torchacc.accelerate(plain, config=config)
+
+def steady(way):
+    model = wrapped(way)
+    foreach = False if way == "split" else None  # torch does not mix DTensors with others
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=256.0)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    factors = [torch.tensor(factor).to(DEVICE) for factor in (1.0, math.inf)]
+    steps = []
+    for i in range(STEPS):
+        with helpers.counting() as counted:
+            with torch.autocast(DEVICE, torch.float16):
+                y = model(x)
+            optimizer.zero_grad()
+            overflows = i % 5 == 3 and (RANK == 1 or way == "alone")
+            scaler.scale(y.float().square().mean() * factors[overflows]).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        steps.append({key: counted[key] for key in counted.after
+                      if re.fullmatch("flush_[a-z_]+|plans_built", key) and counted[key]})
+    state = torch.cat([whole(p).detach().cpu().flatten() for p in parameters(model)])
+    return steps[WARM_UP:], state
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+def parameters(model):
+    names = [name for name, _ in made(3).named_parameters()]
+    state = model.state_dict()
+    return [state[name] for name in names]
+
+torchacc.accelerate(made(0))  # makes the group
+_, expected = steady("alone")
+report(moved=float((expected - torch.cat([p.flatten() for p in made(3).parameters()])).abs().max()))
+for way in ("replicas", "flat", "units", "split"):
+    steps, state = steady(way)
+    report(**{way: steps, way + " away": float((state - expected).abs().max())})
+report(synchronised=_scaling.synchronised())
+"""
+
+
+def test_steps_of_several_processes_read_nothing_and_make_no_plan():
+    """Under autocast and a scaler, some of them skipped; each way trains as one process does."""
+    for rank in run_ranks(CODE + "import re" + STEADY, 2, ACC_MODE="full"):
+        found = rank.reports
+        assert found["synchronised"] == {} and found["moved"] > 0.05
+        for way in ("replicas", "flat", "units", "split"):
+            assert found[f"{way} away"] < 2e-3, way
+            # A process that was held up for long has submitted the first part of its step.
+            steps = [each for each in found[way] if "flush_idle" not in each]
+            assert len(steps) > 6
+            assert steps == [{"flush_step": 1}] * len(steps), (way, found[way])

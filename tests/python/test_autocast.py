@@ -285,6 +285,36 @@ def test_a_weight_is_cast_once_in_a_region() -> None:
         assert torch.equal(layer(x).float().cpu(), layer.bias.half().float().expand(4, 16).cpu())
 
 
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_a_replayed_step_casts_each_parameter_once(dtype: torch.dtype) -> None:
+    """However often it is used, forward and backward."""
+    shared, last = nn.Linear(16, 16), nn.Linear(16, 4)
+    net = nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh(), shared, last).to(ACC)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True)
+    scaler = torch.amp.GradScaler(ACC, init_scale=8.0)
+    x = torch.randn(8, 16).to(ACC)
+    for _ in range(6):
+        with helpers.counting() as counted:
+            optimizer.zero_grad()
+            with torch.autocast(ACC, dtype):
+                y = net(x)
+            scaler.scale(y.float().square().mean()).backward()
+            scaler.step(optimizer)
+        plan = helpers.extension().plan_data(torch.acc.current_device())
+        scaler.update()
+    assert counted["plans_built"] == 0 and counted["flushes"] == 1
+    short = {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
+    updated = {
+        node["writes"][0]: 0 for node in plan["nodes"] if node["op"].startswith("aten::addcdiv_")
+    }
+    for node in plan["nodes"]:
+        found = re.match(rf"aten::copy_\(%\d+:{short}\S*, %(\d+):f32", node["text"])
+        if found and int(found[1]) in updated:
+            updated[int(found[1])] += 1
+    assert list(updated.values()) == [1] * 4
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_compute_again_in_the_same_types(reentrant: bool) -> None:
     torch.manual_seed(0)

@@ -27,6 +27,8 @@ SHOWN = {
         "tests/python/test_accelerator.py::test_synchronize_submits_everything",
         "tests/python/test_pin_memory.py::test_the_loader_pins_its_batches",
         "tests/distributed/test_plain.py::test_names_of_the_backend",
+        "tests/distributed/test_half.py::"
+        "test_torchs_own_sharding_takes_a_scaler_and_stages_without_gradients_take_part",
     ),
     "H2: a loss can be formatted": (
         f"{HERE}::test_a_loss_is_formatted_as_a_number",
@@ -48,6 +50,8 @@ SHOWN = {
         "tests/python/test_grad_scaler.py::test_a_steady_state_reads_nothing_and_makes_no_plan",
         "tests/python/test_grad_scaler.py::test_five_hundred_steps_are_torchs",
         "tests/distributed/test_half.py::test_an_overflow_on_one_rank_is_one_on_all",
+        "tests/distributed/test_half.py::"
+        "test_steps_of_several_processes_read_nothing_and_make_no_plan",
     ),
     "H6: steps end where a program's steps do, and leaving a loop loses nothing": (
         "tests/python/test_boundary.py::test_a_native_loop_makes_one_plan_for_all_its_steps",
