@@ -29,7 +29,7 @@ import functools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -65,11 +65,15 @@ def _has_acc_memory(tensor: torch.Tensor) -> bool:
 _COMPARES_ADDRESSES = ("torch.distributed.fsdp._runtime_utils", "_catch_all_reshard")
 
 
+def _name_of(frame: FrameType) -> tuple[str | None, str]:
+    return frame.f_globals.get("__name__"), frame.f_code.co_name
+
+
 def _data_ptr(original: Callable[..., int]) -> Callable[..., int]:
     def data_ptr(self: torch.Tensor) -> int:
         if self.device.type == _DEVICE and _has_acc_memory(self):
-            caller = sys._getframe(1)
-            if (caller.f_globals.get("__name__"), caller.f_code.co_name) == _COMPARES_ADDRESSES:
+            caller = sys._getframe().f_back  # None: called from C++
+            if caller is not None and _name_of(caller) == _COMPARES_ADDRESSES:
                 return self.untyped_storage().data_ptr() + self.storage_offset() * self.itemsize
             return original(_C.alias(self))
         return original(self)

@@ -109,7 +109,7 @@ constexpr Entry kEntries[] = {
            "standard error."),
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
-           "from: dce, lists, split, widen, cse, copies, layout, rows, products, epilogues, "
+           "from: dce, lists, split, cse, copies, rows, widen, layout, products, epilogues, "
            "accumulate, transfers, fuse, recompute, batch, order, alias."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "

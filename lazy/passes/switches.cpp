@@ -14,9 +14,9 @@ namespace acc::passes {
 namespace {
 
 // In the order of Pass.
-constexpr std::array kNames{"dce",        "lists",     "split", "widen",     "cse",
-                            "copies",     "layout",    "rows",  "products",  "epilogues",
-                            "accumulate", "transfers", "fuse",  "recompute", "batch",
+constexpr std::array kNames{"dce",        "lists",     "split",  "cse",       "copies",
+                            "rows",       "widen",     "layout", "products",  "epilogues",
+                            "accumulate", "transfers", "fuse",   "recompute", "batch",
                             "order",      "alias"};
 
 std::atomic<uint32_t> skipped{0};

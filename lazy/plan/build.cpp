@@ -84,11 +84,6 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::split_backwards(plan->program);
     if (observer) observer("split", graph::print(plan->program));
   }
-  if (!on_gpu && enabled(Pass::kWiden)) {
-    plan->program = passes::widen_products(plan->program);
-    plan->outputs.resize(plan->program.buffers.size(), false);
-    if (observer) observer("widen", graph::print(plan->program));
-  }
   if (fuse && enabled(Pass::kCse)) {
     plan->program = passes::eliminate_common_calls(plan->program, plan->outputs);
     if (observer) observer("cse", graph::print(plan->program));
@@ -97,15 +92,21 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     plan->program = passes::eliminate_copies(plan->program, plan->outputs);
     if (observer) observer("copies", graph::print(plan->program));
   }
-  if (fuse && enabled(Pass::kLayout)) {
-    plan->program = passes::choose_layouts(plan->program, plan->outputs);
-    plan->outputs.resize(plan->program.buffers.size(), false);
-    if (observer) observer("layout", graph::print(plan->program));
-  }
+  // Before products are widened: what stands between those would keep them apart.
   if (fuse && enabled(Pass::kRows)) {
     plan->program = passes::join_rows(plan->program, plan->outputs);
     plan->outputs.resize(plan->program.buffers.size(), false);
     if (observer) observer("rows", graph::print(plan->program));
+  }
+  if (!on_gpu && enabled(Pass::kWiden)) {
+    plan->program = passes::widen_products(plan->program);
+    plan->outputs.resize(plan->program.buffers.size(), false);
+    if (observer) observer("widen", graph::print(plan->program));
+  }
+  if (fuse && enabled(Pass::kLayout)) {
+    plan->program = passes::choose_layouts(plan->program, plan->outputs);
+    plan->outputs.resize(plan->program.buffers.size(), false);
+    if (observer) observer("layout", graph::print(plan->program));
   }
   // Before products take part in sums: what they gain is more than a pass over their results.
   if (fuse && enabled(Pass::kProducts)) {

@@ -203,7 +203,7 @@ TEST(Observer, EachPassIsToldWithTheGraphAfterIt) {
   const std::string last = "%4:f32[65536] = aten::exp(%3:f32[65536])\n";
   std::vector<std::pair<std::string, std::string>> expected{
       {"recorded", first + "%5:f32[65536] = aten::exp(%0:f32[65536])\n" + last}};
-  for (const char* pass : {"dce", "lists", "split", "widen", "cse", "copies", "layout", "rows",
+  for (const char* pass : {"dce", "lists", "split", "cse", "copies", "rows", "widen", "layout",
                            "products", "accumulate"}) {
     expected.emplace_back(pass, first + last);
   }
