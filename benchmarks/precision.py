@@ -3,7 +3,8 @@
     python benchmarks/precision.py [--threads 1] [--json FILE] [CASE ...]
 
 The three precisions of a case are in one process and take turns; a line of JSON per case and
-precision with medians and the ratio to float32, and a table in Markdown.
+precision with medians and the ratio to float32 of neighbouring rounds with its 95 % interval, and a
+table in Markdown. Exit status 4: a precision may take more than `MUST` times as long as float32.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -21,11 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 CASES = ("resnet18_cifar", "gpt")
 PRECISIONS = ("float32", "float16", "bfloat16")
-WARM_STEPS, ROUNDS, STEPS = 6, 10, 3
+WARM_STEPS, ROUNDS, STEPS = 6, 11, 3
+MUST = 1.3
 
 
-def measure(case: str) -> dict[str, float]:
-    """Milliseconds per step by precision."""
+def measure(case: str) -> dict[str, list[float]]:
+    """Milliseconds per step by precision, round by round."""
     import torch
 
     from benchmarks import cases
@@ -43,7 +44,7 @@ def measure(case: str) -> dict[str, float]:
                 program.step(index, read=False)
             torch.acc.synchronize()
             times[precision].append((time.perf_counter() - start) / STEPS * 1e3)
-    return {precision: statistics.median(found) for precision, found in times.items()}
+    return times
 
 
 def main(argv: list[str]) -> int:
@@ -55,7 +56,8 @@ def main(argv: list[str]) -> int:
     import torch
 
     import torchacc_device  # noqa: F401
-    from benchmarks import report
+    from benchmarks import report, stats
+    from benchmarks.run import EXIT_MISSED
 
     torch.set_num_threads(arguments.threads)
     settings = {
@@ -66,24 +68,32 @@ def main(argv: list[str]) -> int:
         "torch": torch.__version__,
     }
     lines: list[dict[str, Any]] = [report.header(settings, os.environ)]
-    print("| case | precision | ms | times float32's |\n|---|---|---|---|")
+    print("| case | precision | ms | times float32's (95 %) |\n|---|---|---|---|")
     for case in arguments.cases:
         found = measure(case)
-        for precision, ms in found.items():
-            ratio = ms / found["float32"]
-            print(f"| `{case}` | {precision} | {ms:.0f} | {ratio:.2f} |", flush=True)
-            lines.append(
-                {
-                    "kind": "precision",
-                    "case": case,
-                    "precision": precision,
-                    "median_ms": ms,
-                    "to_float32": ratio,
-                }
+        for precision, times in found.items():
+            ratios = [ms / full for ms, full in zip(times, found["float32"], strict=True)]
+            ratio = stats.speedup(ratios, [1.0] * len(ratios))
+            line = {
+                "kind": "precision",
+                "case": case,
+                "precision": precision,
+                "median_ms": stats.median(times),
+                "to_float32": ratio.value,
+                "low": ratio.low,
+                "high": ratio.high,
+                "must": MUST,
+                "holds": ratio.high <= MUST + stats.MUST_SLACK,
+            }
+            lines.append(line)
+            print(
+                f"| `{case}` | {precision} | {line['median_ms']:.0f} | "
+                f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) |",
+                flush=True,
             )
     if arguments.json is not None:
         arguments.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return 0
+    return 0 if all(line.get("holds", True) for line in lines) else EXIT_MISSED
 
 
 if __name__ == "__main__":
