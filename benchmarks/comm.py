@@ -57,6 +57,14 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(shown[line["kind"]](line) for line in lines if line["kind"] in shown)
 
 
+def status(lines: Sequence[Mapping[str, Any]]) -> int:
+    """The exit status that the lines of a run come to."""
+    if any(line.get("valid") is False for line in lines):
+        return run.EXIT_INVALID
+    missed = any(line.get(name) is False for line in lines for name in ("holds", "overlap_holds"))
+    return run.EXIT_MISSED if missed else run.EXIT_OK
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     options = parse(arguments)
@@ -100,9 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if file is not None:
             file.close()
-    if any(line.get("valid") is False for line in lines):
-        return run.EXIT_INVALID
-    return run.EXIT_MISSED if any(line.get("holds") is False for line in lines) else run.EXIT_OK
+    return status(lines)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def test_without_root_there_are_no_hosts(monkeypatch):
         pass
 
 
-def modes(foreign: float) -> list[comm_steps.Mode]:
+def modes(foreign: float, acc_ms: float = 100.0) -> list[comm_steps.Mode]:
     found = []
-    for name, ms in (("eager", 120.0), ("acc", 100.0)):
+    for name, ms in (("eager", 120.0), ("acc", acc_ms)):
         mode = comm_steps.Mode(name, None, checksums=[Checksum("", (), ())])
         mode.windows = [
             Window(i, 10, (ms + i) / 100, 1.0, foreign * (ms + i) / 100, 2) for i in range(9)
@@ -87,3 +87,21 @@ def test_steps_are_judged_on_windows_without_foreign_load(foreign, holds):
     assert lines[1]["median_ms"] == pytest.approx(104.0)
     table = comm_steps.markdown([{"kind": "header"}, *lines, line])
     assert ("[1.19 (" in table) is (holds is None) and "| 25 MiB |" in table
+
+
+@pytest.mark.parametrize(
+    ("acc_ms", "overlap", "foreign", "status"),
+    [
+        (100.0, 0.7, 0.0, comm.run.EXIT_OK),
+        (200.0, 0.7, 0.0, comm.run.EXIT_MISSED),  # slower than eager
+        (100.0, 0.4, 0.0, comm.run.EXIT_MISSED),
+        (100.0, 0.4, 0.5, comm.run.EXIT_INVALID),
+    ],
+)
+def test_a_must_that_is_missed_is_in_the_exit_status(acc_ms, overlap, foreign, status):
+    measured = modes(foreign, acc_ms)
+    measured[1].overlaps = [overlap] * 3
+    selected = {mode.name: comm_steps.stats.select(mode.windows) for mode in measured}
+    lines = [comm_steps._line("gpt", "ddp", m, selected[m.name], 2) for m in measured]
+    lines.append(comm_steps._ratio_line("gpt", "ddp", measured, selected))
+    assert comm.status(lines) == status
