@@ -413,8 +413,9 @@ report(said=refused(lambda: compared(Model, *x, output_fn=lambda out: out["out"]
         assert "the forward of Model returns size, which is a size" in each.reports["said"]
 
 
-def test_replicas_of_a_stage_have_the_buffers_of_the_first(device):
-    code = """
+@pytest.mark.parametrize("kind", ["dp", "fsdp"])
+def test_replicas_of_a_stage_have_the_buffers_of_the_first(device, kind):
+    code = f"""
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -423,13 +424,27 @@ class Model(nn.Module):
     def forward(self, x):
         return self.last(self.norm(self.first(x)))
 torch.manual_seed(0)
+config.dist.{kind}.size = 2
 config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
 config.dist.pp.num_micro_batches = 2
 model = torchacc.accelerate(Model(), config=config)
-x = torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1 + RANK // 2))
-for batch in (*x, torch.ones(8, 4)):  # the last one is the same on all
+x = torch.randn(4, 8, 4, generator=torch.Generator().manual_seed(1 + RANK // 2))
+def told(when):
+    means = [b.tolist() for n, b in model.named_buffers() if n == "norm.running_mean"]
+    report(**{{when: means}})
+def step(batch):
     model.forward_backward(batch, output_fn=lambda out: out.square().mean())
-report(mean=[b.tolist() for n, b in model.named_buffers() if n == "norm.running_mean"])
+for batch in (*x[:3], torch.ones(8, 4)):  # the last one is the same on all
+    step(batch)
+told("same")
+step(x[3])
+told("own")
+model.eval()
+with torch.no_grad():
+    step(x[0])
+told("evaluated")
 """
-    done = [each.reports["mean"] for each in run_ranks(COMPARED + code, 4)]
-    assert done[0] and done[0] == done[2]
+    done = [each.reports for each in run_ranks(COMPARED + code, 4)]
+    assert done[0]["same"] and done[0]["same"] == done[2]["same"]
+    assert done[0]["own"] != done[2]["own"]
+    assert done[0]["evaluated"] == done[2]["evaluated"] == done[0]["own"]

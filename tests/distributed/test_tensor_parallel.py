@@ -243,6 +243,39 @@ report(trained=trained, values=[p.detach().to_local()[0].item() for p in model.n
         assert each.reports == {"trained": [False, True], "values": [1.0, 1.0]}
 
 
+@pytest.mark.parametrize("kind", ["dp", "fsdp"])
+def test_what_has_other_data_has_the_buffers_of_the_first(device, kind):
+    """As in DistributedDataParallel: before a forward, and so in the evaluation after training."""
+    code = f"""
+plain.norm = nn.BatchNorm1d(6)
+config.dist.{kind}.size = 2
+tp.parallelize(plain, {{"words": rows, "last": columns}}, config)
+model = torchacc.accelerate(plain, config=config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+def told(when):
+    report(**{{when: [b.tolist() for n, b in model.named_buffers() if n.startswith("norm")]}})
+for seed in range(3):
+    generator = torch.Generator().manual_seed(10 * seed + RANK // 2)
+    ids = torch.randint(0, 11, (4,), generator=generator).to(model.device)
+    model(ids).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+told("own")
+model.eval()
+with torch.no_grad():
+    model(ids)
+    told("evaluated")
+    group = config.get_mesh().group("dp")._get_backend(model.device)
+    before = group._get_sequence_number_for_group()
+    model(ids)
+    report(again=group._get_sequence_number_for_group() - before)
+"""
+    done = [each.reports for each in run_ranks(WORDS + code, 4)]
+    assert done[0]["own"] == done[1]["own"] != done[2]["own"]
+    assert all(each["evaluated"] == done[0]["own"] for each in done)
+    assert all(each["again"] == 0 for each in done), "nothing had changed"
+
+
 @pytest.mark.parametrize(("ranks", "kind"), [(2, "tp"), (4, "dp"), (4, "fsdp"), (4, "pp")])
 def test_steps_without_an_exchange_add_up(device, ranks, kind):
     code = """

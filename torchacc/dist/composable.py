@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchacc.dist.buffers import ReplicaBuffers
 from torchacc.dist.fsdp import wrapped_classes
 from torchacc.dist.half import run_in_half
 from torchacc.dist.parallel_module import ParallelModule
@@ -59,8 +60,10 @@ class Composable(ParallelModule):
     """Each parameter is a DTensor: sharded over `fsdp`, or, without that, replicated over `dp`.
 
     With `dp` above 1 as well the shards are held once for each of its processes. Parameters are
-    taken as they are: `accelerate` gives all processes the same. `state_dict()` gathers whole
-    tensors, so all processes have to call it; `load_state_dict` takes such.
+    taken as they are: `accelerate` gives all processes the same. Before a forward the buffers are
+    those of the first process that has the same layers; of a stage, the pipeline sees to it.
+    `state_dict()` gathers whole tensors, so all processes have to call it; `load_state_dict` takes
+    such.
 
     Raises ValueError for what `check_composable` refuses.
     """
@@ -88,6 +91,14 @@ class Composable(ParallelModule):
             run_in_half(half, (*inside, model))
         else:
             replicate(model, mesh=mesh)
+        self.__dict__["_buffers_of_all"] = ReplicaBuffers(
+            model, self._mesh.joint_group("dp", "fsdp")
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        exchanges = torch.is_grad_enabled() and self._without_sync == 0
+        self._buffers_of_all.share(changes=exchanges)
+        return super().forward(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
+from torchacc.dist.buffers import ReplicaBuffers
 from torchacc.dist.cut import as_returned, inputs, split_in_modes, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
@@ -70,6 +71,8 @@ class PipelineParallel(ParallelModule):
         held = dict(self.named_parameters(remove_duplicate=False))
         self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
         self.__dict__["_device"] = device
+        replicas = self._mesh.joint_group("dp", "fsdp", "sp")
+        self.__dict__["_buffers_of_all"] = ReplicaBuffers(stage, replicas)
         self.__dict__.update(_prepared={True: {}, False: {}}, _failed=None)
 
     def _prepared_for(self, shapes: dict[str, Any]) -> _Prepared:
@@ -214,6 +217,8 @@ class PipelineParallel(ParallelModule):
         used = {name: bound[name].to(self._device) for name in names}
         self.__dict__["_output_fn"] = output_fn
         gradients = torch.is_grad_enabled()
+        # Once: of several micro batches none went backward when the next goes forward.
+        self._buffers_of_all.share(changes=gradients)
         try:
             # What is made in inference mode, FSDP could not use in a later step.
             with torch.inference_mode(False), torch.set_grad_enabled(gradients):

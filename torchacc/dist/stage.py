@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.nn.parallel import DistributedDataParallel
 
 from torchacc.device import device_type
 
@@ -48,13 +47,6 @@ class Stage(PipelineStage):
         for buffer in self._received(chunk):
             differentiable = buffer.is_floating_point() or buffer.is_complex()
             buffer.requires_grad_(self.has_backward and differentiable)
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if fwd_chunk_id == 0 and isinstance(self.submod, DistributedDataParallel):
-            # The buffers of the first process, as in any training with it: in a schedule each
-            # forward is one without an exchange, and these are no longer sent after the first.
-            self.submod.require_forward_param_sync = self.has_backward
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
