@@ -309,3 +309,17 @@ def test_more_processes_than_gpus_are_refused_and_unused_gpus_are_named(device, 
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(RuntimeError, match=r"3 processes .*LOCAL_WORLD_SIZE.* it has 2 usable"):
         group.choose_device()
+
+
+def test_accelerate_names_unused_gpus_once(device):
+    """On a pretended machine with eight."""
+    code = """
+import torch, torchacc
+from torchacc.dist import group
+group._C = type("C", (), {"executor_name": staticmethod(lambda: "cuda")})
+torch.acc.device_count = lambda: 8
+for _ in range(2):
+    torchacc.accelerate(torch.nn.Linear(3, 2))
+"""
+    line = "One of 8 GPUs is used. To train on all of them: torchrun --nproc_per_node=8 "
+    assert run_python(code, **ALONE).stderr.count(line) == 1
