@@ -187,13 +187,17 @@ def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has(de
 config.dist.fsdp.wrap_layer_cls = {"Bottleneck", "Block"}
 model = torchacc.accelerate(models.made(0), config=config)
 report(units=len(list(model.parameters())))
+none = torchacc.Config()
+none.dist.fsdp.size, none.dist.fsdp.wrap_layer_cls = 2, {"Layer"}
+model = torchacc.accelerate(models.made(0), config=none)
+report(whole=len(list(model.parameters())))
 """
     )
     for each in run_ranks(code, 2):
-        assert (
-            "the model has no module of class Bottleneck. It has: Block, Linear, Net" in each.stderr
-        )
-        assert each.reports["units"] == 4
+        for name in ("Bottleneck", "Layer"):
+            said = f"the model has no module of class {name}. It has: Block, Linear, Net"
+            assert said in each.stderr
+        assert each.reports == {"units": 4, "whole": 1}
 
 
 def test_optimizer_states_of_a_model_that_is_not_sharded_are_refused(device):
