@@ -145,8 +145,10 @@ void reduce_scatter_into(Backend& group, Tensors& outputs, Tensors& inputs, Opti
   for (size_t i = 0; i < outputs.size(); ++i) {
     c10d::ReduceScatterOptions opts;
     opts.reduceOp = reduce_op(options[0], outputs[i]);
-    Tensor output = numbers_of(outputs[i]);
-    Tensor input = numbers_of(inputs[i]);
+    // Gloo divides along dimension 0, whether there is one or not.
+    const auto row = [](const Tensor& tensor) { return tensor.view({tensor.numel()}); };
+    Tensor output = row(numbers_of(outputs[i]));
+    Tensor input = row(numbers_of(inputs[i]));
     works.push_back(group._reduce_scatter_base(output, input, opts));
   }
 }

@@ -66,13 +66,21 @@ def transposed(tensor: Tensor, at: Callable[[Tensor], Tensor]) -> Tensor:
 PLACES = (plain, column, later, transposed)
 
 
+def placed(tensor: Tensor, at: Callable[[Tensor], Tensor], place: Any) -> Tensor:
+    """Gloo itself does not see strides."""
+    return (plain if at is torch.clone else place)(tensor, at)
+
+
+def single(tensor: Tensor, at: Callable[[Tensor], Tensor]) -> Tensor:
+    """The only element as a 0-dim tensor. Gloo takes no such where it divides tensors."""
+    return at(tensor) if at is torch.clone else at(tensor)[0]
+
+
 def tensors(dtype: torch.dtype) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     for place in PLACES:
 
         def make(at: Any, seed: int = 0, *, place: Any = place) -> Tensor:
-            # Gloo itself does not see strides
-            where = plain if at is torch.clone else place
-            return where(values(4, 3, dtype=dtype, seed=seed), at)
+            return placed(values(4, 3, dtype=dtype, seed=seed), at, place)
 
         yield place.__name__, make
     yield "0-dim", lambda at, seed=0: at(values(1, dtype=dtype, seed=seed)[0].clone())
@@ -100,28 +108,60 @@ def reductions() -> Iterator[Case]:
                     return [x]
 
                 yield Case(f"all_reduce {dtype} {op}", bitwise)
-        for name, make in tensors(dtype):
+        for name, make, op in reduced_to(dtype):
 
-            def reduce(at: Any, make: Any = make) -> list[Tensor]:
+            def reduce(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
                 x = make(at)
-                dist.reduce(x, WORLD - 1)
+                dist.reduce(x, WORLD - 1, op)
                 return [x] if RANK == WORLD - 1 else []
 
-            yield Case(f"reduce {dtype} {name}", reduce)
+            yield Case(f"reduce {dtype} {op} {name}", reduce)
 
-            def reduce_scatter(at: Any, make: Any = make) -> list[Tensor]:
+            def reduce_scatter(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
                 out = make(at, 9)
-                dist.reduce_scatter(out, [make(at, seed) for seed in range(WORLD)])
+                dist.reduce_scatter(out, [make(at, seed) for seed in range(WORLD)], op)
                 return [out]
 
-            yield Case(f"reduce_scatter {dtype} {name}", reduce_scatter)
+            yield Case(f"reduce_scatter {dtype} {op} {name}", reduce_scatter)
+        for name, part, all_ in divided(dtype):
 
-        def reduce_scatter_tensor(at: Any, dtype: Any = dtype) -> list[Tensor]:
-            out = at(torch.zeros(3, 2, dtype=dtype))
-            dist.reduce_scatter_tensor(out, at(values(3 * WORLD, 2, dtype=dtype)))
-            return [out]
+            def reduce_scatter_tensor(at: Any, part: Any = part, all_: Any = all_) -> list[Tensor]:
+                out = part(at)
+                dist.reduce_scatter_tensor(out, all_(at))
+                return [out.reshape(-1)]
 
-        yield Case(f"reduce_scatter_tensor {dtype}", reduce_scatter_tensor)
+            yield Case(f"reduce_scatter_tensor {dtype} {name}", reduce_scatter_tensor)
+
+
+def reduced_to(dtype: torch.dtype) -> Iterator[tuple[str, Callable[..., Tensor], Any]]:
+    """Sums of tensors in all places, and the other operations of one in its own memory."""
+    ops = dist.ReduceOp
+    made = list(tensors(dtype))
+    yield from ((*each, ops.SUM) for each in made)
+    bitwise = () if dtype.is_floating_point else (ops.BAND, ops.BOR, ops.BXOR)
+    yield from ((*made[0], op) for op in (ops.PRODUCT, ops.MIN, ops.MAX, *bitwise))
+
+
+def divided(
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, Callable[..., Tensor], Callable[..., Tensor]]]:
+    """A part, and what holds one for each rank."""
+    for place in PLACES:
+        yield (
+            place.__name__,
+            lambda at, place=place: placed(values(3, 2, dtype=dtype), at, place),
+            lambda at, place=place: placed(values(3 * WORLD, 2, dtype=dtype), at, place),
+        )
+    yield (
+        "0-dim",
+        lambda at: single(values(1, dtype=dtype), at),
+        lambda at: at(values(WORLD, dtype=dtype)),
+    )
+    yield (
+        "empty",
+        lambda at: at(values(0, 2, dtype=dtype)),
+        lambda at: at(values(0, 2, dtype=dtype)),
+    )
 
 
 def movements() -> Iterator[Case]:
@@ -157,28 +197,39 @@ def movements() -> Iterator[Case]:
 
             yield Case(f"scatter {dtype} {name}", scatter)
 
-        def into(at: Any, dtype: Any = dtype) -> list[Tensor]:
-            out = at(torch.zeros(2 * WORLD, 3, dtype=dtype))
-            dist.all_gather_into_tensor(out, at(values(2, 3, dtype=dtype)))
-            return [out]
+        for name, part, all_ in divided(dtype):
 
-        yield Case(f"all_gather_into_tensor {dtype}", into)
+            def into(at: Any, part: Any = part, all_: Any = all_) -> list[Tensor]:
+                out = all_(at)
+                dist.all_gather_into_tensor(out, part(at))
+                return [out]
 
-        def single(at: Any, dtype: Any = dtype) -> list[Tensor]:
-            # rank r sends r + 1 rows to each
-            out = at(torch.zeros(sum(range(1, WORLD + 1)), 2, dtype=dtype))
-            x = at(values(WORLD * (RANK + 1), 2, dtype=dtype))
-            dist.all_to_all_single(out, x, list(range(1, WORLD + 1)), [RANK + 1] * WORLD)
-            return [out]
+            yield Case(f"all_gather_into_tensor {dtype} {name}", into)
 
-        yield Case(f"all_to_all_single {dtype}", single)
+        for place in PLACES:
+            for least in (0, 1):
 
-        def equal(at: Any, dtype: Any = dtype) -> list[Tensor]:
-            out = at(torch.zeros(2 * WORLD, dtype=dtype))
-            dist.all_to_all_single(out, at(values(2 * WORLD, dtype=dtype)))
-            return [out]
+                def unequal(
+                    at: Any, dtype: Any = dtype, place: Any = place, least: int = least
+                ) -> list[Tensor]:
+                    # rank r sends r rows, or one more, to each
+                    rows = list(range(least, WORLD + least))
+                    out = placed(torch.zeros(sum(rows), 2, dtype=dtype), at, place)
+                    x = placed(values(WORLD * rows[RANK], 2, dtype=dtype), at, place)
+                    dist.all_to_all_single(out, x, rows, [rows[RANK]] * WORLD)
+                    return [out]
 
-        yield Case(f"all_to_all_single in equal parts {dtype}", equal)
+                yield Case(f"all_to_all_single {dtype} {place.__name__} {least}", unequal)
+
+        for name, _, all_ in divided(dtype):
+
+            def equal(at: Any, all_: Any = all_) -> list[Tensor]:
+                out = torch.zeros_like(all_(at))
+                dist.all_to_all_single(out, all_(at))
+                return [out]
+
+            if name != "0-dim":
+                yield Case(f"all_to_all_single in equal parts {dtype} {name}", equal)
 
 
 def neighbours() -> Iterator[Case]:
@@ -187,8 +238,6 @@ def neighbours() -> Iterator[Case]:
     right, left = (RANK + 1) % WORLD, (RANK - 1) % WORLD
     for dtype in NUMBERS:
         for name, make in tensors(dtype):
-            if name == "empty":
-                continue
 
             def batch(at: Any, make: Any = make) -> list[Tensor]:
                 out = make(at, 9)
@@ -221,15 +270,37 @@ def neighbours() -> Iterator[Case]:
     yield Case("recv from anybody", from_anybody)
 
 
-def lists() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]], Tensor]]]:
-    def exchanged(at: Any) -> Tensor:
-        # Gloo has none of lists; rank r sends its r-th part to each
-        parts = [at(values(3, dtype=torch.float32)) + 10 * r for r in range(WORLD)]
-        out = [at(torch.zeros(3)) for _ in range(WORLD)]
-        dist.all_to_all(out, parts)
-        return torch.stack(out) - 10 * RANK
+@dataclass(frozen=True)
+class Own:
+    """What Gloo does not have: a call, and what it gives from `count` values of each rank."""
 
-    yield "all_to_all of lists", exchanged, torch.stack
+    name: str
+    call: Callable[[Any], Tensor]
+    combine: Callable[[list[Tensor]], Tensor]
+    count: int = 3
+
+
+def lists() -> Iterator[Own]:
+    """Rank r sends its r-th part to each."""
+    for dtype in NUMBERS:
+        for place in (plain, column, later, single):
+            count = 1 if place is single else 3
+
+            def exchanged(at: Any, place: Any = place, dtype: Any = dtype) -> Tensor:
+                sent = values(1 if place is single else 3, dtype=dtype)
+                parts = [place(sent + 10 * r, at) for r in range(WORLD)]
+                out = [place(torch.zeros_like(sent), at) for _ in range(WORLD)]
+                dist.all_to_all(out, parts)
+                return torch.stack(out).flatten() - 10 * RANK
+
+            yield Own(f"all_to_all {dtype} {place.__name__}", exchanged, torch.cat, count)
+
+    def nothing(at: Any) -> Tensor:
+        out = [at(torch.zeros(0)) for _ in range(WORLD)]
+        dist.all_to_all(out, [torch.zeros_like(each) for each in out])
+        return torch.cat(out)
+
+    yield Own("all_to_all torch.float32 empty", nothing, torch.cat, 0)
 
 
 def several() -> Iterator[Case]:
@@ -243,6 +314,22 @@ def several() -> Iterator[Case]:
         return [x]
 
     yield Case("a group on a subset, then all", subgroup)
+
+    first = dist.new_group(list(range((WORLD + 1) // 2)), backend="cpu:gloo,acc:acc")
+
+    def two_groups(at: Any) -> list[Tensor]:
+        x = at(values(4, dtype=torch.float32))
+        for group, inside in ((evens, RANK % 2 == 0), (first, RANK < (WORLD + 1) // 2)) * 2:
+            if not inside:
+                continue
+            dist.all_reduce(x, group=group)
+            dist.broadcast(x[1:3].clone(), 0, group=group)
+            out = at(torch.zeros(4 * group.size()))
+            dist.all_gather_into_tensor(out, x, group=group)
+            dist.reduce_scatter_tensor(x, out, dist.ReduceOp.MAX, group=group)
+        return [x]
+
+    yield Case("several in two groups by turns", two_groups)
 
     def chain(at: Any) -> list[Tensor]:
         x = at(values(6, dtype=torch.float32))
@@ -275,20 +362,31 @@ def several() -> Iterator[Case]:
 
     yield Case("coalesced", coalescing)
 
-    def objects(at: Any) -> list[Tensor]:
-        got: list[Any] = [None] * WORLD
-        dist.all_gather_object(got, {"rank": RANK, "text": "x" * RANK})
-        assert got == [{"rank": r, "text": "x" * r} for r in range(WORLD)]
-        sent = [f"from {RANK}"]
-        dist.broadcast_object_list(sent, WORLD - 1)
-        assert sent == [f"from {WORLD - 1}"]
-        return []
+    alone = dist.new_group(backend="acc")
+    for name, group in (("objects", None), ("objects in memory of acc", alone)):
 
-    yield Case("objects", objects)
+        def objects(at: Any, group: Any = group) -> list[Tensor]:
+            mine = {"rank": RANK, "text": "x" * RANK}
+            all_ = [{"rank": r, "text": "x" * r} for r in range(WORLD)]
+            got: list[Any] = [None] * WORLD
+            dist.all_gather_object(got, mine, group)
+            assert got == all_
+            sent = [f"from {RANK}"]
+            dist.broadcast_object_list(sent, WORLD - 1, group)
+            assert sent == [f"from {WORLD - 1}"]
+            last = RANK == WORLD - 1
+            got = [None] * WORLD
+            dist.gather_object(mine, got if last else None, WORLD - 1, group)
+            assert got == (all_ if last else [None] * WORLD)
+            one: list[Any] = [None]
+            dist.scatter_object_list(one, all_ if last else None, WORLD - 1, group)
+            assert one == [mine]
+            return []
+
+        yield Case(name, objects)
 
 
-def own() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]], Tensor]]]:
-    """What Gloo does not have: a call, and what it gives from all ranks' inputs."""
+def own() -> Iterator[Own]:
     for dtype in OTHERS:
 
         def moved(at: Any, dtype: Any = dtype) -> Tensor:
@@ -296,7 +394,7 @@ def own() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]
             dist.all_gather_into_tensor(out, at(values(3, dtype=dtype)))
             return out
 
-        yield f"all_gather_into_tensor {dtype}", moved, lambda all_: torch.cat(all_)
+        yield Own(f"all_gather_into_tensor {dtype}", moved, torch.cat)
 
     def reduced(dtype: torch.dtype, op: Any) -> Callable[[Any], Tensor]:
         def call(at: Any) -> Tensor:
@@ -308,17 +406,21 @@ def own() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]
 
     ops = dist.ReduceOp
     stacked = lambda all_: torch.stack(all_)  # noqa: E731
-    yield "sum bool", reduced(torch.bool, ops.SUM), lambda a: stacked(a).any(0)
-    yield "product bool", reduced(torch.bool, ops.PRODUCT), lambda a: stacked(a).all(0)
-    yield "sum complex", reduced(torch.complex64, ops.SUM), lambda a: stacked(a).sum(0)
+    yield Own("sum bool", reduced(torch.bool, ops.SUM), lambda a: stacked(a).any(0))
+    yield Own("product bool", reduced(torch.bool, ops.PRODUCT), lambda a: stacked(a).all(0))
+    yield Own("sum complex", reduced(torch.complex64, ops.SUM), lambda a: stacked(a).sum(0))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        yield (
+        yield Own(
             f"average {dtype}",
             reduced(dtype, ops.AVG),
             lambda a: stacked(a).float().mean(0).to(a[0].dtype),
         )
-    yield "average int32", reduced(torch.int32, ops.AVG), lambda a: stacked(a).sum(0).int() // WORLD
-    yield (
+    yield Own(
+        "average int32",
+        reduced(torch.int32, ops.AVG),
+        lambda a: stacked(a).sum(0).int() // WORLD,
+    )
+    yield Own(
         "a factor before",
         reduced(torch.float32, dist._make_nccl_premul_sum(0.5)),
         lambda a: stacked(a).sum(0) * 0.5,
@@ -333,7 +435,7 @@ def own() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]
         dist.all_gather_into_tensor(gathered, out)
         return gathered
 
-    yield "reduce_scatter_tensor average", scattered, lambda a: stacked(a).mean(0)
+    yield Own("reduce_scatter_tensor average", scattered, lambda a: stacked(a).mean(0), 2 * WORLD)
 
     def in_place(at: Any) -> Tensor:
         out = at(torch.zeros(2 * WORLD))
@@ -342,7 +444,7 @@ def own() -> Iterator[tuple[str, Callable[[Any], Tensor], Callable[[list[Tensor]
         dist.all_gather_into_tensor(out, mine)
         return out
 
-    yield "all_gather_into_tensor of a part of its output", in_place, lambda a: torch.cat(a)
+    yield Own("all_gather_into_tensor of a part of its output", in_place, torch.cat, 2)
 
 
 def compare(name: str, mine: list[Tensor], expected: list[Tensor]) -> str | None:
@@ -369,14 +471,10 @@ def run(rank: int, world: int, device: torch.device) -> dict[str, Any]:
         expected = case.run(torch.clone)
         names.append(case.name)
         wrong.append(compare(case.name, mine, expected))
-    for name, call, combine in (*lists(), *own()):
-        mine = call(on_device)
+    for one in (*lists(), *own()):
+        result = one.call(on_device)
         inputs: list[Any] = [None] * WORLD
-        dtype = mine.dtype
-        count = {"reduce_scatter_tensor average": 2 * WORLD}.get(name, 3)
-        if name.endswith("of its output"):
-            count = 2
-        dist.all_gather_object(inputs, values(count, dtype=dtype))
-        names.append(name)
-        wrong.append(compare(name, [mine], [combine(inputs)]))
+        dist.all_gather_object(inputs, values(one.count, dtype=result.dtype))
+        names.append(one.name)
+        wrong.append(compare(one.name, [result], [one.combine(inputs)]))
     return {"names": names, "wrong": [text for text in wrong if text]}
