@@ -42,6 +42,7 @@ OpType type_of(Collective collective) {
 }
 
 void check_tensors(const char* what, const Tensors& tensors) {
+  TORCH_CHECK(!tensors.empty(), "[torch.distributed] ", what, " got no tensor.");
   for (const Tensor& tensor : tensors) {
     TORCH_CHECK(runtime::on_acc(tensor), "[torch.distributed] ", what,
                 " of the process group \"acc\" got a tensor on ", tensor.device(),
@@ -172,6 +173,10 @@ ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, const 
 
 WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, const Tensors& inputs,
                               std::vector<int64_t> options, bool in_place, const ReduceOp* asked) {
+  Tensors all = outputs;
+  all.insert(all.end(), inputs.begin(), inputs.end());
+  check_tensors(name(collective), all);
+  const c10::DeviceIndex device = all[0].device().index();
   const at::AutoDispatchBelowADInplaceOrView below;
   Tensors to;
   for (const Tensor& output : outputs) {
@@ -202,7 +207,10 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!to[i].is_same(outputs[i])) outputs[i].copy_(to[i]);
   }
-  return c10::make_intrusive<RecordedWork>(type_of(collective), outputs, sequence, ledger_);
+  auto work =
+      c10::make_intrusive<RecordedWork>(type_of(collective), outputs, device, sequence, ledger_);
+  if (coalescing_) recorded_.push_back(work);
+  return work;
 }
 
 WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors,
@@ -233,7 +241,8 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
     for (Tensor& tensor : to) tensor.div_(size_, "trunc");
   }
   if (!bystander) return work;
-  return c10::make_intrusive<RecordedWork>(type_of(collective), tensors, work->getSequencenumber(),
+  return c10::make_intrusive<RecordedWork>(type_of(collective), tensors,
+                                           tensors[0].device().index(), work->getSequencenumber(),
                                            ledger_);
 }
 
@@ -306,8 +315,9 @@ WorkPtr ProcessGroupACC::allgather_coalesced(std::vector<Tensors>& outputs, Tens
   for (const Tensors& of_rank : outputs) {
     results.insert(results.end(), of_rank.begin(), of_rank.end());
   }
-  return c10::make_intrusive<RecordedWork>(OpType::ALLGATHER_COALESCED, std::move(results), last,
-                                           ledger_);
+  const c10::DeviceIndex device = inputs.empty() ? -1 : inputs[0].device().index();
+  return c10::make_intrusive<RecordedWork>(OpType::ALLGATHER_COALESCED, std::move(results), device,
+                                           last, ledger_);
 }
 
 WorkPtr ProcessGroupACC::_allgather_base(Tensor& output, Tensor& input,
@@ -436,7 +446,7 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   const at::AutoDispatchBelowADInplaceOrView below;
   if (runtime::on_host() && to == rank_) {
     loopback_->send(tag, tensors[0].clone(at::MemoryFormat::Contiguous));
-    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, sequence_);
+    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, -1, sequence_);
   }
   Tensors memory{memory_of(tensors[0].contiguous())};
   if (runtime::on_host()) {
@@ -449,7 +459,7 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   if (coalescing_) coalesced_.push_back(tensors[0]);
   if (runtime::on_host()) {
     sends_->keep(std::move(work), std::move(memory[0]));
-    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, sequence_);
+    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, -1, sequence_);
   }
   if (coalescing_) return work;
   return c10::make_intrusive<BegunWork>(OpType::SEND, Works{std::move(work)}, tensors, ledger_, 0);
@@ -502,6 +512,7 @@ void ProcessGroupACC::startCoalescing() {
     coalescing_ = false;
     coalesced_.clear();
     begun_.clear();
+    recorded_.clear();
     TORCH_CHECK(false,
                 "[torch.distributed] an error has ended a group of operations before all of it was "
                 "called. Call it again.");
@@ -514,15 +525,21 @@ void ProcessGroupACC::startCoalescing() {
 
 WorkPtr ProcessGroupACC::endCoalescing() {
   coalescing_ = false;
-  const Tensors all = std::exchange(coalesced_, {});
+  Tensors all = std::exchange(coalesced_, {});
   Works works = std::exchange(begun_, {});
+  const Works recorded = std::exchange(recorded_, {});
+  for (const WorkPtr& work : recorded) {
+    for (Tensor& tensor : work->result()) all.push_back(std::move(tensor));
+  }
+  // They are over in their order.
+  if (!recorded.empty()) works.push_back(recorded.back());
   // On a GPU what was begun is the group's, which begins now.
   WorkPtr group;
   if (!runtime::on_host() && transport_->supportsCoalescing()) group = transport_->endCoalescing();
   if (works.empty() && group == nullptr) {
-    return c10::make_intrusive<RecordedWork>(OpType::COALESCED, all, sequence_);
+    return c10::make_intrusive<RecordedWork>(OpType::COALESCED, std::move(all), -1, sequence_);
   }
-  return c10::make_intrusive<CoalescedWork>(std::move(works), std::move(group), all);
+  return c10::make_intrusive<CoalescedWork>(std::move(works), std::move(group), std::move(all));
 }
 
 WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
@@ -557,6 +574,18 @@ c10d::ErrorType ProcessGroupACC::getError() {
   if (!ledger_->failure().empty()) return c10d::ErrorType::REMOTE_ERROR;
   return runtime::on_host() ? c10d::ErrorType::SUCCESS : transport_->getError();
 }
+
+void ProcessGroupACC::registerOnCompletionHook(Hook&& hook) {
+  transport_->registerOnCompletionHook(std::move(hook));
+}
+
+void ProcessGroupACC::waitForPendingWorks() {
+  session::flush(-1, record::FlushReason::kExplicit);
+  if (!runtime::on_host()) return transport_->waitForPendingWorks();
+  sends_->wait(transport_->getBackendOptions()->timeout);
+}
+
+void ProcessGroupACC::enableCollectivesTiming() { transport_->enableCollectivesTiming(); }
 
 void ProcessGroupACC::eagerConnectSingleDevice(at::Device device) {
   if (!runtime::on_host()) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -83,6 +84,13 @@ class ProcessGroupACC final : public c10d::Backend {
   // Collectives that this process has recorded.
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
+  // The transport's: Gloo refuses the hook and has nothing to time.
+  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+  void registerOnCompletionHook(Hook&& hook) override;
+  void enableCollectivesTiming() override;
+  // Submits what is recorded, and waits for it and for what was sent.
+  void waitForPendingWorks() override;
+
   c10d::ErrorType getError() override;
   void eagerConnectSingleDevice(at::Device device) override;
   void abort() override;
@@ -121,8 +129,9 @@ class ProcessGroupACC final : public c10d::Backend {
   const std::shared_ptr<Loopback> loopback_ = std::make_shared<Loopback>();
   const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
   bool coalescing_ = false;
-  Tensors coalesced_;           // what was received or sent
-  std::vector<WorkPtr> begun_;  // of them
+  Tensors coalesced_;              // what was received or sent
+  std::vector<WorkPtr> begun_;     // of them
+  std::vector<WorkPtr> recorded_;  // collectives between startCoalescing and endCoalescing
 };
 
 }  // namespace acc::distributed

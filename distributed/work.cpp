@@ -2,8 +2,11 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -18,28 +21,89 @@
 
 namespace acc::distributed {
 
-RecordedWork::RecordedWork(c10d::OpType type, std::vector<at::Tensor> result, uint64_t sequence,
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// How often a thread that waits for no longer than it was told looks again.
+constexpr auto kLookAgain = std::chrono::milliseconds(5);
+
+// Returns when `over` is true. Throws where that takes longer, which ends nothing.
+template <class Over>
+void wait_until(Over over, std::chrono::milliseconds timeout, c10d::OpType type) {
+  const runtime::GilRelease release;
+  const auto limit = Clock::now() + timeout;
+  while (!over()) {
+    TORCH_CHECK_WITH(DistBackendError, !runtime::interrupted(),
+                     "[torch.distributed] interrupted while waiting for other processes.");
+    TORCH_CHECK_WITH(DistBackendError, Clock::now() < limit, "[torch.distributed] ",
+                     c10d::opTypeToString(type), " is not over after the ", timeout.count(),
+                     " ms that wait() was given. It goes on.");
+    std::this_thread::sleep_for(kLookAgain);
+  }
+}
+
+Future new_future(const std::vector<at::Tensor>& result) {
+  std::vector<c10::Device> devices;
+  if (!result.empty()) devices.push_back(result[0].device());
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                  std::move(devices));
+}
+
+// Completed by a thread that waits: two ranks may ask for those of their receives before they send.
+Future future_of(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> result) {
+  Future future = new_future(result);
+  std::thread([work = std::move(work), result = std::move(result), future] {
+    try {
+      work->wait();
+      future->markCompleted(c10::IValue(result));
+    } catch (...) {
+      future->setErrorIfNeeded(std::current_exception());
+    }
+  }).detach();
+  return future;
+}
+
+// How what `future` stands for ends, as a WorkResult.
+Future outcome_of(c10::ivalue::Future& future) {
+  return future.then(
+      [](c10::ivalue::Future& done) {
+        using c10d::WorkResult;
+        const auto how = done.hasError() ? WorkResult::COMM_ERROR : WorkResult::SUCCESS;
+        return c10::IValue(static_cast<int64_t>(how));
+      },
+      c10::IntType::get());
+}
+
+}  // namespace
+
+RecordedWork::RecordedWork(c10d::OpType type, std::vector<at::Tensor> result,
+                           c10::DeviceIndex device, uint64_t sequence,
                            std::shared_ptr<Ledger> ledger)
-    : Work(-1, type), result_(std::move(result)), sequence_(sequence), ledger_(std::move(ledger)) {}
+    : Work(-1, type),
+      result_(std::move(result)),
+      device_(device),
+      sequence_(sequence),
+      ledger_(std::move(ledger)) {}
 
 bool RecordedWork::isCompleted() {
-  if (result_.empty() || opType_ == c10d::OpType::SEND) return true;
+  if (device_ < 0 || opType_ == c10d::OpType::SEND || error_ != nullptr) return true;
   const runtime::GilRelease release;
-  const c10::DeviceIndex device = result_[0].device().index();
   // Strict mode's refusal is no failure of the collective, which has not been submitted.
-  session::refuse_cut(device, record::FlushReason::kEvent);
+  session::refuse_cut(device_, record::FlushReason::kEvent);
   try {
     // On a GPU what is submitted waits for other devices, and this process goes on.
     const bool waits = ledger_ != nullptr && ledger_->counts() && runtime::on_host();
     if (!waits || !ledger_->has_begun(sequence_)) {
       if (!waits) {
-        runtime::flush(device, runtime::Cause::kEvent);
+        runtime::flush(device_, runtime::Cause::kEvent);
       } else {
         if (!ledger_->everybody_has_come()) return false;
-        session::flush(device, record::FlushReason::kEvent, &all_have_come);
+        session::flush(device_, record::FlushReason::kEvent, &all_have_come);
         if (!ledger_->has_begun(sequence_)) return false;
       }
-    } else if (session::runs(device)) {
+    } else if (session::runs(device_)) {
       return false;
     }
   } catch (...) {
@@ -47,20 +111,32 @@ bool RecordedWork::isCompleted() {
     return true;
   }
   runtime::Backend& backend = runtime::backend();
-  return backend.query_stream(backend.default_stream(device));
+  return backend.query_stream(backend.default_stream(device_));
 }
 
-bool RecordedWork::isSuccess() const { return error_ == nullptr; }
+std::exception_ptr RecordedWork::exception() const {
+  if (error_ != nullptr) return error_;
+  const runtime::GilRelease release;
+  std::string why = result_.empty() && ledger_ != nullptr ? ledger_->failure() : "";
+  for (const at::Tensor& tensor : result_) {
+    if (const auto poison = session::poison_of(tensor); poison != nullptr) why = poison->message;
+  }
+  if (why.empty()) return nullptr;
+  const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+  return std::make_exception_ptr(c10::DistBackendError(here, "[torch.distributed] " + why));
+}
 
-std::exception_ptr RecordedWork::exception() const { return error_; }
+bool RecordedWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout == kNoTimeout) return true;  // what comes later comes behind it
+  wait_until([this] { return isCompleted(); }, timeout, opType_);
+  if (const auto error = exception(); error != nullptr) std::rethrow_exception(error);
+  return true;
+}
 
 // Complete at once: who uses the tensors comes behind in the order of the step.
 c10::intrusive_ptr<c10::ivalue::Future> RecordedWork::getFuture() {
   if (future_ == nullptr) {
-    std::vector<c10::Device> devices;
-    if (!result_.empty()) devices.push_back(result_[0].device());
-    future_ = c10::make_intrusive<c10::ivalue::Future>(
-        c10::ListType::create(c10::TensorType::get()), std::move(devices));
+    future_ = new_future(result_);
     future_->markCompleted(c10::IValue(result_));
   }
   return future_;
@@ -100,8 +176,16 @@ int BegunWork::sourceRank() const {
   return works_.size() == 1 ? works_[0]->sourceRank() : Work::sourceRank();
 }
 
-// The limit is the group's timeout, as for everything that its transport carries.
-bool BegunWork::wait(std::chrono::milliseconds) {
+// Without a timeout of its own the limit is the group's, as for everything that its transport
+// carries.
+bool BegunWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout != kNoTimeout) {
+    if (!runtime::on_host()) {
+      for (const auto& work : works_) work->wait(timeout);
+    } else if (transfer_ != nullptr) {
+      wait_until([this] { return transfer_->over(); }, timeout, opType_);
+    }
+  }
   const runtime::LockWithoutGil lock(waiting_);
   if (error_ != nullptr) std::rethrow_exception(error_);
   if (over_) return true;
@@ -120,24 +204,17 @@ bool BegunWork::wait(std::chrono::milliseconds) {
   return true;
 }
 
-// Completed by a thread that waits: two ranks may ask for those of their receives before they send.
 c10::intrusive_ptr<c10::ivalue::Future> BegunWork::getFuture() {
   const std::lock_guard lock(known_);
-  if (future_ != nullptr) return future_;
-  std::vector<c10::Device> devices;
-  if (!result_.empty()) devices.push_back(result_[0].device());
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                     std::move(devices));
-  std::thread([self = c10::intrusive_ptr<BegunWork>::unsafe_reclaim_from_nonowning(this),
-               future = future_] {
-    try {
-      self->wait(kNoTimeout);
-      future->markCompleted(c10::IValue(self->result_));
-    } catch (...) {
-      future->setErrorIfNeeded(std::current_exception());
-    }
-  }).detach();
+  if (future_ == nullptr) {
+    auto self = c10::intrusive_ptr<BegunWork>::unsafe_reclaim_from_nonowning(this);
+    future_ = future_of(std::move(self), result_);
+  }
   return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> BegunWork::getFutureResult() {
+  return outcome_of(*getFuture());
 }
 
 bool CoalescedWork::isCompleted() {
@@ -154,12 +231,31 @@ std::exception_ptr CoalescedWork::exception() const {
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  const auto limit = Clock::now() + timeout;
+  const auto rest = [&] {
+    if (timeout == kNoTimeout) return kNoTimeout;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(limit - Clock::now());
+    return std::max(left, std::chrono::milliseconds(1));
+  };
   if (group_ != nullptr) {
     const runtime::OnDevice on_device(result_[0].device().index());
-    group_->wait();
+    group_->wait(timeout);
   }
-  for (const auto& work : works_) work->wait(timeout);
+  for (const auto& work : works_) work->wait(rest());
   return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  const std::lock_guard lock(known_);
+  if (future_ == nullptr) {
+    auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);
+    future_ = future_of(std::move(self), result_);
+  }
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFutureResult() {
+  return outcome_of(*getFuture());
 }
 
 }  // namespace acc::distributed

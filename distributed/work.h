@@ -13,23 +13,29 @@ namespace acc::distributed {
 // A collective that was recorded. It is over, for whoever uses its tensors, from the begin.
 class RecordedWork final : public c10d::Work {
  public:
-  // `ledger`: where the collective of that number is counted; null: nowhere.
-  RecordedWork(c10d::OpType type, std::vector<at::Tensor> result, uint64_t sequence,
-               std::shared_ptr<Ledger> ledger = nullptr);
+  // `device`: of its tensors, also where this rank gets no result; negative: there is nothing to
+  // wait for. `ledger`: where the collective of that number is counted; null: nowhere.
+  RecordedWork(c10d::OpType type, std::vector<at::Tensor> result, c10::DeviceIndex device,
+               uint64_t sequence, std::shared_ptr<Ledger> ledger = nullptr);
 
   // Submits what all ranks have come to, and asks whether it is done.
   bool isCompleted() override;
-  bool isSuccess() const override;
+  bool isSuccess() const override { return exception() == nullptr; }
+  // What is known without asking for more: a failure that was met since, or why the result has no
+  // valid contents.
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override { return result_; }
   void synchronize() override {}
-  bool wait(std::chrono::milliseconds timeout) override { return true; }
+  void blockCurrentStream() override {}
+  // Stops the process only with a timeout of its own, until it is over.
+  bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
   const std::vector<at::Tensor> result_;
+  const c10::DeviceIndex device_;
   const uint64_t sequence_;
   const std::shared_ptr<Ledger> ledger_;
   std::exception_ptr error_;
@@ -52,8 +58,10 @@ class BegunWork final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override { return result_; }
   void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
  private:
   const Works works_;
@@ -82,13 +90,18 @@ class CoalescedWork final : public c10d::Work {
   bool isSuccess() const override { return exception() == nullptr; }
   std::exception_ptr exception() const override;
   void synchronize() override { wait(kNoTimeout); }
+  void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override { return result_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
  private:
   const Works works_;
   const c10::intrusive_ptr<c10d::Work> group_;
   const std::vector<at::Tensor> result_;
+  std::mutex known_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 }  // namespace acc::distributed

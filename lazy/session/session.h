@@ -51,6 +51,10 @@ bool settle(c10::DeviceIndex device);
 std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor);
 void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison> poison);
 
+// Why an acc tensor has no valid contents; null where it has some, or may get them by what is
+// pending. The caller does not hold the interpreter lock.
+std::shared_ptr<const record::Poison> poison_of(const at::Tensor& tensor);
+
 // The tensor of the backend's device that shares the memory of `tensor`, an acc tensor; pending
 // work is submitted first and memory that was never written is allocated.
 at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);

@@ -21,6 +21,11 @@ using record::FlushReason;
 using record::LazyStorage;
 using record::Recorder;
 
+std::shared_ptr<const record::Poison> poison_of(const at::Tensor& tensor) {
+  const auto lock = record::recorder(tensor.device().index()).lock();
+  return record::storage_of(tensor)->poison;
+}
+
 std::shared_ptr<const record::Poison> cure(const at::Tensor& tensor) {
   LazyStorage& storage = *record::storage_of(tensor);
   const auto lock = record::recorder(tensor.device().index()).lock();

@@ -23,6 +23,8 @@ bool bind_distributed(py::module_& m) {
              return c10::make_intrusive<ProcessGroupACC>(std::move(transport), std::move(store));
            }),
            py::arg("transport"), py::arg("store"))
+      // As of torch's ProcessGroupNCCL; of other backends Python has no such name.
+      .def("get_error", &ProcessGroupACC::getError, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("transport", &ProcessGroupACC::transport);
   return true;
 }

@@ -1,0 +1,153 @@
+"""What c10d asks of a process group and its works beside collectives, on acc."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+BEGIN = """
+import datetime, time
+dist.init_process_group("acc", timeout=datetime.timedelta(seconds=60))
+torch.acc.set_device(RANK % torch.acc.device_count())
+device = torch.device(DEVICE, torch.acc.current_device())
+group = dist.group.WORLD
+backend = group._get_backend(device)
+store = dist.distributed_c10d._get_default_store()
+other = 1 - RANK
+def seconds(count):
+    return datetime.timedelta(seconds=count)
+def mine(*shape):
+    return torch.arange(1.0, 1 + torch.Size(shape).numel(), device=device).view(shape) * 10**RANK
+"""
+END = """
+dist.destroy_process_group()
+"""
+
+WORKS = """
+# Rank 1 has called, and rank 0 has not.
+x, y = mine(3), torch.zeros(3, device=device)
+if RANK == 1:
+    works = [dist.gather(x, None, 0, async_op=True), dist.all_reduce(x, async_op=True)]
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        dist.broadcast(x, 0)
+    works.append(manager.works[0])
+    report(early=[work.is_completed() for work in works])
+    report(late=refused(lambda: works[1].wait(seconds(0.05))), success=works[1].is_success())
+    received = dist.irecv(y, 0)
+    report(nothing=refused(lambda: received.wait(seconds(0.05))))
+    store.set("asked", "1")
+    report(waited=[work.wait(seconds(60)) for work in [*works, received]])
+    report(over=[work.is_completed() for work in works], y=y.tolist())
+else:
+    store.wait(["asked"])
+    parts = [torch.zeros(3, device=device) for _ in range(2)]
+    dist.gather(x, parts, 0)
+    dist.all_reduce(x)
+    with dist._coalescing_manager(device=device):
+        dist.broadcast(x, 0)
+    dist.send(x, 1)
+    report(parts=[part.tolist() for part in parts])
+report(x=x.tolist())
+
+# How they end, by futures.
+first, second = torch.zeros(3, device=device), torch.zeros(3, device=device)
+ops = [dist.P2POp(dist.irecv, first, other), dist.P2POp(dist.isend, mine(3), other)]
+(both,) = dist.batch_isend_irecv(ops)
+single = dist.irecv(second, other, tag=3)
+dist.send(mine(3), other, tag=3)
+reduced = dist.all_reduce(mine(3), async_op=True)
+reduced.block_current_stream()
+report(outcomes=[work.get_future_result().wait() for work in (both, single, reduced)])
+report(values=[work.get_future().wait()[0].tolist() for work in (both, single, reduced)])
+anybody = dist.irecv(y)
+dist.send(mine(3), other)
+anybody.wait()
+report(source=anybody._source_rank())
+
+# What has failed says so, without being polled.
+bad = mine(3)[torch.tensor([5000], device=device)]
+works = [dist.all_reduce(bad, async_op=True)]
+parts = None if RANK else [torch.zeros(1, device=device) for _ in range(2)]
+works.append(dist.gather(bad, parts, 0, async_op=True))
+before = works[0].is_success()
+refused(torch.acc.synchronize)
+report(failed=[before, works[0].is_success(), works[0].is_completed()])
+report(why=refused(lambda: works[0].wait(seconds(60))))
+x = mine(1)
+dist.all_reduce(x)
+report(after=x.item())
+"""
+
+
+def test_works_say_what_has_become_of_them():
+    first, second = (rank.reports for rank in run_ranks(BEGIN + WORKS + END, 2))
+    assert second["early"] == [False] * 3 and second["success"]
+    assert "ALLREDUCE is not over after the 50 ms" in second["late"]
+    assert "RECV is not over after the 50 ms" in second["nothing"]
+    assert second["waited"] == [True] * 4 and second["over"] == [True] * 3
+    assert first["parts"] == [[1, 2, 3], [10, 20, 30]]
+    assert first["x"] == second["x"] == second["y"] == [11, 22, 33]
+    for number, rank in enumerate((first, second)):
+        received = [value * 10 ** (1 - number) for value in (1, 2, 3)]
+        assert rank["outcomes"] == [0] * 3
+        assert rank["values"] == [received, received, [11, 22, 33]]
+        assert rank["source"] == 1 - number
+        assert rank["failed"] == [True, False, True]
+        assert "index 5000 is out of bounds" in rank["why"]
+        assert rank["after"] == 11
+
+
+GROUP = """
+counted = backend._get_sequence_number_for_group
+before = counted()
+dist.all_reduce(mine(2))
+dist.barrier()
+group.allreduce_coalesced([mine(2), mine(3)]).wait()
+report(counted=counted() - before, error=str(backend.get_error()))
+
+a, b = mine(2), mine(3)
+lists = [[torch.zeros(2, device=device), torch.zeros(3, device=device)] for _ in range(2)]
+group.allgather_coalesced(lists, [a, b]).wait()
+report(gathered=[[part.tolist() for part in each] for each in lists])
+wide = [torch.zeros(4, device=device), torch.zeros(6, device=device)]
+group.allgather_into_tensor_coalesced(wide, [a, b]).wait()
+report(into=[each.tolist() for each in wide])
+parts = [torch.zeros(2, device=device), torch.zeros(3, device=device)]
+group.reduce_scatter_tensor_coalesced(parts, wide).wait()
+report(scattered=[each.tolist() for each in parts])
+both = [mine(2), mine(3)]
+dist.all_reduce_coalesced(both)
+report(summed=[each.tolist() for each in both])
+
+x = mine(2)
+dist.all_reduce(x)
+group._wait_for_pending_works()
+report(x=x.tolist())
+report(
+    hook=refused(lambda: group._register_on_completion_hook(print)),
+    timing=refused(group._enable_collectives_timing),
+    duration=refused(dist.all_reduce(x, async_op=True)._get_duration),
+    allocates=backend.supports_tensor_alloc(device),
+    allocator=refused(lambda: backend.mem_allocator),
+    splits=backend.supports_splitting,
+)
+"""
+
+
+def test_groups_count_gather_together_and_refuse_what_they_have_not():
+    for number, rank in enumerate(run_ranks(BEGIN + GROUP + END, 2)):
+        found = rank.reports
+        assert found["counted"] == 3 and found["error"] == "ErrorType.SUCCESS"
+        assert found["gathered"] == [[[1, 2], [1, 2, 3]], [[10, 20], [10, 20, 30]]]
+        assert found["into"] == [[1, 2, 10, 20], [1, 2, 3, 10, 20, 30]]
+        both = ([2, 4], [2, 4, 6]) if number == 0 else ([20, 40], [20, 40, 60])
+        assert found["scattered"] == list(both)
+        assert found["summed"] == [[11, 22], [11, 22, 33]] and found["x"] == [11, 22]
+        assert "Only ProcessGrouppNCCL supports onCompletion hook" in found["hook"]
+        assert found["timing"] == "accepted"
+        assert "getDuration" in found["duration"]
+        assert found["allocates"] is False and found["splits"] is False
+        assert "does not support getMemAllocator" in found["allocator"]
