@@ -69,6 +69,7 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
     made = options.store.add(f"made/{options.group_rank}", 1)
     store = dist.PrefixStore(f"made/{made}", options.store)
     arguments = (store, options.group_rank, options.group_size)
+    _meet(*arguments, options.timeout, options.global_ranks_in_group)
     if _C.executor_name() == "host":
         transport = dist.ProcessGroupGloo(*arguments, timeout=options.timeout)
     else:
@@ -83,6 +84,24 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
             _agree_on_kernels(*arguments, options.timeout)
     _end_before_the_interpreter()
     return _C.ProcessGroupACC(transport, store)
+
+
+def _meet(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, global_ranks: list[int]
+) -> None:
+    """Waits for all ranks of a new group. Raises RuntimeError that names those that do not come."""
+    store.set(f"here/{rank}", "1")
+    places = [f"here/{other}" for other in range(size)]
+    try:
+        store.wait(places, timeout)
+    except dist.DistStoreError as error:
+        names = global_ranks or range(size)
+        late = [names[other] for other, place in enumerate(places) if not store.check([place])]
+        raise RuntimeError(
+            f"[torch.distributed] a group of ranks {list(names)} cannot be made: after "
+            f"{timeout.total_seconds():g} s ranks {late} have not come. All ranks have to call "
+            "new_group (or init_process_group), in the same order."
+        ) from error
 
 
 @functools.cache

@@ -325,7 +325,12 @@ report(
     types=refused(lambda: dist.all_gather_into_tensor(torch.empty(2000, device=device), x.half())),
     rows=refused(lambda: dist.all_to_all_single(torch.empty(3, device=device), x[:3].clone())),
     twice=refused(lambda: dist.init_process_group("acc")),
-    sparse=refused(lambda: dist.all_reduce(torch.ones(2, 2).to_sparse())),
+    sparse=refused(lambda: dist.all_reduce(torch.ones(2, 2).to_sparse().to(device))),
+    elsewhere=refused(lambda: dist.all_gather_into_tensor(
+        torch.empty(6, device=f"{DEVICE}:1"), torch.ones(3, device=f"{DEVICE}:0"))),
+    among=refused(lambda: dist.all_reduce_coalesced(
+        [torch.ones(3, device=f"{DEVICE}:{index}") for index in range(2)])),
+    none=refused(lambda: dist.all_reduce_coalesced([])),
     good=good.tolist(),
 )
 """
@@ -339,6 +344,26 @@ report(
         assert "Float and Half" in rank["types"] or "Half and Float" in rank["types"]
         assert "3 rows cannot be divided among 2 ranks" in rank["rows"]
         assert "twice" in rank["twice"]
+        assert "acc has no sparse tensors" in rank["sparse"]
+        assert "one device, got acc:1 and acc:0" in rank["elsewhere"]
+        assert "one device, got acc:0 and acc:1" in rank["among"]
+        assert "no tensor" in rank["none"] or "empty" in rank["none"]
+
+
+def test_a_group_that_only_some_ranks_make_names_the_others():
+    code = """
+store = dist.distributed_c10d._get_default_store()
+if RANK == 0:
+    limit = datetime.timedelta(seconds=2)
+    report(said=refused(lambda: dist.new_group([0, 1], timeout=limit)))
+    store.set("told", "1")
+store.wait(["told"])
+dist.all_reduce(x)
+report(x=x[0].item())
+"""
+    first, second = reduced(code)
+    assert "a group of ranks [0, 1] cannot be made: after 2 s ranks [1] have not" in first["said"]
+    assert first["x"] == second["x"] == 3
 
 
 @pytest.mark.parametrize("mode", ["full", "eager"] if helpers.FULL else ["full"])
