@@ -295,7 +295,9 @@ def test_steps_of_several_processes_read_nothing_and_make_no_plan():
         assert found["synchronised"] == {} and found["moved"] > 0.05
         for way in ("replicas", "flat", "units", "split"):
             assert found[f"{way} away"] < 2e-3, way
-            # A process that was held up for long has submitted the first part of its step.
-            steps = [each for each in found[way] if "flush_idle" not in each]
-            assert len(steps) > 6
+            # A process that was held up for long has submitted the first part of its step, and the
+            # next one may begin elsewhere.
+            pairs = zip(found[way], found[way][1:], strict=False)
+            steps = [each for last, each in pairs if "flush_idle" not in last | each]
+            assert len(steps) >= 3
             assert steps == [{"flush_step": 1}] * len(steps), (way, found[way])
