@@ -182,8 +182,11 @@ def test_two_shards_made_of_four_are_those_that_were_saved(device, saved, way, t
     )
     for kind, (states, metadata) in (("model", models_), ("optimizer", optimizers)):
         expected = utils.load_checkpoints(saved[0] / way, f"rank-*-of-2-{kind}.pth")
+        assert metadata[0]["save_id"] == metadata[1]["save_id"]
         for rank in range(2):
-            assert metadata[rank] == expected[rank]["shard_metadata"]
+            before = expected[rank]["shard_metadata"]
+            assert metadata[rank]["save_id"] not in ("", before["save_id"])  # a save of its own
+            assert metadata[rank] | {"save_id": before["save_id"]} == before
             if kind == "optimizer":
                 assert same(states[rank], expected[rank][kind])
                 continue
