@@ -28,8 +28,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """`replacing` for several files, none of which takes its place before all are on the disk."""
+    """`replacing` for several files, none of which takes its place before all are on the disk.
+
+    Raises ValueError where two of them are the same.
+    """
     targets = [Path(os.path.realpath(path)) for path in paths]  # a link stays one
+    if len(set(targets)) < len(targets):
+        raise ValueError(f"[checkpoint] two of these are the same file: {list(map(str, paths))}")
     parts: dict[Path, Path] = {}
     try:
         for target in targets:

@@ -20,6 +20,14 @@ _gone: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 handle: Any = None
 
 
+def note(parameters: Iterable[tuple[str, Tensor]]) -> WeakTensorKeyDictionary:
+    """The names of each parameter, which may be freed: sharding has not memory for all at once."""
+    names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+    for name, parameter in parameters:
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
 def replace(before: Iterable[Tensor], after: Iterable[Tensor]) -> None:
     """The parameters `before` that are not among those `after` are no model's any more."""
     global handle

@@ -578,8 +578,10 @@ def test_a_process_killed_among_its_renames_leaves_complete_shards(tmp_path, ren
             replace(part, to)
 
         os.replace = replace_or_die
-        utils.consolidate_and_reshard_fsdp_checkpoint(source, save_dir=target, reshard_num=3)
-        os._exit(1)
+        try:
+            utils.consolidate_and_reshard_fsdp_checkpoint(source, save_dir=target, reshard_num=3)
+        finally:  # the tests go on in the parent only
+            os._exit(1)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert (tmp_path / "synced").read_text() == "6"  # all of them were on the disk
     whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(source, save_model=False)

@@ -245,7 +245,7 @@ report(trained=trained, values=[p.detach().to_local()[0].item() for p in model.n
 
 @pytest.mark.parametrize("kind", ["dp", "fsdp"])
 def test_what_has_other_data_has_the_buffers_of_the_first(device, kind):
-    """As in DistributedDataParallel: before a forward, and so in the evaluation after training."""
+    """Before a forward, as in DistributedDataParallel, and so in the evaluation after training."""
     code = f"""
 plain.norm = nn.BatchNorm1d(6)
 config.dist.{kind}.size = 2
@@ -257,7 +257,8 @@ def told(when):
 for seed in range(3):
     generator = torch.Generator().manual_seed(10 * seed + RANK // 2)
     ids = torch.randint(0, 11, (4,), generator=generator).to(model.device)
-    model(ids).square().mean().backward()
+    # Sent again before the second forward, they are still what the first one's backward knows.
+    (model(ids).square().mean() + model(ids.flip(0)).square().mean()).backward()
     optimizer.step()
     optimizer.zero_grad()
 told("own")

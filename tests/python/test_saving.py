@@ -14,7 +14,7 @@ from torch import nn
 
 import torchacc
 from torchacc import files
-from torchacc.files import replacing
+from torchacc.files import replacing, replacing_all
 
 
 class Refuses:
@@ -182,3 +182,14 @@ def test_containers_are_copied_and_their_tensors_sent(device):
     assert datas["x"].device.type == datas["more"][0].device.type == "cpu"
     (single,) = torchacc.send_cpu_data_to_device(torch.ones(2), torch.device(device))
     assert single.device.type == device
+
+
+def test_one_file_under_two_names_is_refused(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    with (
+        pytest.raises(ValueError, match="the same file"),
+        replacing_all([tmp_path / "file", tmp_path / "link"]),
+    ):
+        pass
+    assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 2

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import ProcessGroup
+from torch.autograd import _unsafe_preserve_version_counter
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torchacc.dist.mesh import Mesh
 
 # Of one exchange, as in DistributedDataParallel.
 _MOST_BYTES = 250 << 20
@@ -20,20 +25,24 @@ class ReplicaBuffers:
 
     Args:
         module: its buffers.
-        group: the replicas.
+        mesh: all processes, which have to make one together.
+        names: the dimensions of `mesh` along which the replicas are.
     """
 
-    def __init__(self, module: nn.Module, group: ProcessGroup) -> None:
-        self._module, self._group = module, group
+    def __init__(self, module: nn.Module, mesh: Mesh, *names: str) -> None:
+        self._module = module
+        self._group = mesh.joint_group(*names) if mesh.joint_num(*names) > 1 else None
         self._changed = True
 
     def share(self, changes: bool) -> None:
         """Called before a forward on all replicas; `changes`: it belongs to a training step."""
-        if self._changed:
-            buffers = [
+        if self._changed and self._group is not None:
+            buffers = tuple(
                 b.to_local() if isinstance(b, DTensor) else b for b in self._module.buffers()
-            ]
+            )
+            # What differs among replicas is statistics, which no backward of training reads: a
+            # forward whose backward is still to come may have saved them.
             if buffers:
-                with torch.no_grad():
+                with torch.no_grad(), _unsafe_preserve_version_counter(buffers):
                     dist._broadcast_coalesced(self._group, buffers, _MOST_BYTES, 0)
         self._changed = changes

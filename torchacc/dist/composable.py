@@ -91,9 +91,7 @@ class Composable(ParallelModule):
             run_in_half(half, (*inside, model))
         else:
             replicate(model, mesh=mesh)
-        self.__dict__["_buffers_of_all"] = ReplicaBuffers(
-            model, self._mesh.joint_group("dp", "fsdp")
-        )
+        self.__dict__["_buffers_of_all"] = ReplicaBuffers(model, self._mesh, "dp", "fsdp")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         exchanges = torch.is_grad_enabled() and self._without_sync == 0

@@ -71,8 +71,7 @@ class PipelineParallel(ParallelModule):
         held = dict(self.named_parameters(remove_duplicate=False))
         self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
         self.__dict__["_device"] = device
-        replicas = self._mesh.joint_group("dp", "fsdp", "sp")
-        self.__dict__["_buffers_of_all"] = ReplicaBuffers(stage, replicas)
+        self.__dict__["_buffers_of_all"] = ReplicaBuffers(stage, self._mesh, "dp", "fsdp", "sp")
         self.__dict__.update(_prepared={True: {}, False: {}}, _failed=None)
 
     def _prepared_for(self, shapes: dict[str, Any]) -> _Prepared:

@@ -126,12 +126,16 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
     # Else a process has not memory for the whole model: each unit moves when it is split.
     broadcast_from_first(model, device, config.get_mesh())
     follow_device(model)
-    before = dict(model.named_parameters())
+    before = _replaced.note(model.named_parameters(remove_duplicate=False))
     wrapped = DistributedParallel(model, config)
     mesh = config.get_mesh()
-    after = dict(wrapped.named_parameters())
+    after = dict(wrapped.named_parameters(remove_duplicate=False))
     # Those of other stages stay what they were, and may be in this process's optimizer.
-    here = [p for name, p in before.items() if mesh.num("pp") == 1 or name in after]
+    here = [
+        p
+        for p, names in before.items()
+        if mesh.num("pp") == 1 or not after.keys().isdisjoint(names)
+    ]
     _replaced.replace(here, after.values())
     if mesh.num("tp") > 1:
         _draw_alike(mesh.group("tp"), device)

@@ -58,7 +58,7 @@ def parallelize(
     styles = _styles(model, plan)
     _check_sizes(model, styles, config.dist.tp.size)
     shared = _shared(model, styles)
-    before = list(model.parameters())
+    before = _replaced.note(model.named_parameters())
     trained = {n: p.requires_grad for n, p in model.named_parameters(remove_duplicate=False)}
     model.to(device_type())
     made = parallelize_module(model, mesh, plan)
@@ -70,7 +70,7 @@ def parallelize(
         for name in others:
             owner, _, last = name.rpartition(".")
             made.get_submodule(owner).register_parameter(last, parameter)
-    _replaced.replace(before, made.parameters())
+    _replaced.replace(before.keys(), made.parameters())
     return made
 
 
