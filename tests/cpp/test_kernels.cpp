@@ -1,7 +1,10 @@
 // Kernels as they are rendered: compiled by the system's compiler, run, and compared with the same
 // instructions carried out one element at a time.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -52,6 +55,56 @@ TEST(Kernels, EveryLengthAndEveryPieceOfIt) {
       }
     }
   }
+}
+
+// Two pages, and before and behind them one that nobody may touch.
+class Fenced {
+ public:
+  Fenced()
+      : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        base_(static_cast<char*>(
+            mmap(nullptr, 4 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+    EXPECT_EQ(mprotect(begin(), 2 * page_, PROT_READ | PROT_WRITE), 0);
+  }
+  ~Fenced() { munmap(base_, 4 * page_); }
+  Fenced(const Fenced&) = delete;
+  Fenced& operator=(const Fenced&) = delete;
+
+  char* begin() const { return base_ + page_; }
+  char* end() const { return base_ + 3 * page_; }
+
+ private:
+  const size_t page_;
+  char* const base_;
+};
+
+// Reads and writes nothing before or behind it: a fault ends the test.
+template <class T>
+void add_to_itself(uint8_t type) {
+  KernelSpec kernel;
+  kernel.operands = {{type, Walk::kContiguous, false}, {type, Walk::kContiguous, true}};
+  kernel.instructions = {operand(0, type), apply(Fn::kAdd, type, 0, 0)};
+  kernel.stores = {{1, 1}};
+  const Fenced in;
+  const Fenced out;
+  for (int64_t n = 1; n < 70; ++n) {
+    for (const bool at_end : {false, true}) {
+      T* x = at_end ? reinterpret_cast<T*>(in.end()) - n : reinterpret_cast<T*>(in.begin());
+      T* y = at_end ? reinterpret_cast<T*>(out.end()) - n : reinterpret_cast<T*>(out.begin());
+      std::fill(reinterpret_cast<T*>(out.begin()), reinterpret_cast<T*>(out.end()), T{-77});
+      for (int64_t i = 0; i < n; ++i) x[i] = static_cast<T>(i + 1);
+      run(kernel, {x, y}, {n, 1, 1}, {}, 0, n);
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(y[i], static_cast<T>(2 * i + 2)) << n << " " << i;
+      ASSERT_EQ(at_end ? y[-1] : y[n], T{-77}) << n;
+    }
+  }
+}
+
+TEST(Kernels, TheRestOfARowTouchesNothingBesideIt) {
+  add_to_itself<float>(dtype::kF32);
+  add_to_itself<double>(dtype::kF64);
+  add_to_itself<int32_t>(dtype::kI32);
+  add_to_itself<int64_t>(dtype::kI64);
 }
 
 TEST(Kernels, RowsWithBroadcastAndStridedOperands) {
