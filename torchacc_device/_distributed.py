@@ -90,17 +90,24 @@ def _meet(
     store: dist.Store, rank: int, size: int, timeout: timedelta, global_ranks: list[int]
 ) -> None:
     """Waits for all ranks of a new group. Raises RuntimeError that names those that do not come."""
+    names = list(global_ranks or range(size))
     store.set(f"here/{rank}", "1")
     places = [f"here/{other}" for other in range(size)]
     try:
         store.wait(places, timeout)
-    except dist.DistStoreError as error:
-        names = global_ranks or range(size)
-        late = [names[other] for other, place in enumerate(places) if not store.check([place])]
+    except RuntimeError as error:  # FileStore raises that, others a DistStoreError
+        try:
+            late = [names[other] for other, place in enumerate(places) if not store.check([place])]
+            # Who comes later is not to meet a rank that waits no longer.
+            store.delete_key(places[rank])
+            why = (
+                f"after {timeout.total_seconds():g} s ranks {late} have not come. All ranks "
+                "have to call new_group (or init_process_group), in the same order."
+            )
+        except RuntimeError:
+            why = f"the store where they meet does not answer: {error}"
         raise RuntimeError(
-            f"[torch.distributed] a group of ranks {list(names)} cannot be made: after "
-            f"{timeout.total_seconds():g} s ranks {late} have not come. All ranks have to call "
-            "new_group (or init_process_group), in the same order."
+            f"[torch.distributed] a group of ranks {names} cannot be made: {why}"
         ) from error
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from tests.distributed.ranks import run_ranks
 from tests.helpers import run_python
+from torchacc_device import _distributed
 
 ALONE = {"RANK": None, "WORLD_SIZE": None, "LOCAL_RANK": None, "LOCAL_WORLD_SIZE": None}
 
@@ -261,6 +265,23 @@ dist.destroy_process_group()
 """
     first, _ = run_ranks(code, 2)
     assert "'here': after 3 s processes [1] of [0, 1] have not come" in first.reports["error"]
+
+
+def test_ranks_that_do_not_meet_are_named_whatever_the_store(tmp_path):
+    first, second = (dist.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
+    for store, rank in ((first, 0), (second, 1)):  # the later does not meet who has given up
+        with pytest.raises(RuntimeError, match=rf"0.2 s ranks \[{8 - rank}\] have not come"):
+            _distributed._meet(store, rank, 2, timedelta(seconds=0.2), [7, 8])
+
+
+def test_ranks_whose_store_is_lost_while_they_meet_are_told():
+    servers = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    client = dist.TCPStore("127.0.0.1", servers[0].port, wait_for_workers=False)
+    losing = threading.Timer(1, servers.clear)
+    losing.start()
+    with pytest.raises(RuntimeError, match=r"ranks \[0, 1\] cannot be made: the store"):
+        _distributed._meet(client, 0, 2, timedelta(seconds=60), [])
+    losing.join()
 
 
 def test_processes_that_meet_at_different_places_are_told(device):
