@@ -209,7 +209,7 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
   }
   auto work =
       c10::make_intrusive<RecordedWork>(type_of(collective), outputs, device, sequence, ledger_);
-  if (coalescing_) recorded_.push_back(work);
+  coalesce(outputs, work);
   return work;
 }
 
@@ -456,12 +456,12 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   }
   const runtime::OnDevice on_device(tensors[0].device().index());
   WorkPtr work = transport_->send(memory, to, tag);
-  if (coalescing_) coalesced_.push_back(tensors[0]);
+  const bool coalesced = coalesce(tensors);
   if (runtime::on_host()) {
     sends_->keep(std::move(work), std::move(memory[0]));
     return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, -1, sequence_);
   }
-  if (coalescing_) return work;
+  if (coalesced) return work;
   return c10::make_intrusive<BegunWork>(OpType::SEND, Works{std::move(work)}, tensors, ledger_, 0);
 }
 
@@ -482,7 +482,7 @@ WorkPtr ProcessGroupACC::recvAnysource(Tensors& tensors, int tag) {
 
 WorkPtr ProcessGroupACC::receive_own(const Tensor& tensor, int tag) {
   auto work = c10::make_intrusive<LoopbackWork>(loopback_, rank_, tag, tensor);
-  if (coalescing_) begun_.push_back(work);
+  coalesce({tensor}, work);
   return work;
 }
 
@@ -500,39 +500,38 @@ WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
   auto begun = c10::make_intrusive<BegunWork>(from < 0 ? OpType::RECVANYSOURCE : OpType::RECV,
                                               std::move(works), tensors, ledger_, 0);
   begun->then_copy(received, tensors[0]);
-  if (coalescing_) {
-    coalesced_.push_back(tensors[0]);
-    begun_.push_back(begun);
-  }
+  coalesce(tensors, begun);
   return begun;
 }
 
 void ProcessGroupACC::startCoalescing() {
-  if (coalescing_) {
-    coalescing_ = false;
-    coalesced_.clear();
-    begun_.clear();
-    recorded_.clear();
-    TORCH_CHECK(false,
-                "[torch.distributed] an error has ended a group of operations before all of it was "
-                "called. Call it again.");
-  }
+  TORCH_CHECK(!stop_coalescing().has_value(),
+              "[torch.distributed] an error has ended a group of operations before all of it was "
+              "called. Call it again.");
   // What is recorded has collectives of its own, which do not belong to the group of these.
   if (!runtime::on_host()) session::flush(-1, record::FlushReason::kExchange);
-  coalescing_ = true;
+  {
+    const std::lock_guard lock(coalescing_);
+    coalesced_.emplace();
+  }
   if (!runtime::on_host() && transport_->supportsCoalescing()) transport_->startCoalescing();
 }
 
+bool ProcessGroupACC::coalesce(const Tensors& tensors, const WorkPtr& work) {
+  const std::lock_guard lock(coalescing_);
+  if (!coalesced_.has_value()) return false;
+  coalesced_->tensors.insert(coalesced_->tensors.end(), tensors.begin(), tensors.end());
+  if (work != nullptr) coalesced_->works.push_back(work);
+  return true;
+}
+
+std::optional<ProcessGroupACC::Coalesced> ProcessGroupACC::stop_coalescing() {
+  const std::lock_guard lock(coalescing_);
+  return std::exchange(coalesced_, std::nullopt);
+}
+
 WorkPtr ProcessGroupACC::endCoalescing() {
-  coalescing_ = false;
-  Tensors all = std::exchange(coalesced_, {});
-  Works works = std::exchange(begun_, {});
-  const Works recorded = std::exchange(recorded_, {});
-  for (const WorkPtr& work : recorded) {
-    for (Tensor& tensor : work->result()) all.push_back(std::move(tensor));
-  }
-  // They are over in their order.
-  if (!recorded.empty()) works.push_back(recorded.back());
+  auto [all, works] = stop_coalescing().value_or(Coalesced{});
   // On a GPU what was begun is the group's, which begins now.
   WorkPtr group;
   if (!runtime::on_host() && transport_->supportsCoalescing()) group = transport_->endCoalescing();
@@ -594,12 +593,14 @@ void ProcessGroupACC::eagerConnectSingleDevice(at::Device device) {
 }
 
 void ProcessGroupACC::abort() {
+  stop_coalescing();
   ledger_->give_up();  // who waits for Gloo looks there
   transport_->abort();
 }
 
 // The others get what they still wait for, and the group ends whatever came of that.
 void ProcessGroupACC::shutdown() {
+  stop_coalescing();
   try {
     session::flush(-1, record::FlushReason::kExplicit);
     sends_->wait(transport_->getBackendOptions()->timeout);

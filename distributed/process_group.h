@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -88,7 +89,8 @@ class ProcessGroupACC final : public c10d::Backend {
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   void registerOnCompletionHook(Hook&& hook) override;
   void enableCollectivesTiming() override;
-  // Submits what is recorded, and waits for it and for what was sent.
+  // Submits what is recorded, and waits for it and for what was sent. Throws where that fails, the
+  // others do not take it within the group's timeout, or the user asks to stop.
   void waitForPendingWorks() override;
 
   c10d::ErrorType getError() override;
@@ -121,6 +123,16 @@ class ProcessGroupACC final : public c10d::Backend {
   WorkPtr receive(Tensors& tensors, int from, int tag);
   WorkPtr receive_own(const at::Tensor& tensor, int tag);
 
+  // What was called between startCoalescing and endCoalescing.
+  struct Coalesced {
+    Tensors tensors;
+    std::vector<WorkPtr> works;  // but for sends, which are the transport's
+  };
+  // Whether this is between the two, and what was called now belongs to the others.
+  bool coalesce(const Tensors& tensors, const WorkPtr& work = nullptr);
+  // After an error nobody ends them: the next manager does, or the end of the group.
+  std::optional<Coalesced> stop_coalescing();
+
   const c10::intrusive_ptr<c10d::Backend> transport_;
   const std::shared_ptr<Ledger> ledger_;
   const int64_t group_;
@@ -128,10 +140,8 @@ class ProcessGroupACC final : public c10d::Backend {
   std::atomic<uint64_t> sequence_ = 0;
   const std::shared_ptr<Loopback> loopback_ = std::make_shared<Loopback>();
   const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
-  bool coalescing_ = false;
-  Tensors coalesced_;              // what was received or sent
-  std::vector<WorkPtr> begun_;     // of them
-  std::vector<WorkPtr> recorded_;  // collectives between startCoalescing and endCoalescing
+  std::mutex coalescing_;
+  std::optional<Coalesced> coalesced_;  // nothing: not between these two
 };
 
 }  // namespace acc::distributed

@@ -19,6 +19,11 @@ constexpr size_t kMostSends = 64;
 constexpr size_t kMostBytes = size_t{256} << 20;
 constexpr auto kLookAgain = std::chrono::milliseconds(20);
 
+void check_interrupt() {
+  TORCH_CHECK_WITH(DistBackendError, !runtime::interrupted(),
+                   "[torch.distributed] interrupted while waiting for others to receive.");
+}
+
 }  // namespace
 
 void Sends::make_room(size_t bytes) {
@@ -29,13 +34,10 @@ void Sends::make_room(size_t bytes) {
   };
   while (failure_.empty() && !taken_.wait_for(lock, kLookAgain, has_room)) {
     lock.unlock();
-    TORCH_CHECK_WITH(DistBackendError, !runtime::interrupted(),
-                     "[torch.distributed] interrupted while waiting for others to receive.");
+    check_interrupt();
     lock.lock();
   }
-  const std::string failure = std::exchange(failure_, "");
-  TORCH_CHECK_WITH(DistBackendError, failure.empty(),
-                   "[torch.distributed] an earlier send of this group has failed: ", failure);
+  throw_failure();
 }
 
 void Sends::keep(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory) {
@@ -71,15 +73,26 @@ void Sends::end(c10d::Work& work, size_t bytes) {
   taken_.notify_all();
 }
 
+void Sends::throw_failure() {
+  const std::string failure = std::exchange(failure_, "");
+  TORCH_CHECK_WITH(DistBackendError, failure.empty(),
+                   "[torch.distributed] an earlier send of this group has failed: ", failure);
+}
+
 void Sends::wait(std::chrono::milliseconds limit) {
   const runtime::GilRelease release;
   const auto end = std::chrono::steady_clock::now() + limit;
   std::unique_lock lock(mutex_);
   while (!taken_.wait_for(lock, kLookAgain, [this] { return count_ == 0; })) {
+    const size_t count = count_;
     lock.unlock();
-    if (runtime::interrupted() || std::chrono::steady_clock::now() >= end) return;
+    check_interrupt();
+    TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < end,
+                     "[torch.distributed] the others have not received ", count,
+                     " sends of this group within ", limit.count(), " ms.");
     lock.lock();
   }
+  throw_failure();
 }
 
 }  // namespace acc::distributed

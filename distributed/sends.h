@@ -25,11 +25,13 @@ class Sends : public std::enable_shared_from_this<Sends> {
   // what an earlier send has failed with, once.
   void make_room(size_t bytes);
   void keep(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory);
-  // Waits until all of them are over, but no longer than `limit`.
+  // Waits until all of them are over. Throws where that takes longer than `limit` or the user asks
+  // to stop meanwhile, and what one has failed with, once.
   void wait(std::chrono::milliseconds limit);
 
  private:
   void end(c10d::Work& work, size_t bytes);
+  void throw_failure();  // with the mutex
 
   std::mutex mutex_;
   std::condition_variable taken_;

@@ -26,21 +26,25 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// How often a thread that waits for no longer than it was told looks again.
-constexpr auto kLookAgain = std::chrono::milliseconds(5);
+// When a thread that waits for no longer than it was told looks again: later each time, since that
+// may ask the group's store for each rank.
+constexpr std::chrono::nanoseconds kLookAgain = std::chrono::milliseconds(5);
+constexpr std::chrono::nanoseconds kLookAgainMost = std::chrono::milliseconds(100);
 
-// Returns when `over` is true. Throws where that takes longer, which ends nothing.
+// Returns when `over` is true. Throws where that takes longer, which ends nothing; looks at the
+// clock between two calls of `over`.
 template <class Over>
 void wait_until(Over over, std::chrono::milliseconds timeout, c10d::OpType type) {
   const runtime::GilRelease release;
   const auto limit = Clock::now() + timeout;
-  while (!over()) {
+  for (auto pause = kLookAgain; !over(); pause = std::min(2 * pause, kLookAgainMost)) {
     TORCH_CHECK_WITH(DistBackendError, !runtime::interrupted(),
                      "[torch.distributed] interrupted while waiting for other processes.");
-    TORCH_CHECK_WITH(DistBackendError, Clock::now() < limit, "[torch.distributed] ",
+    const std::chrono::nanoseconds left = limit - Clock::now();
+    TORCH_CHECK_WITH(DistBackendError, left.count() > 0, "[torch.distributed] ",
                      c10d::opTypeToString(type), " is not over after the ", timeout.count(),
                      " ms that wait() was given. It goes on.");
-    std::this_thread::sleep_for(kLookAgain);
+    std::this_thread::sleep_for(std::min(pause, left));
   }
 }
 
@@ -114,8 +118,14 @@ bool RecordedWork::isCompleted() {
   return backend.query_stream(backend.default_stream(device_));
 }
 
+// Who runs what was submitted has the recording until that is over.
 std::exception_ptr RecordedWork::exception() const {
-  if (error_ != nullptr) return error_;
+  return device_ >= 0 && session::runs(device_) ? error_ : failure();
+}
+
+std::exception_ptr RecordedWork::failure() const {
+  // Sends, which have no device, read a copy.
+  if (error_ != nullptr || device_ < 0) return error_;
   const runtime::GilRelease release;
   std::string why = result_.empty() && ledger_ != nullptr ? ledger_->failure() : "";
   for (const at::Tensor& tensor : result_) {
@@ -129,7 +139,7 @@ std::exception_ptr RecordedWork::exception() const {
 bool RecordedWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) return true;  // what comes later comes behind it
   wait_until([this] { return isCompleted(); }, timeout, opType_);
-  if (const auto error = exception(); error != nullptr) std::rethrow_exception(error);
+  if (const auto error = failure(); error != nullptr) std::rethrow_exception(error);
   return true;
 }
 

@@ -22,18 +22,22 @@ class RecordedWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override { return exception() == nullptr; }
   // What is known without asking for more: a failure that was met since, or why the result has no
-  // valid contents.
+  // valid contents, which is not known while the device runs what was submitted.
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override { return result_; }
   void synchronize() override {}
   void blockCurrentStream() override {}
-  // Stops the process only with a timeout of its own, until it is over.
+  // Stops the process only with a timeout of its own, until it is over. Looks at the clock between
+  // submissions: one that has begun ends with its collectives, at the group's timeout at the
+  // latest.
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  std::exception_ptr failure() const;
+
   const std::vector<at::Tensor> result_;
   const c10::DeviceIndex device_;
   const uint64_t sequence_;

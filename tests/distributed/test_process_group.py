@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests import helpers
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
 BEGIN = """
-import datetime, time
+import datetime, threading, time
 dist.init_process_group("acc", timeout=datetime.timedelta(seconds=60))
 torch.acc.set_device(RANK % torch.acc.device_count())
 device = torch.device(DEVICE, torch.acc.current_device())
@@ -67,14 +68,20 @@ dist.send(mine(3), other)
 anybody.wait()
 report(source=anybody._source_rank())
 
-# What has failed says so, without being polled.
+# What has failed says so, without being polled; what was sent before has not.
+x = mine(3)
+sent = dist.isend(x, other)
+dist.recv(y, other)
+torch.acc.synchronize()
 bad = mine(3)[torch.tensor([5000], device=device)]
 works = [dist.all_reduce(bad, async_op=True)]
 parts = None if RANK else [torch.zeros(1, device=device) for _ in range(2)]
 works.append(dist.gather(bad, parts, 0, async_op=True))
 before = works[0].is_success()
+x.copy_(bad)
 refused(torch.acc.synchronize)
 report(failed=[before, works[0].is_success(), works[0].is_completed()])
+report(x_after=refused(x.tolist), sent=sent.is_success())
 report(why=refused(lambda: works[0].wait(seconds(60))))
 x = mine(1)
 dist.all_reduce(x)
@@ -96,8 +103,66 @@ def test_works_say_what_has_become_of_them():
         assert rank["values"] == [received, received, [11, 22, 33]]
         assert rank["source"] == 1 - number
         assert rank["failed"] == [True, False, True]
+        assert "index 5000 is out of bounds" in rank["x_after"] and rank["sent"]
         assert "index 5000 is out of bounds" in rank["why"]
         assert rank["after"] == 11
+
+
+MONITORED = """
+x = mine(3)
+if RANK == 1:
+    work = dist.all_reduce(x, async_op=True)
+    def ask():
+        time.sleep(1)  # the step waits for rank 0 by then
+        report(success=work.is_success())
+        store.set("asked", "1")
+    thread = threading.Thread(target=ask)
+    thread.start()
+    report(x=x.tolist())
+    thread.join()
+else:
+    store.wait(["asked"], seconds(30))
+    dist.all_reduce(x)
+    report(x=x.tolist())
+"""
+
+
+def test_a_thread_that_asks_for_success_does_not_wait_for_the_step():
+    first, second = (rank.reports for rank in run_ranks(BEGIN + MONITORED + END, 2))
+    assert second["success"] and first["x"] == second["x"] == [11, 22, 33]
+
+
+PENDING = """
+y = torch.zeros(3, device=device)
+if RANK == 0:
+    dist.isend(mine(3), 1)
+    group.set_timeout(seconds(1))
+    report(said=refused(group._wait_for_pending_works))
+    group.set_timeout(seconds(60))
+    store.set("receive", "1")
+    group._wait_for_pending_works()
+else:
+    store.wait(["receive"], seconds(60))
+    dist.recv(y, 0)
+    report(y=y.tolist())
+
+with dist._coalescing_manager(device=device, async_ops=True) as manager:
+    dist.broadcast(mine(3)[torch.tensor([5000], device=device)], 0)
+    refused(torch.acc.synchronize)
+    good = mine(1)
+    dist.broadcast(good, 0)
+report(good=good.item(), all=manager.works[0].is_success())
+"""
+
+
+def test_what_fails_among_several_is_told():
+    if helpers.extension().executor_name() != "host":
+        pytest.skip("a GPU begins what a manager has at its end, and sends are NCCL's")
+    first, second = (rank.reports for rank in run_ranks(BEGIN + PENDING + END, 2))
+    assert "the others have not received 1 sends of this group within 1000 ms" in first["said"]
+    assert second["y"] == [1, 2, 3]
+    for rank in (first, second):
+        assert rank["good"] == 1 and rank["all"] is False
 
 
 GROUP = """
