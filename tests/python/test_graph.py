@@ -509,7 +509,7 @@ def test_the_dump_tells_the_graph_before_and_after_each_pass():
     )
     parts = re.split(r"^== (.+)\n", done.stderr, flags=re.MULTILINE)
     told = list(zip(parts[1::2], parts[2::2], strict=True))
-    names = "recorded dce lists split widen cse copies layout rows products accumulate fuse".split()
+    names = "recorded dce lists split cse copies rows widen layout products accumulate fuse".split()
     names += ["recompute", "batch"]
     names[1:] = [f"after {name}" for name in names[1:]]
     assert [name for name, _ in told[-len(names) :]] == names
