@@ -6,12 +6,13 @@ an error; without that the loss would stand still, and nothing would say why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 # They are freed, and leave, where the program builds its optimizer afterwards.
@@ -20,12 +21,20 @@ _gone: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 handle: Any = None
 
 
-def note(parameters: Iterable[tuple[str, Tensor]]) -> WeakTensorKeyDictionary:
-    """The names of each parameter, which may be freed: sharding has not memory for all at once."""
-    names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+def note(parameters: Iterable[tuple[str, Tensor]]) -> Callable[[], list[tuple[Tensor, list[str]]]]:
+    """Returns a function of those that are alive when it is called, with their names.
+
+    They may be freed meanwhile: where units are sharded one by one there is not memory for all.
+    DTensors are kept, since torch swaps their contents only where nothing refers to them weakly.
+    """
+    weakly: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+    kept: dict[int, tuple[Tensor, list[str]]] = {}
     for name, parameter in parameters:
-        names.setdefault(parameter, []).append(name)
-    return names
+        if is_traceable_wrapper_subclass(parameter):
+            kept.setdefault(id(parameter), (parameter, []))[1].append(name)
+        else:
+            weakly.setdefault(parameter, []).append(name)
+    return lambda: [*kept.values(), *weakly.items()]
 
 
 def replace(before: Iterable[Tensor], after: Iterable[Tensor]) -> None:

@@ -131,11 +131,8 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
     mesh = config.get_mesh()
     after = dict(wrapped.named_parameters(remove_duplicate=False))
     # Those of other stages stay what they were, and may be in this process's optimizer.
-    here = [
-        p
-        for p, names in before.items()
-        if mesh.num("pp") == 1 or not after.keys().isdisjoint(names)
-    ]
+    whole = mesh.num("pp") == 1
+    here = [p for p, names in before() if whole or not after.keys().isdisjoint(names)]
     _replaced.replace(here, after.values())
     if mesh.num("tp") > 1:
         _draw_alike(mesh.group("tp"), device)

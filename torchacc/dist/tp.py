@@ -70,7 +70,7 @@ def parallelize(
         for name in others:
             owner, _, last = name.rpartition(".")
             made.get_submodule(owner).register_parameter(last, parameter)
-    _replaced.replace(before.keys(), made.parameters())
+    _replaced.replace((parameter for parameter, _ in before()), made.parameters())
     return made
 
 
