@@ -28,8 +28,8 @@ using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // When a thread that waits for no longer than it was told looks again: later each time, since that
 // may ask the group's store for each rank.
-constexpr std::chrono::nanoseconds kLookAgain = std::chrono::milliseconds(5);
-constexpr std::chrono::nanoseconds kLookAgainMost = std::chrono::milliseconds(100);
+constexpr std::chrono::nanoseconds kFirstPause = std::chrono::milliseconds(5);
+constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(100);
 
 // Returns when `over` is true. Throws where that takes longer, which ends nothing; looks at the
 // clock between two calls of `over`.
@@ -37,7 +37,7 @@ template <class Over>
 void wait_until(Over over, std::chrono::milliseconds timeout, c10d::OpType type) {
   const runtime::GilRelease release;
   const auto limit = Clock::now() + timeout;
-  for (auto pause = kLookAgain; !over(); pause = std::min(2 * pause, kLookAgainMost)) {
+  for (auto pause = kFirstPause; !over(); pause = std::min(2 * pause, kLongestPause)) {
     TORCH_CHECK_WITH(DistBackendError, !runtime::interrupted(),
                      "[torch.distributed] interrupted while waiting for other processes.");
     const std::chrono::nanoseconds left = limit - Clock::now();
@@ -56,7 +56,7 @@ Future new_future(const std::vector<at::Tensor>& result) {
 }
 
 // Completed by a thread that waits: two ranks may ask for those of their receives before they send.
-Future future_of(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> result) {
+Future waited_future(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> result) {
   Future future = new_future(result);
   std::thread([work = std::move(work), result = std::move(result), future] {
     try {
@@ -218,7 +218,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BegunWork::getFuture() {
   const std::lock_guard lock(known_);
   if (future_ == nullptr) {
     auto self = c10::intrusive_ptr<BegunWork>::unsafe_reclaim_from_nonowning(this);
-    future_ = future_of(std::move(self), result_);
+    future_ = waited_future(std::move(self), result_);
   }
   return future_;
 }
@@ -259,7 +259,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   const std::lock_guard lock(known_);
   if (future_ == nullptr) {
     auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);
-    future_ = future_of(std::move(self), result_);
+    future_ = waited_future(std::move(self), result_);
   }
   return future_;
 }
