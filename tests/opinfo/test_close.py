@@ -204,7 +204,7 @@ def test_kernels_are_waited_for(acc_only, recording, monkeypatch):
     database = worker.load_ops(runner.SOURCE)
     helpers.extension().skip_passes("")
     assert fused([1.0, 2.0, 3.0]) == (1, 1)
-    monkeypatch.setattr(close, "RUNS_WITHOUT_KERNELS", 1)
+    monkeypatch.setattr(close, "RUNS_WITHOUT_KERNELS", 0)
     assert fused([1.0, 2.0, 3.0, 4.0]) == (0, 0)
 
 
