@@ -34,7 +34,10 @@ def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
     """
     targets = [Path(os.path.realpath(path)) for path in paths]  # a link stays one
     if len(set(targets)) < len(targets):
-        raise ValueError(f"[checkpoint] two of these are the same file: {list(map(str, paths))}")
+        raise ValueError(
+            f"[checkpoint] two of these are the same file: {list(map(str, paths))}. Give each a "
+            "name of its own."
+        )
     parts: dict[Path, Path] = {}
     try:
         for target in targets:
