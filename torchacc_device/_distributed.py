@@ -92,23 +92,34 @@ def _meet(
     """Waits for all ranks of a new group. Raises RuntimeError that names those that do not come."""
     names = list(global_ranks or range(size))
     store.set(f"here/{rank}", "1")
-    places = [f"here/{other}" for other in range(size)]
+    problem = wait_for_ranks(
+        store, {name: f"here/{other}" for other, name in enumerate(names)}, names[rank], timeout
+    )
+    if problem:
+        raise RuntimeError(
+            f"[torch.distributed] a group of ranks {names} cannot be made: {problem}. All ranks "
+            "have to call new_group (or init_process_group), in the same order."
+        )
+
+
+def wait_for_ranks(
+    store: dist.Store, places: dict[int, str], rank: int, timeout: timedelta
+) -> str:
+    """Waits until each rank has set its key of `places`; returns "" then, and else what is wrong.
+
+    Where it is in vain the key of this `rank` is taken back: who comes later is not to meet a rank
+    that waits no longer.
+    """
     try:
-        store.wait(places, timeout)
+        store.wait(list(places.values()), timeout)
     except RuntimeError as error:  # FileStore raises that, others a DistStoreError
         try:
-            late = [names[other] for other, place in enumerate(places) if not store.check([place])]
-            # Who comes later is not to meet a rank that waits no longer.
+            late = [other for other, place in places.items() if not store.check([place])]
             store.delete_key(places[rank])
-            why = (
-                f"after {timeout.total_seconds():g} s ranks {late} have not come. All ranks "
-                "have to call new_group (or init_process_group), in the same order."
-            )
         except RuntimeError:
-            why = f"the store where they meet does not answer: {error}"
-        raise RuntimeError(
-            f"[torch.distributed] a group of ranks {names} cannot be made: {why}"
-        ) from error
+            return f"the store where they meet does not answer ({error})"
+        return f"after {timeout.total_seconds():g} s ranks {late} have not come"
+    return ""
 
 
 @functools.cache

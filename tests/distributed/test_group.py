@@ -264,7 +264,7 @@ store.wait(["told"], timedelta(seconds=60))
 dist.destroy_process_group()
 """
     first, _ = run_ranks(code, 2)
-    assert "'here': after 3 s processes [1] of [0, 1] have not come" in first.reports["error"]
+    assert "'here' of ranks [0, 1]: after 3 s ranks [1] have not come" in first.reports["error"]
 
 
 def test_ranks_that_do_not_meet_are_named_whatever_the_store(tmp_path):

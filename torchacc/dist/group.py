@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistStoreError, ProcessGroup
+from torch.distributed import ProcessGroup
 
 from torchacc import launched
 from torchacc.device import device_type
 from torchacc.dist import mesh
 from torchacc.logger import logger
 from torchacc_device import _C, _patches
+from torchacc_device._distributed import wait_for_ranks
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -224,19 +225,15 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
         return f"rendezvous/{'-'.join(map(str, ranks))}/{time}/{rank}"
 
     store.set(place(dist.get_rank(), time), pickle.dumps((tag, payload)))
-    places = [place(rank, time) for rank in ranks]
+    places = {rank: place(rank, time) for rank in ranks}
     timeout = default._get_backend(torch.device(device_type())).transport.options._timeout
-    try:
-        store.wait(places, timeout)
-    except DistStoreError as error:
-        missing = [
-            rank for rank, name in zip(ranks, places, strict=True) if not store.check([name])
-        ]
+    problem = wait_for_ranks(store, places, dist.get_rank(), timeout)
+    if problem:
         raise RuntimeError(
-            f"[rendezvous] {tag!r}: after {timeout.total_seconds():g} s processes {missing} of "
-            f"{list(ranks)} have not come. All have to come to the same calls in the same order."
-        ) from error
-    found = [pickle.loads(store.get(name)) for name in places]
+            f"[rendezvous] {tag!r} of ranks {list(ranks)}: {problem}. All have to come to the same "
+            "calls in the same order."
+        )
+    found = [pickle.loads(store.get(name)) for name in places.values()]
     # All are here, so nobody reads any more what was brought to the meeting before.
     store.delete_key(place(dist.get_rank(), time - 1))
     return found
