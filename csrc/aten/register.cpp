@@ -40,6 +40,10 @@ class RecordKernel final : public c10::OperatorKernel {
   }
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet,
                   torch::jit::Stack* stack) {
+    if (op_.evaluates != nullptr &&
+        !(*stack)[stack->size() - op_.arguments.size() + op_.training].toBool()) {
+      return record_or_run(*op_.evaluates, handle, stack);
+    }
     if (written_lists_.empty()) return record_or_run(op_, handle, stack);
     // PyTorch leaves it to the kernels to count these writes, by which autograd knows that a saved
     // tensor is no longer what it was.

@@ -241,6 +241,27 @@ bool is_pointwise(const c10::OperatorHandle& handle) {
   return functional.has_value() && functional->hasTag(at::Tag::pointwise);
 }
 
+// What the table says that it writes it writes in training.
+const graph::Op* find_evaluating(const graph::Op& op, const c10::FunctionSchema& schema,
+                                 uint32_t* training) {
+  static std::deque<graph::Op> made_ops;
+  graph::Op evaluating = op;
+  evaluating.writes = false;
+  bool differs = false;
+  bool trains = false;
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    graph::Argument& argument = evaluating.arguments[i];
+    argument.writes = alias != nullptr && alias->isWrite();
+    evaluating.writes |= argument.writes;
+    differs |= argument.writes != op.arguments[i].writes;
+    if (argument.name != "training") continue;
+    trains = true;
+    *training = static_cast<uint32_t>(i);
+  }
+  return differs && trains ? &made_ops.emplace_back(evaluating) : nullptr;
+}
+
 const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
   static std::unordered_map<std::string, const graph::Op*> made_ops;
   const c10::FunctionSchema& schema = handle.schema();
@@ -262,6 +283,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     made.is_type = argument.real_type()->str().find("ScalarType") != std::string::npos;
     made.integers = graph::table::needs_integers(schema.name(), argument.name());
     made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());
+    made.checked = graph::table::must_fit(schema.name(), argument.name());
     op.writes |= made.writes;
   }
   for (const c10::Argument& result : schema.returns()) {
@@ -321,6 +343,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
       op.with_sum = find("acc::mm_and_sum");
     }
   }
+  op.evaluates = find_evaluating(op, schema, &op.training);
   return made_ops[op.name] = &ops().emplace_back(op);
 }
 

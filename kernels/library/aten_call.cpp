@@ -92,6 +92,17 @@ void set_number(const at::Tensor& tensor, const int64_t* words) {
   }
 }
 
+// Writes those of the `tensors` that are numbers in the list `word`.
+void set_numbers(const int64_t* word, const std::vector<at::Tensor>& tensors,
+                 const int64_t* values) {
+  ++word;
+  for (const at::Tensor& tensor : tensors) {
+    if (graph::tag_of(*word) == Tag::kNumber) set_number(tensor, values);
+    values += graph::item_values(word);
+    word += graph::item_words(word);
+  }
+}
+
 // The tag of a wrapped double as that of a wrapped float32; others are unchanged.
 int64_t as_float(int64_t tag) {
   const bool wrapped = (graph::flags_of(tag) & graph::kWrappedFlag) != 0;
@@ -312,8 +323,13 @@ torch::jit::Stack AtenCall::run(std::span<const int64_t> values) const {
     if (tag == Tag::kNumber) {
       set_number(stack[patch.argument].toTensor(), values.data() + patch.value);
     } else if (tag == Tag::kList) {
-      // Only lists of numbers have values; tell their element type from the prepared argument.
-      const bool floats = stack[patch.argument].isDoubleList();
+      const c10::IValue& list = stack[patch.argument];
+      if (list.isTensorList()) {
+        set_numbers(patch.word, list.toTensorVector(), values.data() + patch.value);
+        continue;
+      }
+      // Others with values are lists of numbers; tell their type from the prepared argument.
+      const bool floats = list.isDoubleList();
       stack[patch.argument] =
           decoder.item(patch.word, floats ? graph::ListOf::kFloat : graph::ListOf::kScalar);
     } else {

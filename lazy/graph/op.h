@@ -40,6 +40,7 @@ struct Argument {
   bool integers = false;  // must hold integers or booleans
   bool scales = false;    // `alpha`: a factor, 1 by default
   bool cpu_ok = false;    // takes CPU tensors of one or more dimensions (indices)
+  bool checked = false;   // a number that the tensor's type has to hold, or the call is an error
 };
 
 struct Return {
@@ -97,6 +98,10 @@ struct Op {
   const Op* copy = nullptr;
   bool convolves = false;
   bool multiplies_bf16 = false;  // this processor has instructions for it
+  // The same outside of training, where it writes less, and which argument says that it trains. Null:
+  // that makes no difference.
+  const Op* evaluates = nullptr;
+  uint32_t training = 0;
   // Of what communicates: what waits for its end (lazy/passes/transfers.h). Null: it is over when
   // the call returns.
   const Op* await = nullptr;

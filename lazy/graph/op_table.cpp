@@ -186,6 +186,23 @@ constexpr std::array kTakeCpu{
     ArgumentOf{"aten::_unsafe_masked_index", "indices"},
 };
 
+// Numbers that kernels convert to the type of the tensor, which c10::Scalar refuses where that
+// cannot hold them.
+constexpr std::array kMustFit{
+    ArgumentOf{"aten::fill_", "value"},       ArgumentOf{"aten::masked_fill", "value"},
+    ArgumentOf{"aten::masked_fill_", "value"}, ArgumentOf{"aten::index_fill", "value"},
+    ArgumentOf{"aten::index_fill_", "value"}, ArgumentOf{"aten::clamp", "min"},
+    ArgumentOf{"aten::clamp", "max"},         ArgumentOf{"aten::clamp_", "min"},
+    ArgumentOf{"aten::clamp_", "max"},        ArgumentOf{"aten::clamp_min", "min"},
+    ArgumentOf{"aten::clamp_min_", "min"},    ArgumentOf{"aten::clamp_max", "max"},
+    ArgumentOf{"aten::clamp_max_", "max"},    ArgumentOf{"aten::threshold", "threshold"},
+    ArgumentOf{"aten::threshold", "value"},   ArgumentOf{"aten::threshold_", "threshold"},
+    ArgumentOf{"aten::threshold_", "value"},  ArgumentOf{"aten::_foreach_clamp_min", "scalar"},
+    ArgumentOf{"aten::_foreach_clamp_min_", "scalar"},
+    ArgumentOf{"aten::_foreach_clamp_max", "scalar"},
+    ArgumentOf{"aten::_foreach_clamp_max_", "scalar"},
+};
+
 constexpr Name kAwait = "acc::await_";
 
 constexpr std::array kMustRun{
@@ -286,6 +303,8 @@ bool needs_integers(Name name, Name argument) {
          name.starts_with("aten::gcd") || name.starts_with("aten::lcm") ||
          (name.starts_with("aten::embedding") && argument == "indices");
 }
+
+bool must_fit(Name name, Name argument) { return contains(kMustFit, name, argument); }
 
 bool must_run(Name name) {
   return contains(kMustRun, name) || communicates(name) || name == kAwait;

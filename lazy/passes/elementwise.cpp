@@ -185,6 +185,14 @@ class Analysis {
     return made_.nest.accesses.size() == 2;
   }
 
+  // Where no tensor has dimensions, one on the CPU counts as much as they do.
+  bool weighs(const int64_t* word) const {
+    return graph::tag_of(*word) == Tag::kTensor
+               ? graph::count_of(*word) > 0 || result_.sizes.empty()
+               : graph::tag_of(*word) == Tag::kNumber && result_.sizes.empty() &&
+                     (graph::flags_of(*word) & graph::kWrappedFlag) == 0;
+  }
+
   // In which type tensors are compared; 0xff if that is not simply the type of all of them.
   uint8_t common_type() const {
     uint8_t type = 0xff;
@@ -194,7 +202,15 @@ class Analysis {
       if (type != 0xff && type != own) return 0xff;
       type = own;
     }
-    return type;
+    const bool beside = std::ranges::any_of(made_.items, [&](const int64_t* word) {
+      return graph::tag_of(*word) == Tag::kNumber && weighs(word) && graph::dtype_of(*word) != type;
+    });
+    return beside ? 0xff : type;
+  }
+
+  // An in-place call computes in the common type, which this makes float64, and then converts.
+  bool widens(const int64_t* word, uint8_t type) const {
+    return graph::dtype_of(*word) == dtype::kF64 && type != dtype::kF64 && weighs(word);
   }
 
   bool fits(const graph::Term& term, uint8_t type) const {
@@ -208,16 +224,17 @@ class Analysis {
       // ATen's kernels round an operand of another type to the half type first, or not: each has
       // its own way.
       if (made_.rounded != 0 && own != result_.dtype && own != dtype::kBool) return false;
-      // An in-place call computes in the common type and then converts; a float64 operand of one or
-      // more dimensions would make that float64.
-      const bool wider = own == dtype::kF64 && type != dtype::kF64 && graph::count_of(*word) > 0;
-      if (in_place_ && wider) return false;
+      if (in_place_ && widens(word, type)) return false;
       return dtype::is_floating(type) || !dtype::is_floating(own);
     }
     if (term.truth) return false;
     // A comparison rounds the number to the half type first.
     if (made_.formula->truth() && dtype::is_half(type)) return false;
     const bool number = tag == Tag::kNumber;
+    if (number && in_place_ && widens(word, type)) return false;
+    // ATen is to refuse it.
+    const bool varies = (graph::flags_of(*word) & graph::kValueFlag) != 0;
+    if (op().arguments[term.argument].checked && !varies && !number) return false;
     // Truths are compared with a number as integers.
     const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);
     if (made_.formula->truth() && type == dtype::kBool && integer) return false;

@@ -109,18 +109,18 @@ void Call::begin(const graph::Op& operation, uint64_t ambient_word) {
   operands.clear();
   snapshots.clear();
   device = -1;
-  integers = false;
+  kinds = {};
   words.push_back(static_cast<int64_t>(operation.id));
   words.push_back(static_cast<int64_t>(ambient_word));
 }
 
 bool Call::add(const c10::IValue& value, const graph::Argument& argument) {
-  if (value.isTensor()) return add_tensor(value.toTensor(), argument);
+  if (value.isTensor()) return add_tensor(value.toTensor(), argument, /*listed=*/false);
   if (value.isList()) return add_list(value.toListRef(), argument);
-  return add_plain(value, is_slot(value, argument, integers));
+  return add_plain(value, is_slot(value, argument, kinds));
 }
 
-bool Call::add_tensor(const at::Tensor& tensor, const graph::Argument& argument) {
+bool Call::add_tensor(const at::Tensor& tensor, const graph::Argument& argument, bool listed) {
   if (!tensor.defined()) {
     words.push_back(graph::make_tag(Tag::kUndefined));
     return true;
@@ -131,7 +131,11 @@ bool Call::add_tensor(const at::Tensor& tensor, const graph::Argument& argument)
     if (impl->device_type() != c10::DeviceType::CPU || impl->layout() != c10::kStrided) {
       return false;
     }
-    if (impl->dim() == 0 && !argument.writes) return add_number(tensor);
+    const bool number = impl->dim() == 0 && !argument.writes;
+    // In a list it is an index, or stands beside one item: kernels for the whole list take no
+    // numbers.
+    if (number && (!listed || op->item != nullptr)) return add_number(tensor);
+    if (number && !argument.cpu_ok) return false;
     check_takes_cpu(*op, argument, device < 0 ? c10::DeviceIndex{0} : device);
   } else if (device < 0) {
     device = impl->device().index();
@@ -146,7 +150,7 @@ bool Call::add_tensor(const at::Tensor& tensor, const graph::Argument& argument)
   // Somebody else reads and writes its memory, at any time.
   if (acc && storage_of(tensor)->observed) return false;
   const auto dims = static_cast<size_t>(impl->dim());
-  integers |= has_integers(impl);
+  kinds.add(impl);
   operands.push_back({&tensor, static_cast<uint32_t>(words.size()), argument.writes, !acc});
   words.push_back(graph::make_tag(Tag::kTensor,
                                   static_cast<uint8_t>(c10::typeMetaToScalarType(impl->dtype())),
@@ -154,9 +158,14 @@ bool Call::add_tensor(const at::Tensor& tensor, const graph::Argument& argument)
   words.push_back(0);
   words.push_back(0);
   const auto sizes = impl->sizes();
-  const auto strides = impl->strides();
   words.insert(words.end(), sizes.begin(), sizes.end());
-  words.insert(words.end(), strides.begin(), strides.end());
+  if (acc) {
+    const auto strides = impl->strides();
+    words.insert(words.end(), strides.begin(), strides.end());
+  } else {  // what is kept is a copy
+    const auto strides = strides_of_copy(tensor);
+    words.insert(words.end(), strides.begin(), strides.end());
+  }
   return true;
 }
 
@@ -202,8 +211,8 @@ bool Call::add_list(c10::ArrayRef<c10::IValue> items, const graph::Argument& arg
   words.push_back(graph::make_tag(Tag::kList, 0, 0, items.size()));
   for (const c10::IValue& item : items) {
     if (item.isTensor()) {
-      if (!add_tensor(item.toTensor(), argument)) return false;
-    } else if (!add_plain(item, is_slot(item, argument, integers))) {
+      if (!add_tensor(item.toTensor(), argument, /*listed=*/true)) return false;
+    } else if (!add_plain(item, is_slot(item, argument, kinds))) {
       return false;
     }
   }

@@ -4,8 +4,12 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -25,9 +29,16 @@ inline uint8_t lazy_bits(const c10::TensorImpl* impl) {
                               (impl->is_neg() ? graph::kNegFlag : 0));
 }
 
-inline bool has_integers(const c10::TensorImpl* impl) {
-  return c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true);
-}
+// What tensors of a call hold, as far as it decides where its numbers go.
+struct Kinds {
+  bool integers = false;  // or truths
+  bool halves = false;    // float16
+  void add(const c10::TensorImpl* impl) {
+    const auto type = c10::typeMetaToScalarType(impl->dtype());
+    integers |= c10::isIntegralType(type, /*includeBool=*/true);
+    halves |= type == c10::kHalf;
+  }
+};
 
 // The device index of the first acc tensor among the last `n` values of the stack; -1: there is
 // none.
@@ -37,11 +48,23 @@ c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 // a device, takes none. For calls that are not recorded: Recorder::record checks the same.
 void check_devices(const graph::Op& op, const torch::jit::Stack& stack);
 
-// Whether a number goes into the value block. `integers`: whether a tensor before it has some.
-inline bool is_slot(const c10::IValue& value, const graph::Argument& argument, bool integers) {
+// Whether ATen may refuse to convert the number to the type of the tensors. bfloat16 and float32 end
+// at about the same place: what lies between is for ATen to decide.
+inline bool overflows(const c10::IValue& value, Kinds kinds) {
+  if (!value.isDouble() && !value.isInt()) return false;
+  const double number =
+      std::abs(value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble());
+  const auto most = kinds.halves ? static_cast<double>(std::numeric_limits<c10::Half>::max())
+                                 : static_cast<double>(std::numeric_limits<c10::BFloat16>::max());
+  return number > most && std::isfinite(number);
+}
+
+// Whether a number goes into the value block. `kinds`: of the tensors before it.
+inline bool is_slot(const c10::IValue& value, const graph::Argument& argument, Kinds kinds) {
   // A factor that nobody gave: passes may rely on it (accumulate.h).
   if (argument.scales && value.isInt() && value.toInt() == 1) return false;
-  if (argument.role != graph::Role::kValue || !integers || !value.isInt()) {
+  if (argument.checked && overflows(value, kinds)) return false;
+  if (argument.role != graph::Role::kValue || !kinds.integers || !value.isInt()) {
     return argument.role != graph::Role::kStructure;
   }
   return std::in_range<int32_t>(value.toInt());
@@ -72,7 +95,7 @@ struct Call {
   std::vector<Operand> operands;
   std::vector<at::Tensor> snapshots;
   c10::DeviceIndex device = -1;
-  bool integers = false;  // a tensor has some
+  Kinds kinds;  // of the tensors so far
 
   static constexpr size_t kPrefix = 2;
 
@@ -82,7 +105,7 @@ struct Call {
   bool add(const c10::IValue& value, const graph::Argument& argument);
 
  private:
-  bool add_tensor(const at::Tensor& tensor, const graph::Argument& argument);
+  bool add_tensor(const at::Tensor& tensor, const graph::Argument& argument, bool listed);
   bool add_number(const at::Tensor& tensor);
   bool add_plain(const c10::IValue& value, bool slot);
   bool add_list(c10::ArrayRef<c10::IValue> items, const graph::Argument& argument);

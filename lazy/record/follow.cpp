@@ -40,7 +40,7 @@ bool Recorder::follow_tensor(const at::Tensor& tensor, const int64_t* word) {
       std::memcmp(impl->strides().data(), word + 3 + dims, dims * sizeof(int64_t)) != 0) {
     return false;
   }
-  integers_ |= has_integers(impl);
+  kinds_.add(impl);
   LazyStorage* storage = storage_of(tensor);
   if (storage->observed) return false;
   const auto expected = static_cast<uint32_t>(word[1]);
@@ -67,7 +67,7 @@ bool Recorder::follow_value(const c10::IValue& value, const graph::Argument& arg
     return true;
   }
   const auto scalar = [&](Tag tag, int64_t bits) {
-    const bool slot = is_slot(value, argument, integers_);
+    const bool slot = is_slot(value, argument, kinds_);
     if (*word++ != graph::make_tag(tag, 0, slot ? graph::kValueFlag : 0)) return false;
     if (!slot) return *word++ == bits;
     values_.push_back(bits);
@@ -109,7 +109,7 @@ bool Recorder::follow(const graph::Op& op, uint64_t ambient, torch::jit::Stack* 
   const int64_t* word = expected_->words.data() + node.words;
   bool equal = true;
   views_differ_ = false;
-  integers_ = false;
+  kinds_ = {};
   try {
     for (size_t i = 0; equal && i < op.arguments.size(); ++i) {
       equal = follow_value((*stack)[base + i], op.arguments[i], word);

@@ -12,12 +12,12 @@
 
 #include "csrc/runtime/gil.h"
 #include "lazy/graph/graph.h"
+#include "lazy/record/call.h"
 #include "lazy/record/storage.h"
 
 // The trace of one device: what was called since the last flush, by all threads, in program order.
 namespace acc::record {
 
-struct Call;
 struct Inference;
 
 // A buffer of the trace. The storage is known weakly: a node never keeps a tensor alive, and
@@ -142,7 +142,7 @@ class Recorder {
   std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
   bool views_differ_ = false;               // while following a call: it has views of one input
-  bool integers_ = false;                   // and a tensor of integers
+  Kinds kinds_;                             // and of which types its tensors are
 };
 
 // The recorder of a device. Throws for an index that is not there.

@@ -49,6 +49,24 @@ def test_an_index_error_names_operator_and_line_and_poisons_only_its_results() -
 
 
 @pytest.mark.usefixtures("recording")
+def test_an_error_outside_of_training_leaves_the_statistics_of_batch_norm() -> None:
+    """They are read there, not written: what fails before them does not touch them."""
+    table = torch.ones(4, 2, device="acc")
+    norm = torch.nn.BatchNorm1d(2).to("acc")
+    for training in (True, False):
+        norm.train(training)
+        with torch.no_grad(), pytest.raises(IndexError):
+            bad = torch.nn.functional.embedding(torch.tensor([1, 9], device="acc"), table)
+            norm(bad).sum().item()
+        if training:  # they were to be written
+            with pytest.raises(RuntimeError, match="no valid contents"):
+                norm.running_mean.cpu()
+            norm.reset_running_stats()
+    assert norm.running_mean.tolist() == [0.0, 0.0]
+    assert norm.running_var.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.usefixtures("recording")
 def test_a_failed_in_place_write_is_not_repeated() -> None:
     """What was written before the failure is written once, what comes after it is poisoned."""
     counter = torch.zeros(1, device="acc")
