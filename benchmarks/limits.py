@@ -26,7 +26,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks import driver, load, report
-from benchmarks.cases import CASES, build
+from benchmarks.cases import CASES, build, names_of
 
 WARM_UP = 20
 ROUNDS = 9
@@ -147,7 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser("benchmarks/limits.py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES), metavar="NAME")
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        choices=CASES,
+        default=names_of("host"),
+        metavar="NAME",
+        help="default: all but those for GPUs only",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--round-s", type=float, default=ROUND_S, help="seconds of a round")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -164,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.case:
             lines.append(measure(name, options.threads, options.round_s, Path(folder)))
             print(line_of(lines[-1]), flush=True)
-    if options.json:
-        options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            if options.json:  # what was measured stays when the rest is not waited for
+                options.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0
 
 
