@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lazy/record/infer.h"
 #include "lazy/record/numbers.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
