@@ -1,9 +1,9 @@
-"""Every kernel that the tests before made compiles for GPUs, without a fault.
+"""The kernels that the tests before made compile for GPUs, without a fault.
 
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
-architectures are the better part of an hour, for `make test-full`: else each is compiled for one,
-which the hash in its name decides. Those of some training steps are compiled for two or three
+architectures are the better part of an hour, for `make test-full`: else every third is compiled for
+one, which the hash in its name decides. Those of some training steps are compiled for two or three
 (tests/python/test_cuda_kernels.py).
 """
 
@@ -23,13 +23,14 @@ pytestmark = pytest.mark.usefixtures("acc_only")
 DIRECTORY = os.environ.get("ACC_KERNEL_TEXTS", "")
 PATHS = sorted(Path(DIRECTORY).glob("acc_*.cu")) if DIRECTORY else []
 TOGETHER = 48  # kernels of a program
+EVERY = 3
 
 
 def programs() -> list[Any]:
     """An architecture and some kernels each."""
     made = []
     for index, architecture in enumerate(nvidia.ARCHITECTURES):
-        every = len(nvidia.ARCHITECTURES)
+        every = len(nvidia.ARCHITECTURES) * EVERY
         paths = [path for path in PATHS if helpers.FULL or int(path.stem[-8:], 16) % every == index]
         for first in range(0, len(paths), TOGETHER):
             some = paths[first : first + TOGETHER]
