@@ -70,11 +70,11 @@ class Composable(ParallelModule):
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
-        self._without_sync = 0  # scopes of no_sync
-        check_composable(config, self._mesh)
+        self._acc_without_sync = 0  # scopes of no_sync
+        check_composable(config, self._acc_mesh)
         half = config.compute.half()
-        several = tuple(name for name in ("dp", "fsdp") if self._mesh.num(name) > 1)
-        mesh = self._mesh.device_mesh[several]
+        several = tuple(name for name in ("dp", "fsdp") if self._acc_mesh.num(name) > 1)
+        mesh = self._acc_mesh.device_mesh[several]
         if "fsdp" in several:
             units = wrapped_classes(model, config.dist.fsdp.wrap_layer_cls)
             # Autocast says which operators take half precision; inputs of a unit stay as they are.
@@ -91,32 +91,32 @@ class Composable(ParallelModule):
             run_in_half(half, (*inside, model))
         else:
             replicate(model, mesh=mesh)
-        self.__dict__["_buffers_of_all"] = ReplicaBuffers(model, self._mesh, "dp", "fsdp")
+        self._acc_buffers_of_all = ReplicaBuffers(model, self._acc_mesh, "dp", "fsdp")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        exchanges = torch.is_grad_enabled() and self._without_sync == 0
-        self._buffers_of_all.share(changes=exchanges)
+        exchanges = torch.is_grad_enabled() and self._acc_without_sync == 0
+        self._acc_buffers_of_all.share(changes=exchanges)
         return super().forward(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._without_sync += 1
-        self._inner.set_requires_gradient_sync(False)
+        self._acc_without_sync += 1
+        self._acc_inner.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            self._without_sync -= 1
-            if self._without_sync == 0:
-                self._inner.set_requires_gradient_sync(True)
+            self._acc_without_sync -= 1
+            if self._acc_without_sync == 0:
+                self._acc_inner.set_requires_gradient_sync(True)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         made = super().state_dict(*args, **kwargs)
         return made | get_model_state_dict(
-            self._names, options=StateDictOptions(full_state_dict=True)
+            self._acc_names, options=StateDictOptions(full_state_dict=True)
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        parts = split_as_held(state_dict, self._names)
+        parts = split_as_held(state_dict, self._acc_names)
         return super().load_state_dict(parts, *args, **kwargs)
 
 

@@ -109,7 +109,7 @@ class DataParallel(ParallelModule):
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
         dist = config.dist
-        group = self._mesh.joint_group("dp", "sp")
+        group = self._acc_mesh.joint_group("dp", "sp")
         options = _bucket_options(model, dist.comm, group)
         configured = _configured.set(True)
         try:
@@ -125,4 +125,4 @@ class DataParallel(ParallelModule):
         policy = make_policy(dist.comm, group)
         if policy is not None:
             register_policy(wrapped, policy)
-        self._wrap(wrapped)
+        self._acc_wrap(wrapped)

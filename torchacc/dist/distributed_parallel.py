@@ -28,35 +28,35 @@ class DistributedParallel(ParallelModule):
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
-        if self._mesh.num("pp") > 1:
+        if self._acc_mesh.num("pp") > 1:
             from torchacc.dist.pipeline import PipelineParallel
 
             inner: nn.Module = PipelineParallel(model, config, wrap_replicas)
         else:
             inner = wrap_replicas(model, config)
-        self._wrap(inner, inner)
+        self._acc_wrap(inner, inner)
 
     def forward_backward(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        if isinstance(self._inner, ParallelModule):
-            return self._inner.forward_backward(*args, **kwargs)
+        if isinstance(self._acc_inner, ParallelModule):
+            return self._acc_inner.forward_backward(*args, **kwargs)
         return super().forward_backward(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Of layers that are split the whole tensors, so that all processes have to call it."""
         made = super().state_dict(*args, **kwargs)
-        if self._mesh.num("tp") > 1 and not kwargs.get("keep_vars"):
+        if self._acc_mesh.num("tp") > 1 and not kwargs.get("keep_vars"):
             for name, value in made.items():
                 if is_split(value):
                     made[name] = value.full_tensor()
         return made
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if self._mesh.num("tp") > 1:
+        if self._acc_mesh.num("tp") > 1:
             from torchacc.dist.composable import split_as_held
 
-            found = self._inner
+            found = self._acc_inner
             while isinstance(found, ParallelModule):
-                found = found._inner
+                found = found._acc_inner
             state_dict = split_as_held(state_dict, found)
         return super().load_state_dict(state_dict, *args, **kwargs)
 

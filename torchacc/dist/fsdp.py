@@ -43,7 +43,7 @@ class FullyShardedDataParallel(ParallelModule):
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__(model, config)
         options = config.dist.fsdp
-        mesh = self._mesh
+        mesh = self._acc_mesh
         # What trains on other data with the same parts.
         several = mesh.joint_num("dp", "sp") > 1
         strategy = fsdp.ShardingStrategy
@@ -63,10 +63,10 @@ class FullyShardedDataParallel(ParallelModule):
         )
         run_in_half(half, fsdp.FullyShardedDataParallel.fsdp_modules(wrapped))
         wrapped.replica = mesh.joint_coordinate("dp", "sp")
-        self._wrap(wrapped, wrapped)
+        self._acc_wrap(wrapped, wrapped)
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
-        return self._names.clip_grad_norm_(max_grad_norm)
+        return self._acc_names.clip_grad_norm_(max_grad_norm)
 
     # torch's names have its wrappers in them, except inside of `summon_full_params`.
 
@@ -84,7 +84,7 @@ class FullyShardedDataParallel(ParallelModule):
                 yield model_name(name), module
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        return self._user.named_children()
+        return self._acc_user.named_children()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes whole tensors, or this process's shards (`sharded_model_state_dict`)."""
@@ -184,7 +184,7 @@ def sharded_module(model: nn.Module) -> ShardedUnits:
     """torch's wrapper inside `model`. Raises ValueError if there is none."""
     found = model
     while isinstance(found, ParallelModule):
-        found = found._inner
+        found = found._acc_inner
     if isinstance(found, fsdp.FSDPModule):
         raise ValueError(
             f"[fsdp] the parameters of this {type(found).__name__} are DTensors, since its layers "

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from torchacc.config import Config
     from torchacc.dist.mesh import Mesh
 
-# What belongs to the wrapper itself; every other attribute is the model's.
-_OWN = frozenset(("_inner", "training"))
+# What belongs to the wrapper itself begins so, or is here; every other attribute is the model's.
+_PREFIX = "_acc_"
+_OWN = frozenset(("training",))
 
 
 class ParallelModule(nn.Module):
@@ -43,19 +44,21 @@ class ParallelModule(nn.Module):
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__()
         self.training = model.training
-        self._inner = model
-        # In the dictionary and not through __setattr__: the model is registered once, in `_inner`.
-        # `_user` has the attributes, `_names` the names of parameters.
-        self.__dict__.update(_user=model, _names=model, _config=config, _mesh=config.get_mesh())
+        self._acc_inner: Any = model
+        self._acc_names: Any = model  # has the names of parameters
+        self._acc_config = config
+        self._acc_mesh = config.get_mesh()
+        # The last: from here on attributes are its.
+        self._acc_user: Any = model
 
-    def _wrap(self, inner: nn.Module, names: nn.Module | None = None) -> None:
+    def _acc_wrap(self, inner: nn.Module, names: nn.Module | None = None) -> None:
         """From now on `inner` runs in forward, and `names` says what the parameters are called."""
-        self._modules["_inner"] = inner
+        self._acc_inner = inner
         if names is not None:
-            self.__dict__["_names"] = names
+            self._acc_names = names
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._inner(*args, **kwargs)
+        return self._acc_inner(*args, **kwargs)
 
     def forward_backward(
         self, *args: Any, output_fn: Callable[[Any], Tensor] | None = None, **kwargs: Any
@@ -71,8 +74,8 @@ class ParallelModule(nn.Module):
 
         Returns the norm that they had.
         """
-        if isinstance(self._inner, ParallelModule):
-            return self._inner.clip_grad_norm_(max_grad_norm)
+        if isinstance(self._acc_inner, ParallelModule):
+            return self._acc_inner.clip_grad_norm_(max_grad_norm)
         norm = total_norm(p.grad for p in self.parameters() if p.grad is not None)
         scale_gradients_(self.parameters(), max_grad_norm, norm)
         return norm
@@ -82,30 +85,28 @@ class ParallelModule(nn.Module):
 
         The first backward outside of it exchanges what has been added up.
         """
-        inner = self._inner
+        inner = self._acc_inner
         return inner.no_sync() if hasattr(inner, "no_sync") else nullcontext()
 
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        inner = self._modules["_inner"]
-        return inner.device if isinstance(inner, ParallelModule) else self._user.device
+        inner = self._acc_inner
+        return inner.device if isinstance(inner, ParallelModule) else self._acc_user.device
 
     # --- the model's attributes -------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         # Called only for what the class and the instance's dictionary have not.
-        if name == "_inner":
-            return super().__getattr__(name)
-        if "_user" not in self.__dict__:  # it is being copied or unpickled
+        if name.startswith(_PREFIX) or "_acc_user" not in self.__dict__:  # copied or unpickled
             raise AttributeError(name)
-        user = self.__dict__["_user"]
+        user = self._acc_user
         if name in ("config", "mesh", "model") and not hasattr(user, name):
-            return self._modules["_inner"] if name == "model" else self.__dict__[f"_{name}"]
+            return self._acc_inner if name == "model" else self.__dict__[f"{_PREFIX}{name}"]
         try:
             return getattr(user, name)
         except AttributeError:
-            inner = self._modules["_inner"]
+            inner = self._acc_inner
             if inner is user or not hasattr(inner, name):
                 raise AttributeError(
                     f"{type(user).__name__!r} object, trained by several processes, has no "
@@ -114,66 +115,72 @@ class ParallelModule(nn.Module):
             return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN or "_user" not in self.__dict__:
+        if name.startswith(_PREFIX):
+            # No module is registered: what looks for the children of the wrapper finds the model's.
+            self.__dict__[name] = value
+        elif name in _OWN or "_acc_user" not in self.__dict__:
             super().__setattr__(name, value)
         else:
-            setattr(self._user, name, value)
+            setattr(self._acc_user, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._user, name)
+        if name.startswith(_PREFIX) or name in _OWN:
+            super().__delattr__(name)
+        else:
+            delattr(self._acc_user, name)
 
     # Python looks for these in the class: a Sequential or a ModuleList has its items.
 
     def __getitem__(self, index: Any) -> Any:
-        return self._user[index]
+        return self._acc_user[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._user)
+        return iter(self._acc_user)
 
     def __len__(self) -> int:
-        return len(self._user)
+        return len(self._acc_user)
 
     def __contains__(self, item: Any) -> bool:
-        return item in self._user
+        return item in self._acc_user
 
     def __bool__(self) -> bool:
-        return bool(self._user)
+        return bool(self._acc_user)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self._user)})
+        return sorted({*super().__dir__(), *dir(self._acc_user)})
 
     # --- what nn.Module does with a tree of modules, done with the model's ------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return self._names.state_dict(*args, **kwargs)
+        return self._acc_names.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self._names.load_state_dict(state_dict, *args, **kwargs)
+        return self._acc_names.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Parameter]]:
-        return self._names.named_parameters(*args, **kwargs)
+        return self._acc_names.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        return self._names.named_buffers(*args, **kwargs)
+        return self._acc_names.named_buffers(*args, **kwargs)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        return self._names.named_modules(*args, **kwargs)
+        return self._acc_names.named_modules(*args, **kwargs)
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        return self._names.named_children()
+        return self._acc_names.named_children()
 
     def apply(self, fn: Callable[[nn.Module], None]) -> ParallelModule:
-        self._names.apply(fn)
+        self._acc_names.apply(fn)
         return self
 
     def train(self, mode: bool = True) -> ParallelModule:
         self.training = mode
-        self._inner.train(mode)
+        self._acc_inner.train(mode)
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ParallelModule:
-        self._inner._apply(fn, recurse)
+        self._acc_inner._apply(fn, recurse)
         return self
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._inner!r})"
+        return f"{type(self).__name__}({self._acc_inner!r})"

@@ -56,25 +56,26 @@ class PipelineParallel(ParallelModule):
     def __init__(self, model: nn.Module, config: Config, wrap: Wrap | None = None) -> None:
         super().__init__(model, config)
         options = config.dist.pp
-        stage_id = self._mesh.get_stage_id()
-        stage, self.__dict__["_ways"] = split_in_modes(model, options, stage_id)
-        self.__dict__["_stage"] = stage
-        self.__dict__["_every_input"] = inputs(model, options)
-        shared = tied(model, options, self._mesh)
+        stage_id = self._acc_mesh.get_stage_id()
+        stage, self._acc_ways = split_in_modes(model, options, stage_id)
+        self._acc_stage = stage
+        self._acc_every_input = inputs(model, options)
+        shared = tied(model, options, self._acc_mesh)
         device = torch.device(device_type(), current_index())
         stage.to(device)
         inner = stage if wrap is None else wrap(stage, config)
-        self.__dict__["_signature"] = inspect.signature(model.forward)
-        self.__dict__["_output_fn"] = None
-        self._wrap(inner, inner)
+        self._acc_signature = inspect.signature(model.forward)
+        self._acc_output_fn: Callable[[Any], Tensor] | None = None
+        self._acc_wrap(inner, inner)
         # By names: what shards the stage has put other parameters in their places.
         held = dict(self.named_parameters(remove_duplicate=False))
-        self.__dict__["_tied"] = [(held[name], group) for name, group in shared]
-        self.__dict__["_device"] = device
-        self.__dict__["_buffers_of_all"] = ReplicaBuffers(stage, self._mesh, "dp", "fsdp", "sp")
-        self.__dict__.update(_prepared={True: {}, False: {}}, _failed=None)
+        self._acc_tied = [(held[name], group) for name, group in shared]
+        self._acc_device = device
+        self._acc_buffers_of_all = ReplicaBuffers(stage, self._acc_mesh, "dp", "fsdp", "sp")
+        self._acc_prepared: dict[bool, dict[Any, _Prepared]] = {True: {}, False: {}}
+        self._acc_failed: str | None = None
 
-    def _prepared_for(self, shapes: dict[str, Any]) -> _Prepared:
+    def _acc_prepared_for(self, shapes: dict[str, Any]) -> _Prepared:
         """What runs micro batches of such arguments, forward alone where no gradients are wanted.
 
         A stage learns in its first step what it receives; for others it begins anew, on all
@@ -82,38 +83,38 @@ class PipelineParallel(ParallelModule):
         """
         kind = device_type()
         half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        asked = (half, self._stage.training, *shapes.items())
-        kept = self._prepared[torch.is_grad_enabled()]
-        found = kept.pop(asked, None) or self._prepare()
+        asked = (half, self._acc_stage.training, *shapes.items())
+        kept = self._acc_prepared[torch.is_grad_enabled()]
+        found = kept.pop(asked, None) or self._acc_prepare()
         kept[asked] = found  # behind the others: the one used last
         if len(kept) > KEPT:
             del kept[next(iter(kept))]
         return found
 
-    def _prepare(self) -> _Prepared:
-        options, inner = self._config.dist.pp, self._inner
+    def _acc_prepare(self) -> _Prepared:
+        options, inner = self._acc_config.dist.pp, self._acc_inner
         stage = Stage(
             # The stage knows torch's own wrappers, and when they may exchange gradients.
-            inner._inner if isinstance(inner, ParallelModule) else inner,
-            self._mesh.get_stage_id(),
+            inner._acc_inner if isinstance(inner, ParallelModule) else inner,
+            self._acc_mesh.get_stage_id(),
             options.size,
-            self._device,
-            group=self._mesh.get_pp_proc_group(),
+            self._acc_device,
+            group=self._acc_mesh.get_pp_proc_group(),
         )
         micro = options.num_micro_batches
         schedule = Schedule1F1B if micro >= options.size else ScheduleGPipe
         # Not torch's scale_grads: it divides what earlier steps have added up, too.
-        return _Prepared(stage, schedule(stage, micro, loss_fn=self._loss, scale_grads=False))
+        return _Prepared(stage, schedule(stage, micro, loss_fn=self._acc_loss, scale_grads=False))
 
-    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _acc_checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Shapes and types of the arguments that stages take. Raises the same on all processes."""
-        if self._stage.training not in self._ways:
-            now, then = ("train", "eval") if self._stage.training else ("eval", "train")
+        if self._acc_stage.training not in self._acc_ways:
+            now, then = ("train", "eval") if self._acc_stage.training else ("eval", "train")
             raise RuntimeError(
                 f"[forward_backward] the model is in {now} mode, and its forward could be traced "
                 f"and split in {then} mode only. Call model.{then}(), or make forward traceable."
             )
-        micro, names = self._config.dist.pp.num_micro_batches, self._every_input
+        micro, names = self._acc_config.dist.pp.num_micro_batches, self._acc_every_input
         missing = [name for name in names if name not in arguments]
         if missing:
             raise TypeError(
@@ -123,7 +124,7 @@ class PipelineParallel(ParallelModule):
         ignored = [
             name
             for name, value in arguments.items()
-            if name not in names and not self._is_default(name, value)
+            if name not in names and not self._acc_is_default(name, value)
         ]
         if ignored:
             raise TypeError(
@@ -151,8 +152,8 @@ class PipelineParallel(ParallelModule):
             )
         return {name: (arguments[name].shape, arguments[name].dtype) for name in names}
 
-    def _is_default(self, name: str, value: Any) -> bool:
-        parameter = self._signature.parameters[name]
+    def _acc_is_default(self, name: str, value: Any) -> bool:
+        parameter = self._acc_signature.parameters[name]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return not value
         default = parameter.default
@@ -162,25 +163,25 @@ class PipelineParallel(ParallelModule):
     @property
     def device(self) -> torch.device:
         """Where this stage is; the parameters of the others stay where they were."""
-        return self._device
+        return self._acc_device
 
     def no_sync(self) -> AbstractContextManager[None]:
         # A step of a pipeline is a whole one: its schedule says which backward is the last.
         return nullcontext()
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
-        elsewhere = {p for p, group in self._tied if dist.get_rank(group) != 0}
+        elsewhere = {p for p, group in self._acc_tied if dist.get_rank(group) != 0}
         grads = [p.grad for p in self.parameters() if p.grad is not None and p not in elsewhere]
         square = total_norm(grads).square().to(self.device)
         # Of parts of a parameter the norm is the whole one's; each stage has its own parameters.
-        dist.all_reduce(square, group=self._mesh.get_pp_proc_group())
+        dist.all_reduce(square, group=self._acc_mesh.get_pp_proc_group())
         norm = square.sqrt()
         scale_gradients_(self.parameters(), max_grad_norm, norm)
         return norm
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes the stage's state, or the whole model's, of which the rest is left out."""
-        elsewhere = self._user.state_dict().keys() - self._stage.state_dict().keys()
+        elsewhere = self._acc_user.state_dict().keys() - self._acc_stage.state_dict().keys()
         mine = {name: value for name, value in state_dict.items() if name not in elsewhere}
         return super().load_state_dict(mine, *args, **kwargs)
 
@@ -205,65 +206,65 @@ class PipelineParallel(ParallelModule):
         cut into `config.dist.pp.num_micro_batches` parts of one size. After an error in the middle
         of a step, in `output_fn` for example, there is no next step.
         """
-        if self._failed is not None:
+        if self._acc_failed is not None:
             raise RuntimeError(
-                f"[forward_backward] an earlier step failed ({self._failed}), and the stages no "
-                "longer agree on what they send. Start the processes again."
+                f"[forward_backward] an earlier step failed ({self._acc_failed}), and the stages "
+                "no longer agree on what they send. Start the processes again."
             )
-        bound = self._signature.bind(*args, **kwargs).arguments
-        prepared = self._prepared_for(self._checked(bound))
-        names, _ = self._ways[self._stage.training]
-        used = {name: bound[name].to(self._device) for name in names}
-        self.__dict__["_output_fn"] = output_fn
+        bound = self._acc_signature.bind(*args, **kwargs).arguments
+        prepared = self._acc_prepared_for(self._acc_checked(bound))
+        names, _ = self._acc_ways[self._acc_stage.training]
+        used = {name: bound[name].to(self._acc_device) for name in names}
+        self._acc_output_fn = output_fn
         gradients = torch.is_grad_enabled()
         # Once: of several micro batches none went backward when the next goes forward.
-        self._buffers_of_all.share(changes=gradients)
+        self._acc_buffers_of_all.share(changes=gradients)
         try:
             # What is made in inference mode, FSDP could not use in a later step.
             with torch.inference_mode(False), torch.set_grad_enabled(gradients):
-                with self._shared_gradients() if gradients else nullcontext():
-                    losses = self._run(prepared.schedule, used)
+                with self._acc_shared_gradients() if gradients else nullcontext():
+                    losses = self._acc_run(prepared.schedule, used)
         except BaseException as error:
             cause = error.__cause__ or error  # the program's own, inside of torch's
-            self.__dict__["_failed"] = f"{type(cause).__name__}: {cause}"
+            self._acc_failed = f"{type(cause).__name__}: {cause}"
             raise
         # Else what the micro batches were, and became, stays until such a step comes again.
         prepared.stage.clear_runtime_states()
         loss = torch.stack(losses).sum().detach() if losses else None
-        return self._told(loss, prepared) if self._config.dist.pp.broadcast_loss else loss
+        return self._acc_told(loss, prepared) if self._acc_config.dist.pp.broadcast_loss else loss
 
-    def _run(self, schedule: PipelineScheduleSingle, used: dict[str, Tensor]) -> list[Tensor]:
+    def _acc_run(self, schedule: PipelineScheduleSingle, used: dict[str, Tensor]) -> list[Tensor]:
         """The losses of the micro batches, divided by their number, where they are computed."""
         losses: list[Tensor] = []
-        first = self._mesh.is_first_stage()
+        first = self._acc_mesh.is_first_stage()
         run = schedule.step if torch.is_grad_enabled() else schedule.eval
         run(
             *(used.values() if first else ()),
             # The schedule hands a piece of it to the loss, which needs none.
-            target=torch.empty(self._config.dist.pp.num_micro_batches),
+            target=torch.empty(self._acc_config.dist.pp.num_micro_batches),
             losses=losses,
             return_outputs=False,
             **({} if first else used),
         )
         return losses
 
-    def _told(self, loss: Tensor | None, prepared: _Prepared) -> Tensor:
+    def _acc_told(self, loss: Tensor | None, prepared: _Prepared) -> Tensor:
         """The loss that the last stage has, on every process."""
-        group = self._mesh.get_pp_proc_group()
-        last = self._mesh.stage_to_global(self._config.dist.pp.size - 1)
+        group = self._acc_mesh.get_pp_proc_group()
+        last = self._acc_mesh.stage_to_global(self._acc_config.dist.pp.size - 1)
         if prepared.loss_type is None:
             said = [None if loss is None else loss.dtype]
             dist.broadcast_object_list(said, src=last, group=group)
             prepared.loss_type = said[0]
         if loss is None:
-            loss = torch.zeros((), dtype=prepared.loss_type, device=self._device)
+            loss = torch.zeros((), dtype=prepared.loss_type, device=self._acc_device)
         dist.broadcast(loss, src=last, group=group)
         return loss
 
-    def _loss(self, output: Any, target: Tensor) -> Tensor:
-        _, structure = self._ways[self._stage.training]
+    def _acc_loss(self, output: Any, target: Tensor) -> Tensor:
+        _, structure = self._acc_ways[self._acc_stage.training]
         output = as_returned(output, structure)
-        loss = output if self._output_fn is None else self._output_fn(output)
+        loss = output if self._acc_output_fn is None else self._acc_output_fn(output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TypeError(
                 f"[forward_backward] the loss is a {type(loss).__name__}"
@@ -271,15 +272,15 @@ class PipelineParallel(ParallelModule):
                 "element. Pass output_fn, which makes the loss from the model's output."
             )
         # Gradients add up over the micro batches, and the loss is their mean.
-        return loss.reshape(()) / self._config.dist.pp.num_micro_batches
+        return loss.reshape(()) / self._acc_config.dist.pp.num_micro_batches
 
     @contextmanager
-    def _shared_gradients(self) -> Iterator[None]:
+    def _acc_shared_gradients(self) -> Iterator[None]:
         """Adds up what the stages that share a parameter make of its gradient inside.
 
         The gradients from before are whole already, and are added afterwards.
         """
-        shared = [(p, group, p.grad) for p, group in self._tied if p.requires_grad]
+        shared = [(p, group, p.grad) for p, group in self._acc_tied if p.requires_grad]
         for parameter, _, _ in shared:
             parameter.grad = None
         try:

@@ -1,0 +1,102 @@
+"""The wrapper around a model: as a part of another module, its hooks, and whose attributes are."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_data_parallel import SETUP
+
+PLAN = "{'up': tp.ColwiseParallel(), 'down': tp.RowwiseParallel()}"
+SPLIT = f"""
+from torchacc.dist import tp
+config.dist.tp.size = 2
+def before(net):
+    for block in net.blocks:
+        tp.parallelize(block, {PLAN}, config)
+    return net
+"""
+FLAT = "config.dist.fsdp.size, config.dist.fsdp.wrap_layer_cls = 2, {'Block'}\n"
+# By the way of training: how many processes, and what a program says for it.
+WAYS = {
+    "dp": (2, ""),
+    "fsdp": (2, FLAT),
+    "fsdp, kept": (2, FLAT + "config.dist.fsdp.flatten_parameters = False\n"),
+    "tp": (2, SPLIT),
+    "tp and dp": (4, SPLIT + "config.dist.dp.size = 2\n"),
+    "tp and fsdp": (4, SPLIT + FLAT),
+}
+BEGIN = (
+    SETUP
+    + """
+def before(net):
+    return net
+"""
+)
+
+
+# --- whose attributes are -------------------------------------------------------------------------
+
+CLASHES = """
+PRIVATE = (
+    "_buffers_of_all", "_config", "_device", "_failed", "_inner", "_loss", "_mesh", "_names",
+    "_prepared", "_run", "_stage", "_tied", "_user", "_ways", "_wrap",
+)
+class Own(models.Net):
+    def __init__(self):
+        super().__init__()
+        for name in PRIVATE:
+            setattr(self, name, "mine")
+model = torchacc.accelerate(before(Own()), config=config)
+wrappers = [model]
+while isinstance(wrappers[-1].model, torchacc.dist.ParallelModule):
+    wrappers.append(wrappers[-1].model)
+report(kinds=[type(each).__name__ for each in wrappers])
+report(clashes=[
+    [type(each).__name__, name]
+    for each in wrappers for name in PRIVATE if getattr(each, name, None) != "mine"
+])
+for name in PRIVATE:
+    for each in wrappers:
+        setattr(each, name, type(each).__name__)
+        assert getattr(model, name) == type(each).__name__
+if config.dist.pp.size > 1:
+    model.forward_backward(torch.ones(2, 4), output_fn=lambda out: out.sum())
+else:
+    model(torch.ones(2, 4, device=model.device)).sum().backward()
+report(trained=any(p.grad is not None for p in model.parameters()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "way", "kind"),
+    [
+        (*WAYS["dp"], "DataParallel"),
+        (*WAYS["fsdp"], "FullyShardedDataParallel"),
+        (*WAYS["tp and fsdp"], "Composable"),
+        (2, "config.dist.pp.size, config.dist.pp.split_points = 2, ['head']\n", "PipelineParallel"),
+    ],
+    ids=["dp", "fsdp", "tp and fsdp", "pp"],
+)
+def test_private_attributes_of_a_model_are_its_own(device, ranks, way, kind):
+    for each in run_ranks(BEGIN + way + CLASHES, ranks):
+        assert each.reports["kinds"][:2] == ["DistributedParallel", kind]
+        assert each.reports["clashes"] == [] and each.reports["trained"]
+
+
+def test_private_names_of_wrappers_can_be_told_from_a_models(device):
+    from torchacc import dist
+    from torchacc.dist.composable import Composable
+
+    for kind in (
+        dist.ParallelModule,
+        dist.DistributedParallel,
+        dist.DataParallel,
+        dist.FullyShardedDataParallel,
+        dist.PipelineParallel,
+        Composable,
+    ):
+        private = [name for name in vars(kind) if name.startswith("_") and name[:2] != "__"]
+        own = [name for name in private if not hasattr(nn.Module, name)]
+        assert all(name.startswith("_acc_") for name in own), own
