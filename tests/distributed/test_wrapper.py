@@ -36,6 +36,42 @@ def before(net):
 )
 
 
+# --- as a part of another module ------------------------------------------------------------------
+
+VERSIONS = """
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+plain = Normed()
+if config.dist.tp.size == 2:
+    tp.parallelize(plain, {"first": tp.ColwiseParallel()}, config)
+model = torchacc.accelerate(plain, config=config)
+mine = model.state_dict()
+state = Normed().state_dict()
+if "norm.bias" in mine:
+    assert mine._metadata["norm"] == {"version": 2}
+# Only a state of another version may be without it.
+del state["norm.num_batches_tracked"]
+report(missing=model.load_state_dict(state, strict=False).missing_keys)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "way"),
+    [*WAYS.values(), (2, "config.dist.pp.size, config.dist.pp.split_points = 2, ['last']\n")],
+    ids=[*WAYS, "pp"],
+)
+def test_modules_are_told_the_version_of_a_state(device, ranks, way):
+    done = [each.reports["missing"] for each in run_ranks(BEGIN + way + VERSIONS, ranks)]
+    assert done[0] == ["norm.num_batches_tracked"]
+    others = [] if "pp.size" in way else done[0]  # the first stage has it alone
+    assert all(each == others for each in done[1:])
+
+
 # --- whose attributes are -------------------------------------------------------------------------
 
 CLASHES = """

@@ -7,6 +7,7 @@ forward before the first goes backward.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchacc.dist.buffers import ReplicaBuffers
 from torchacc.dist.fsdp import wrapped_classes
 from torchacc.dist.half import run_in_half
-from torchacc.dist.parallel_module import ParallelModule
+from torchacc.dist.parallel_module import ParallelModule, with_versions
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -62,8 +62,8 @@ class Composable(ParallelModule):
     With `dp` above 1 as well the shards are held once for each of its processes. Parameters are
     taken as they are: `accelerate` gives all processes the same. Before a forward the buffers are
     those of the first process that has the same layers; of a stage, the pipeline sees to it.
-    `state_dict()` gathers whole tensors, so all processes have to call it; `load_state_dict` takes
-    such.
+    `state_dict()` gathers whole tensors, so all processes have to call it; with `keep_vars` it has
+    the parameters themselves. `load_state_dict` takes whole tensors.
 
     Raises ValueError for what `check_composable` refuses.
     """
@@ -109,24 +109,37 @@ class Composable(ParallelModule):
             if self._acc_without_sync == 0:
                 self._acc_inner.set_requires_gradient_sync(True)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        made = super().state_dict(*args, **kwargs)
-        return made | get_model_state_dict(
-            self._acc_names, options=StateDictOptions(full_state_dict=True)
-        )
+    def state_dict(
+        self, *args: Any, prefix: str = "", keep_vars: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        made = super().state_dict(*args, prefix=prefix, keep_vars=keep_vars, **kwargs)
+        if not keep_vars:
+            make_whole(made, prefix)
+        return made
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         parts = split_as_held(state_dict, self._acc_names)
         return super().load_state_dict(parts, *args, **kwargs)
 
 
-def split_as_held(state_dict: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+def make_whole(state: dict[str, Any], prefix: str) -> None:
+    """Puts whole tensors in the places of split ones, under names that begin with `prefix`.
+
+    All processes that have parts of them have to call it.
+    """
+    for name, value in state.items():
+        if name.startswith(prefix) and isinstance(value, DTensor):
+            state[name] = value.full_tensor()
+
+
+def split_as_held(state_dict: Mapping[str, Any], module: nn.Module) -> OrderedDict[str, Any]:
     """Whole tensors as `module` holds those with their names, ready for its `load_state_dict`."""
     held = module.state_dict()
-    return {
-        name: _like(value, held[name]) if name in held else value
+    made = OrderedDict(
+        (name, _like(value, held[name]) if name in held else value)
         for name, value in state_dict.items()
-    }
+    )
+    return with_versions(made, state_dict)
 
 
 def _like(whole: Any, held: Any) -> Any:

@@ -41,13 +41,15 @@ class DistributedParallel(ParallelModule):
             return self._acc_inner.forward_backward(*args, **kwargs)
         return super().forward_backward(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(
+        self, *args: Any, prefix: str = "", keep_vars: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
         """Of layers that are split the whole tensors, so that all processes have to call it."""
-        made = super().state_dict(*args, **kwargs)
-        if self._acc_mesh.num("tp") > 1 and not kwargs.get("keep_vars"):
-            for name, value in made.items():
-                if is_split(value):
-                    made[name] = value.full_tensor()
+        made = super().state_dict(*args, prefix=prefix, keep_vars=keep_vars, **kwargs)
+        if self._acc_mesh.num("tp") > 1 and not keep_vars:
+            from torchacc.dist.composable import make_whole
+
+            make_whole(made, prefix)
         return made
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

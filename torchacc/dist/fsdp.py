@@ -8,6 +8,7 @@ not depend on the number of processes, and it has the functions for optimizer st
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -86,11 +87,26 @@ class FullyShardedDataParallel(ParallelModule):
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         return self._acc_user.named_children()
 
+    def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> dict[str, Any]:
+        made = super().state_dict(*args, prefix=prefix, **kwargs)
+        versions = getattr(made, "_metadata", {})
+        for name in [name for name in versions if f"{name}.".startswith(prefix)]:
+            versions[model_name(name)] = versions.pop(name)
+        return made
+
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes whole tensors, or this process's shards (`sharded_model_state_dict`)."""
         if shards.holds_shards(state_dict):
             return shards.load_model_shards(sharded_module(self), state_dict, *args, **kwargs)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        saved = getattr(state_dict, "_metadata", {})
+        versions = {model_name(name): version for name, version in saved.items()}
+        state = OrderedDict(state_dict)
+        state._metadata = {  # type: ignore[attr-defined]
+            name: versions.get(model_name(name), {})
+            for name, _ in self._acc_names.named_modules(remove_duplicate=False)
+        }
+        found = super().load_state_dict(state, *args, **kwargs)
+        return type(found)(*([model_name(name) for name in names] for names in found))
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What this process's shards are, in plain values: for files (`docs/checkpoints.md`)."""

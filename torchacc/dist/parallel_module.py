@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -184,3 +185,10 @@ class ParallelModule(nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._acc_inner!r})"
+
+
+def with_versions(made: OrderedDict[str, Any], state: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """`made` of `state`, with what torch keeps beside a state: the versions of its modules."""
+    if hasattr(state, "_metadata"):
+        made._metadata = state._metadata  # type: ignore[attr-defined]
+    return made

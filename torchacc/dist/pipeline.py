@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torchacc.dist.buffers import ReplicaBuffers
 from torchacc.dist.cut import as_returned, inputs, split_in_modes, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
-from torchacc.dist.parallel_module import ParallelModule
+from torchacc.dist.parallel_module import ParallelModule, with_versions
 from torchacc.dist.stage import Stage
 
 if TYPE_CHECKING:
@@ -182,8 +183,10 @@ class PipelineParallel(ParallelModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Takes the stage's state, or the whole model's, of which the rest is left out."""
         elsewhere = self._acc_user.state_dict().keys() - self._acc_stage.state_dict().keys()
-        mine = {name: value for name, value in state_dict.items() if name not in elsewhere}
-        return super().load_state_dict(mine, *args, **kwargs)
+        mine = OrderedDict(
+            (name, value) for name, value in state_dict.items() if name not in elsewhere
+        )
+        return super().load_state_dict(with_versions(mine, state_dict), *args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
