@@ -36,7 +36,53 @@ def before(net):
 )
 
 
+def in_ways(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("ranks", "way"), [WAYS[name] for name in names], ids=names)
+
+
 # --- as a part of another module ------------------------------------------------------------------
+
+NESTED = """
+class Outer(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.tail = net, nn.Linear(2, 2)
+
+def same(found, expected):
+    return all(torch.equal(found[name].cpu(), value) for name, value in expected.items())
+
+torch.manual_seed(0)
+model = Outer(torchacc.accelerate(before(models.made(0)), config=config))
+other = Outer(models.made(7)).state_dict()
+assert list(model.state_dict()) == list(other)
+assert same(model.net.state_dict(), models.made(0).state_dict())
+loaded = model.load_state_dict(other)
+assert not loaded.missing_keys and not loaded.unexpected_keys
+assert same(model.state_dict(), other)
+third = Outer(models.made(8)).state_dict()
+model.load_state_dict(third, strict=False)
+assert same(model.state_dict(), third)
+
+short = {name: value for name, value in other.items() if name != "net.head.bias"}
+short["net.more"] = torch.ones(1)
+loaded = model.load_state_dict(short, strict=False)
+report(missing=loaded.missing_keys, unexpected=loaded.unexpected_keys)
+report(strict=refused(lambda: model.load_state_dict(short)))
+wide = {**other, "net.head.bias": torch.ones(5)}
+report(shape=refused(lambda: model.load_state_dict(wide)))
+"""
+
+
+@in_ways(*WAYS)
+def test_a_part_of_another_module_is_saved_and_loaded_with_it(device, ranks, way):
+    for each in run_ranks(BEGIN + way + NESTED, ranks):
+        found = each.reports
+        assert (found["missing"], found["unexpected"]) == (["net.head.bias"], ["net.more"])
+        assert 'Missing key(s) in state_dict: "net.head.bias".' in found["strict"]
+        assert 'Unexpected key(s) in state_dict: "net.more".' in found["strict"]
+        assert "net: Error(s) in loading" in found["shape"]
+        assert "size mismatch for" in found["shape"]
+
 
 VERSIONS = """
 class Normed(nn.Module):

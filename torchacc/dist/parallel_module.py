@@ -26,8 +26,8 @@ class ParallelModule(nn.Module):
     """A model that is trained by several processes, which looks as it does in one.
 
     Attributes are read from the model and written to it, `state_dict()` and the names of parameters
-    are those of the model. Unless the model has them itself there are `config`, `mesh`, and
-    `model`, the next wrapper inside or the model.
+    are those of the model, also as a part of another module. Unless the model has them itself there
+    are `config`, `mesh`, and `model`, the next wrapper inside or the model.
 
     A function of the model that calls its own `forward` goes past the wrapper, as with torch's
     DistributedDataParallel: call the object itself.
@@ -157,6 +157,36 @@ class ParallelModule(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         return self._acc_names.load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """What `load_state_dict` of a module around this one calls: all of the model, here.
+
+        Of the versions that such a state has, torch hands on that of the model itself.
+        """
+        part = OrderedDict(
+            (name.removeprefix(prefix), value)
+            for name, value in state_dict.items()
+            if name.startswith(prefix)
+        )
+        part._metadata = {"": local_metadata}  # type: ignore[attr-defined]
+        assign = {"assign": True} if local_metadata.get("assign_to_params_buffers") else {}
+        try:
+            found = self.load_state_dict(part, strict=False, **assign)
+        except RuntimeError as error:
+            error_msgs.append(f"{prefix.removesuffix('.')}: {error}")
+            return
+        if strict:
+            missing_keys += [prefix + name for name in found.missing_keys]
+            unexpected_keys += [prefix + name for name in found.unexpected_keys]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Parameter]]:
         return self._acc_names.named_parameters(*args, **kwargs)
