@@ -118,6 +118,97 @@ def test_modules_are_told_the_version_of_a_state(device, ranks, way):
     assert all(each == others for each in done[1:])
 
 
+# --- hooks, and what else nn.Module keeps ---------------------------------------------------------
+
+
+def test_hooks_of_calls_are_called(device):
+    code = """
+model = torchacc.accelerate(models.made(0))
+calls = []
+model.register_forward_pre_hook(lambda module, args: calls.append("before forward"))
+model.register_forward_hook(lambda module, args, out: calls.append("forward"))
+model.register_full_backward_pre_hook(lambda module, grads: calls.append("before backward"))
+model.register_full_backward_hook(lambda module, grads, outs: calls.append("backward"))
+model(torch.ones(2, 4, device=model.device, requires_grad=True)).sum().backward()
+report(calls=calls)
+"""
+    for each in run_ranks(SETUP + code, 2):
+        expected = ["before forward", "forward", "before backward", "backward"]
+        assert each.reports["calls"] == expected
+
+
+STATES = """
+model = torchacc.accelerate(before(models.made(0)), config=config)
+calls = []
+def renamed(module, state, prefix, versions):
+    calls.append("saved")
+    state[prefix + "top.bias"] = state.pop(prefix + "head.bias")
+def named_back(module, state, prefix, *rest):
+    calls.append("before load")
+    state[prefix + "head.bias"] = state.pop(prefix + "top.bias")
+model.register_state_dict_pre_hook(lambda module, prefix, keep: calls.append("before save"))
+model.register_state_dict_post_hook(renamed)
+model.register_load_state_dict_pre_hook(named_back)
+model.register_load_state_dict_post_hook(lambda module, keys: calls.append("loaded"))
+state = model.state_dict()
+report(saved=calls[:], there="top.bias" in state and "head.bias" not in state)
+calls.clear()
+for name, value in state.items():
+    state[name] = value.clone()  # it may share memory with the model
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.zero_()
+model.load_state_dict(state)
+report(loaded=[each for each in calls if "load" in each])
+report(same=all(torch.equal(value, state[name]) for name, value in model.state_dict().items()))
+report(some=float(state["top.bias"].abs().sum()) > 0)
+"""
+
+
+@in_ways("dp", "fsdp", "tp")
+def test_hooks_of_states_are_called_with_the_models_names(device, ranks, way):
+    for each in run_ranks(BEGIN + way + STATES, ranks):
+        assert each.reports == {
+            "saved": ["before save", "saved"],
+            "there": True,
+            "loaded": ["before load", "loaded"],
+            "same": True,
+            "some": True,
+        }
+
+
+def test_a_call_can_be_compiled(device):
+    code = """
+model = torchacc.accelerate(models.made(0))
+x = torch.ones(2, 4, device=model.device)
+expected = model(x)
+model.compile(backend="eager")
+torch.testing.assert_close(model(x), expected)
+model(x).sum().backward()
+report(done=all(p.grad is not None for p in model.parameters()))
+"""
+    for each in run_ranks(SETUP + code, 2):
+        assert each.reports["done"]
+
+
+def test_what_is_registered_is_the_models(device):
+    code = """
+plain = models.made(0)
+model = torchacc.accelerate(plain)
+model.register_buffer("extra", torch.ones(3))
+model.register_parameter("gain", nn.Parameter(torch.ones(1)))
+model.add_module("more", nn.Linear(1, 1))
+model.register_module("other", nn.Linear(1, 1))
+for name in ("extra", "gain", "more", "other"):
+    assert getattr(plain, name) is getattr(model, name)
+assert {"extra", "gain", "more.bias", "other.bias"} <= set(model.state_dict())
+assert "gain" in dict(model.named_parameters()) and "more" in dict(model.named_children())
+report(again=refused(lambda: model.register_buffer("head", torch.ones(1))))
+"""
+    for each in run_ranks(SETUP + code, 2):
+        assert "attribute 'head' already exists" in each.reports["again"]
+
+
 # --- whose attributes are -------------------------------------------------------------------------
 
 CLASHES = """

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.hooks import RemovableHandle
 
 from torchacc.device import device_type
 from torchacc.dist import shards
@@ -65,6 +66,8 @@ class FullyShardedDataParallel(ParallelModule):
         run_in_half(half, fsdp.FullyShardedDataParallel.fsdp_modules(wrapped))
         wrapped.replica = mesh.joint_coordinate("dp", "sp")
         self._acc_wrap(wrapped, wrapped)
+        # Puts torch's wrappers into the names of a state.
+        self._acc_renames = next(iter(wrapped._load_state_dict_pre_hooks))
 
     def clip_grad_norm_(self, max_grad_norm: float) -> Tensor:
         return self._acc_names.clip_grad_norm_(max_grad_norm)
@@ -107,6 +110,12 @@ class FullyShardedDataParallel(ParallelModule):
         }
         found = super().load_state_dict(state, *args, **kwargs)
         return type(found)(*([model_name(name) for name in names] for names in found))
+
+    def _register_load_state_dict_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        made = super()._register_load_state_dict_pre_hook(*args, **kwargs)
+        # The program's hooks see the model's names.
+        self._acc_names._load_state_dict_pre_hooks.move_to_end(self._acc_renames)
+        return made
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What this process's shards are, in plain values: for files (`docs/checkpoints.md`)."""

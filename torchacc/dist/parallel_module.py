@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
 from torchacc.dist.norms import scale_gradients_, total_norm
 
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from torchacc.config import Config
     from torchacc.dist.mesh import Mesh
 
-# What belongs to the wrapper itself begins so, or is here; every other attribute is the model's.
+# What belongs to the wrapper itself begins so, since every other attribute is the model's; besides
+# there is what nn.Module keeps of an object that is called.
 _PREFIX = "_acc_"
-_OWN = frozenset(("training",))
+_OWN = frozenset(("training", "_compiled_call_impl", "_is_full_backward_hook"))
 
 
 class ParallelModule(nn.Module):
@@ -30,7 +32,8 @@ class ParallelModule(nn.Module):
     are `config`, `mesh`, and `model`, the next wrapper inside or the model.
 
     A function of the model that calls its own `forward` goes past the wrapper, as with torch's
-    DistributedDataParallel: call the object itself.
+    DistributedDataParallel: call the object itself. Its hooks of calls are the wrapper's. Those of
+    states get the module whose state it is: the model, or what torch has made of it.
 
     Args:
         model: a model, or a ParallelModule to be wrapped once more.
@@ -130,6 +133,15 @@ class ParallelModule(nn.Module):
         else:
             delattr(self._acc_user, name)
 
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        self._acc_user.register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        self._acc_user.register_parameter(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:  # `register_module` calls it
+        self._acc_user.add_module(*args, **kwargs)
+
     # Python looks for these in the class: a Sequential or a ModuleList has its items.
 
     def __getitem__(self, index: Any) -> Any:
@@ -187,6 +199,24 @@ class ParallelModule(nn.Module):
         if strict:
             missing_keys += [prefix + name for name in found.missing_keys]
             unexpected_keys += [prefix + name for name in found.unexpected_keys]
+
+    def _register_state_dict_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        return self._acc_names._register_state_dict_hook(hook)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        return self._acc_names.register_state_dict_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        return self._acc_names.register_state_dict_pre_hook(hook)
+
+    # `register_load_state_dict_pre_hook` calls it.
+    def _register_load_state_dict_pre_hook(
+        self, hook: Callable[..., Any], with_module: bool = False
+    ) -> RemovableHandle:
+        return self._acc_names._register_load_state_dict_pre_hook(hook, with_module)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        return self._acc_names.register_load_state_dict_post_hook(hook)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Parameter]]:
         return self._acc_names.named_parameters(*args, **kwargs)
