@@ -120,6 +120,20 @@ except ValueError as error:
         assert "config.dist.tp.size is 1" in each.reports["one"]
 
 
+def test_a_shared_parameter_that_is_marked_stays_shared(device):
+    code = """
+plain.more = nn.Sequential(plain.last, nn.Linear(11, 11))  # a third name
+whole = plain.words.weight.detach().clone()
+tp.mark_sharding(plain, "last.weight", (0, None), config)
+held = plain.last.weight
+report(shared=plain.words.weight is held and plain.more[0].weight is held,
+       same=torch.equal(held.full_tensor().cpu(), whole), part=held.to_local().shape[0])
+"""
+    parts = [6, 5]  # of 11
+    for each, part in zip(run_ranks(WORDS + code, 2), parts, strict=True):
+        assert each.reports == {"shared": True, "same": True, "part": part}
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_state_is_whole_and_comes_back(device, ranks):
     """Layers alone that are split, and split layers of stages: a file has all of a tensor."""

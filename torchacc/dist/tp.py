@@ -167,6 +167,8 @@ def mark_sharding(
 ) -> DTensor:
     """Splits the parameter `name` of `module` along one dimension; its new value is returned.
 
+    Layers inside of `module` that share it go on sharing it.
+
     `partition_spec` has an entry for each dimension of the parameter: 0, the axis of the mesh, for
     the one to split, None for the others.
     """
@@ -183,8 +185,10 @@ def mark_sharding(
         distribute_tensor(parameter.detach().to(torch.device(device_type())), mesh, [placement]),
         requires_grad=parameter.requires_grad,
     )
-    owner, _, last = name.rpartition(".")
-    module.get_submodule(owner).register_parameter(last, made)
+    for each, held in list(module.named_parameters(remove_duplicate=False)):
+        if held is parameter:
+            owner, _, last = each.rpartition(".")
+            module.get_submodule(owner).register_parameter(last, made)
     _replaced.replace([parameter], [made])
     return made.data
 
