@@ -25,7 +25,7 @@ from torchacc.ahead import Ahead, Pace
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
 from torchacc.device import device_type, is_lazy_device, lazy_device, reads_pinned_memory
 from torchacc.logger import say_once
-from torchacc.sharding import distributed_sampler, follow_epochs, is_divided, next_epoch
+from torchacc.sharding import Turns, distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _C, _boundary
 
@@ -224,9 +224,10 @@ class _Iteration:
         self._convert = loader._convert
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead, unless
         # who gave the batch may change it before it is handed out. Worker processes make each anew.
+        whole = self._inner[0].elements if isinstance(self._inner[0], Turns) else self._inner[0]
         self._moves = (
             self._marks
-            and isinstance(self._inner[0], dataloader._MultiProcessingDataLoaderIter)
+            and isinstance(whole, dataloader._MultiProcessingDataLoaderIter)
             and not reads_pinned_memory(loader.device)
         )
         self._ahead = loader._ahead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,11 +14,39 @@ from torch.utils.data.distributed import DistributedSampler
 from torchacc.logger import say_once
 
 
+class Turns:
+    """An iterator over every `count`-th of `elements`, from the element `rank` on.
+
+    Elements from the beginning fill up the last round.
+    """
+
+    def __init__(self, elements: Iterator[Any], rank: int, count: int) -> None:
+        self.elements = elements
+        self._rank = rank
+        self._count = count
+        self._first: list[Any] = []
+
+    def __iter__(self) -> Turns:
+        return self
+
+    def __next__(self) -> Any:
+        # After the end, and after an error, nothing is asked any more.
+        elements, self.elements = self.elements, iter(())
+        turn = list(islice(elements, self._count))
+        if len(turn) == self._count:
+            self.elements = elements
+        if not turn:
+            raise StopIteration
+        self._first = self._first or turn
+        missing = range(self._count - len(turn))
+        return (turn + [self._first[index % len(self._first)] for index in missing])[self._rank]
+
+
 class Shard:
-    """Every `count`-th element of an iterable, from the element `rank` on.
+    """Every `count`-th element of a sampler, from the element `rank` on.
 
     All shards have the same length: elements from the beginning fill up the last round. The
-    iterable has to yield the same on every process. So with a `seed`, where it, or a sampler that
+    sampler has to yield the same on every process. So with a `seed`, where it, or a sampler that
     it draws from, has an attribute `generator`, as torch's random samplers do, that becomes one
     with a seed of the pass: `seed` plus the number of passes before.
     """
@@ -31,25 +60,17 @@ class Shard:
         self._seed = seed
         self._passes = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def _begin(self) -> Turns:
         if self._seed is not None:
             for owner in (self._inner, getattr(self._inner, "sampler", None)):
                 if hasattr(owner, "generator"):
                     owner.generator = torch.Generator().manual_seed(self._seed + self._passes)
         self._passes += 1
-        first: list[Any] = []
-        current: list[Any] = []
-        for element in self._inner:
-            if len(first) < self._count:
-                first.append(element)
-            current.append(element)
-            if len(current) == self._count:
-                yield current[self._rank]
-                current = []
-        if current:
-            missing = self._count - len(current)
-            current += [first[index % len(first)] for index in range(missing)]
-            yield current[self._rank]
+        return Turns(iter(self._inner), self._rank, self._count)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not before the first element: a DataLoader makes iterators that it does not use.
+        yield from self._begin()
 
     def __len__(self) -> int:
         return -(-len(self._inner) // self._count)  # type: ignore[arg-type]
@@ -59,6 +80,14 @@ class Shard:
         if name.startswith("__") or name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
+
+
+class LoaderShard(Shard):
+    """The same of the batches of a loader."""
+
+    def __iter__(self) -> Iterator[Any]:
+        # At once: worker processes are forked by the thread that asks for the iterator.
+        return self._begin()
 
 
 def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Iterable[Any]:
@@ -76,14 +105,14 @@ def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Ite
     if distributed_sampler(loader) is not None:
         return loader
     if not isinstance(loader, DataLoader):
-        return Shard(loader, rank, count)
+        return LoaderShard(loader, rank, count)
     made = copy.copy(loader)
     # The loader refuses to have these assigned, since its workers know the old ones: this one has
     # none yet.
     state = made.__dict__
     state["_iterator"] = None
     if isinstance(loader.dataset, IterableDataset):
-        return Shard(made, rank, count, seed)
+        return LoaderShard(made, rank, count, seed)
     if type(loader.batch_sampler) is BatchSampler:
         sampler = Shard(_own(loader.sampler), rank, count, seed)
         state["sampler"] = sampler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -146,6 +147,56 @@ def test_processes_that_share_a_part_read_the_same():
     first, second = (read(each) for each in made)
     assert first == second and sorted(sum(first, [])) == list(range(8))
     assert read(made[0]) == read(made[1]) != first  # the next pass
+
+
+def test_passes_are_counted_alike_with_workers_and_without():
+    """torch makes two iterators of a sampler for a pass with workers, and uses one."""
+    found = []
+    for workers in (0, 1):
+        sampler = RandomSampler(range(12))
+        loader = DataLoader(dataset(12), batch_size=None, sampler=sampler, num_workers=workers)
+        part = shard_loader(loader, 0, 2, seed=5)
+        found.append([[int(x[0]) for x in part] for _ in range(2)])
+    assert found[0] == found[1]
+
+
+class Noting(DataLoader):
+    """Notes in which threads its iterators are made."""
+
+    threads: list[threading.Thread] = []
+
+    def _get_iterator(self):
+        self.threads.append(threading.current_thread())
+        return super()._get_iterator()
+
+
+def test_workers_of_a_divided_stream_are_forked_by_the_loop(device):
+    Noting.threads.clear()
+    plain = Noting(Stream(), batch_size=2, num_workers=1)
+    loader = torchacc.AsyncLoader(shard_loader(plain, 1, 2, seed=0), device)
+    for _ in range(2):  # one of them is read by a thread
+        iterator = iter(loader)
+        assert Noting.threads == [threading.main_thread()]
+        Noting.threads.clear()
+        assert [batch.flatten().tolist() for batch in iterator] == [[2, 3], [6, 7]]
+    assert Noting.threads == []
+
+
+def test_batches_of_workers_are_known_as_such_when_they_are_divided(device):
+    plain = DataLoader(Stream(), batch_size=2, num_workers=1)
+    parts = [shard_loader(each, 0, 2, seed=0) for each in (plain, [torch.ones(1)])]
+    ways = [iter(torchacc.AsyncLoader(each, device))._moves for each in (plain, *parts)]
+    assert ways[0] == ways[1] and not ways[2]
+
+
+def test_a_part_ends_with_an_error():
+    """Whether or not what it is a part of would go on: processes would not be at the same place."""
+    numbers = {number: number for number in range(8) if number != 3}
+    part = iter(shard_loader(map(numbers.__getitem__, range(8)), 0, 2, seed=0))
+    assert next(part) == 0
+    with pytest.raises(KeyError):
+        next(part)
+    assert list(part) == []
 
 
 def test_loaders_and_samplers_of_the_program_are_not_given_generators():
