@@ -93,7 +93,9 @@ class LoaderShard(Shard):
 def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Iterable[Any]:
     """A loader of the part of process `rank` of `count`; `loader` itself is not changed.
 
-    Those with the same `rank`, which may be the only one, read the same in the same order.
+    Those with the same `rank`, which may be the only one, read the same in the same order, and
+    their workers draw the same random numbers. Without workers a data set draws from the generators
+    of its process, which are left to the program.
 
     Of a DataLoader over a map-style data set the samples are divided, so its batches have the size
     that they had; one with a batch sampler of its own has its batches divided. Anything else yields
@@ -113,6 +115,10 @@ def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Ite
     state["_iterator"] = None
     if isinstance(loader.dataset, IterableDataset):
         return LoaderShard(made, rank, count, seed)
+    # Where another device is the default, torch draws on it, and refuses a generator of the CPU.
+    if loader.num_workers > 0 and torch.get_default_device().type == "cpu":
+        # For the seeds of workers: alike where the same is read, other ones elsewhere.
+        state["generator"] = _generator_of(rank, seed)
     if type(loader.batch_sampler) is BatchSampler:
         sampler = Shard(_own(loader.sampler), rank, count, seed)
         state["sampler"] = sampler
@@ -122,6 +128,13 @@ def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Ite
     else:
         state["sampler"] = Shard(_own(loader.sampler), rank, count, seed)
     return made
+
+
+def _generator_of(rank: int, seed: int) -> torch.Generator:
+    """Those of two ranks have nothing to do with each other, nor with one that has the seed."""
+    seeded = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(1 << 62, (rank + 1,), generator=seeded, device="cpu")
+    return torch.Generator().manual_seed(int(drawn[rank]))
 
 
 def _own(sampler: Any) -> Any:

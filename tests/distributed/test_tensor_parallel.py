@@ -373,3 +373,28 @@ report(done=True)
 """
     for each in run_ranks(WORDS + code, 4):
         assert each.reports["done"]
+
+
+def test_processes_that_share_layers_read_the_same(device):
+    """Also what a data set draws, where workers read it; else the log says that it is not so."""
+    code = """
+from torch.utils.data import DataLoader, Dataset
+class Noisy(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return index + torch.rand(())
+config.dataloader.shard = True
+torch.manual_seed(RANK)
+for workers in (1, 0):
+    data = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=workers)
+    _, loader = torchacc.accelerate(models.made(0), data, config)
+    report(**{str(workers): [batch.tolist() for batch in loader]})
+"""
+    first, second = run_ranks(SETUP + "config.dist.tp.size = 2\n" + code, 2)
+    assert first.reports["1"] == second.reports["1"]
+    floors = [[[int(x) for x in batch] for batch in each.reports["0"]] for each in (first, second)]
+    assert floors[0] == floors[1]
+    line = "into 1 parts, each for 2 processes, which read the same."
+    own = line + " What the data set or collate_fn draws at random is each process's own"
+    assert first.stderr.count(line) == 2 and first.stderr.count(own) == 1

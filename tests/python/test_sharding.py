@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -147,6 +150,55 @@ def test_processes_that_share_a_part_read_the_same():
     first, second = (read(each) for each in made)
     assert first == second and sorted(sum(first, [])) == list(range(8))
     assert read(made[0]) == read(made[1]) != first  # the next pass
+
+
+class Noisy(Dataset):
+    """Each sample is its number and what three generators draw."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        drawn = (torch.rand(()).item(), random.random(), np.random.random())
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+LOADERS = {
+    "samples": lambda: DataLoader(Noisy(), batch_size=2, shuffle=True, num_workers=1),
+    "batches": lambda: DataLoader(
+        Noisy(),
+        batch_sampler=type("Own", (BatchSampler,), {})(RandomSampler(range(8)), 2, False),
+        num_workers=1,
+    ),
+    "no batches": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True, num_workers=1),
+    "its own generator": lambda: DataLoader(
+        Noisy(), batch_size=2, num_workers=1, generator=torch.Generator()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_workers_draw_the_same_where_the_same_is_read(kind):
+    made = []
+    for process, rank in enumerate((0, 0, 1)):
+        torch.manual_seed(process)
+        loader = LOADERS[kind]()
+        generator = loader.generator
+        made.append(shard_loader(loader, rank, 2, seed=5))
+        assert loader.generator is generator
+    passes = [[torch.stack(list(part)).view(-1, 4).tolist() for part in made] for _ in range(2)]
+    for first, same, other in passes:
+        assert first == same
+        assert {row[0] for row in first} | {row[0] for row in other} == set(range(8))
+    noise = [[value for row in part for value in row[1:]] for each in passes for part in each[1:]]
+    assert len(set(sum(noise, []))) == 4 * 4 * 3, "two ranks or two passes drew the same"
+
+
+def test_workers_can_be_asked_for_where_a_device_is_the_default(device):
+    data = dataset(8)
+    with torch.device(device):
+        part = shard_loader(DataLoader(data, batch_size=2, num_workers=1), 1, 2, seed=5)
+        assert read(part) == [[1, 3], [5, 7]]
 
 
 def test_passes_are_counted_alike_with_workers_and_without():

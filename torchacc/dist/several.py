@@ -221,7 +221,13 @@ def _how_data_is_read(loader: Iterable[Any], config: Config, count: int) -> str:
     together = count // parts
     if config.dataloader.shard:
         same = f", each for {together} processes, which read the same" if together > 1 else ""
-        return f"The data is divided (dataloader.shard) into {parts} parts{same}."
+        line = f"The data is divided (dataloader.shard) into {parts} parts{same}."
+        if same and getattr(loader, "num_workers", None) == 0:
+            line += (
+                " What the data set or collate_fn draws at random is each process's own: let "
+                "workers read (num_workers), which get the same seeds."
+            )
+        return line
     return (
         f"Each of the {count} processes iterates the loader as it was made, over all of the data. "
         "config.dataloader.shard = True divides it."
