@@ -16,6 +16,7 @@ from torchacc.device import is_lazy_device, lazy_device
 from torchacc.dist import several
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.follow import follow_device
+from torchacc.launched import is_launched
 from torchacc.loader import AsyncLoader, check_iterable
 from torchacc.logger import logger, say_once
 from torchacc.patch import patch
@@ -170,9 +171,10 @@ def _device_of(model: nn.Module) -> torch.device:
     current = lazy_device()
     if device is not None and device != current and several.is_one_of_several():
         raise ValueError(
-            f"[accelerate] the model is on {device}, and this process uses {current}, as the "
-            f"{current.index + 1}. of its machine. Leave the model on the CPU, or move it to "
-            f"{device.type!r} without an index after torch.{device.type}.set_device."
+            f"[accelerate] the model is on {device}, and this process uses {current}"
+            + (f", as the {current.index + 1}. of its machine" if is_launched() else "")
+            + f". Leave the model on the CPU, or move it to {device.type!r} without an index after "
+            f"torch.{device.type}.set_device."
         )
     return current if device is None else device
 

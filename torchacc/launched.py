@@ -63,3 +63,13 @@ def present_world_size() -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return world_size()
+
+
+def present_rank() -> int:
+    """The number of this process in the default process group; in none, what the launcher says.
+
+    One of this process alone does not count.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return dist.get_rank()
+    return rank()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from torchacc.launched import rank
+from torchacc.launched import present_rank
 from torchacc.logger import logger
 from torchacc_device import _as_cuda, _patches
 
@@ -38,7 +38,7 @@ def patch(devices: bool = False) -> tuple[str, ...]:
     names = tuple(name for name in _patches.applied() if name in _OURS)
     if not before.issuperset(names):
         logger.log(
-            logging.INFO if rank() == 0 else logging.DEBUG,
+            logging.INFO if present_rank() == 0 else logging.DEBUG,
             "%sautocast, GradScaler and %d names of torch.cuda act on the lazy device; "
             "torchacc.unpatch() takes that back",
             "devices called cuda, " if devices else "",

@@ -31,14 +31,15 @@ def save(
     Args:
         data: anything that torch.save takes. Tensors may share memory, and do so when loaded.
         file_or_path: with `master_only` False a different one for each process.
-        master_only: whether only the first process of each machine writes.
+        master_only: whether only the first process of each machine writes, by the LOCAL_RANK of a
+            launcher. Without it every process does.
         global_master: with `master_only`, whether only the first of all processes writes.
 
     Raises OSError where the file cannot be written.
     """
     # Others may wait for what this process has recorded, whether or not it writes.
     sync()
-    first = launched.rank() if global_master else launched.local_rank()
+    first = launched.present_rank() if global_master else launched.local_rank()
     if master_only and first != 0:
         return
     # torch.save asks only for the name and the Pickler of a module.

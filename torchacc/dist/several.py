@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchacc import launched
 from torchacc.config_node import Node
 from torchacc.dist import group
 from torchacc.dist.parallel_module import ParallelModule
@@ -37,8 +36,8 @@ def prepare(model: nn.Module) -> None:
 
 
 def is_one_of_several() -> bool:
-    """Whether a launcher started this process and others that train with it."""
-    return launched.is_launched() and dist.get_world_size() > 1
+    """Whether others train with this process: a launcher's, or those of the program's own group."""
+    return dist.get_world_size() > 1
 
 
 def trains_together(model: nn.Module) -> bool:
@@ -191,10 +190,10 @@ def divided(loader: Iterable[Any], config: Config) -> Iterable[Any]:
 
 def say_how(model: nn.Module, loader: Iterable[Any] | None, config: Config) -> None:
     """Says once how the processes share the work; only the first process speaks."""
-    line = group.torchrun_line()
+    count = dist.get_world_size()
+    line = group.torchrun_line() if count == 1 else None
     if line is not None:
         say_once("torchrun line", line, logging.INFO)
-    count = dist.get_world_size()
     if count == 1 or dist.get_rank() != 0:
         return
     if isinstance(model, ParallelModule):
