@@ -161,6 +161,8 @@ class CopyingWork final : public c10d::Work {
         future_(inner->getFuture()->then(
             [copy = std::move(copy)](c10::ivalue::Future& done) {
               done.value();  // throws what has failed
+              // In Gloo's thread, which knows nothing of an inference mode that they were made in.
+              const at::AutoDispatchBelowADInplaceOrView below;
               copy();
               return c10::IValue();
             },

@@ -1,5 +1,6 @@
 #include "distributed/transfer.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
 
@@ -118,6 +119,8 @@ class HostTransfer final : public runtime::Transfer {
     }
     // These go on only while somebody waits for them.
     std::thread([work = std::move(work), tell] {
+      // Some copy their results then, to tensors that may have been made in inference mode.
+      const at::AutoDispatchBelowADInplaceOrView below;
       try {
         work->wait();
         tell(nullptr);

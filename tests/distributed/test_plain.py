@@ -430,6 +430,40 @@ report(y=y.cpu().tolist(), z=z.cpu().tolist(), w=w.cpu().tolist(), late=late.cpu
         assert found["done"] and found["success"]
 
 
+def test_collectives_in_inference_mode():
+    """Threads that are in no such mode copy some of the results."""
+    code = """
+dist.init_process_group("acc")
+other = 1 - RANK
+def results():
+    def made(size=2):
+        return torch.empty(size, device=device)
+    x = torch.arange(4.0, device=device) + 10 * RANK
+    parts, listed, scattered = list(x.chunk(2)), made(), made()
+    exchanged, gathered = [made(), made()], [made(4), made(4)]
+    dist.reduce_scatter_tensor(scattered, x)
+    dist.reduce_scatter(listed, parts)
+    dist.all_to_all(exchanged, parts)
+    dist.all_gather(gathered, x)
+    mean = x.clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    received, own = made(4), made(4)
+    for rank, to in ((other, received), (RANK, own)):
+        dist.isend(x, rank)
+        dist.recv(to, rank)
+    return [t.tolist() for t in (scattered, listed, *exchanged, *gathered, mean, received, own)]
+plain = results()
+with torch.inference_mode():
+    report(plain=plain, inferred=refused(lambda: report(found=results())))
+report(after=results())
+"""
+    for number, rank in enumerate(one(code)):
+        found = rank.reports
+        assert found["inferred"] == "accepted"
+        assert found["plain"] == found["found"] == found["after"]
+        assert found["plain"][:2] == [[10 + 4 * number, 12 + 4 * number]] * 2
+
+
 def test_distributed_autograd_and_the_optimizer_of_its_parameters():
     code = """
 from torch.distributed import autograd, rpc
