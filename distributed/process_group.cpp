@@ -140,10 +140,9 @@ void ProcessGroupACC::setTimeout(std::chrono::milliseconds timeout) {
   transport_->setTimeout(timeout);
 }
 
-ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, const Tensors& tensors,
+ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, c10::ScalarType type,
                                                       const char* what) const {
   Reduction made{static_cast<int64_t>(op.op_), Tensor(), false};
-  const c10::ScalarType type = tensors[0].scalar_type();
   check_reduces(what, made.op, type);
   const auto scaled_by = [&](double factor) {
     made.factor = at::scalar_tensor(factor, at::TensorOptions().dtype(c10::kDouble));
@@ -217,28 +216,32 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
                                          const ReduceOp& op, std::vector<int64_t> rest) {
   const char* what = name(collective);
   check_tensors(what, tensors);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<Reduction> by;  // of each: several at once may be of several types
   for (const Tensor& tensor : tensors) {
-    check_reduces(what, op.op_, tensor.scalar_type());
+    by.push_back(reduction(op, tensor.scalar_type(), what));
     at::assert_no_internal_overlap(tensor);
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const Reduction by = reduction(op, tensors, what);
-  rest.insert(rest.begin(), by.op);
+  rest.insert(rest.begin(), by[0].op);
   // Who gets no result keeps what it had.
   const bool bystander = collective == Collective::kReduce && rank_ != rest[1];
   Tensors to = tensors;
   if (bystander) to[0] = tensors[0].clone();
-  if (by.factor.defined() && to.size() == 1) {
-    to[0].mul_(by.factor);
-  } else if (by.factor.defined()) {
+  if (to.size() == 1) {
+    if (by[0].factor.defined()) to[0].mul_(by[0].factor);
+  } else {
     // All before the first is changed: one of them may have no valid contents.
-    Tensors scaled;
-    for (const Tensor& tensor : to) scaled.push_back(at::mul(tensor, by.factor));
-    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(scaled[i]);
+    Tensors scaled(to.size());
+    for (size_t i = 0; i < to.size(); ++i) {
+      if (by[i].factor.defined()) scaled[i] = at::mul(to[i], by[i].factor);
+    }
+    for (size_t i = 0; i < to.size(); ++i) {
+      if (scaled[i].defined()) to[i].copy_(scaled[i]);
+    }
   }
   WorkPtr work = call(collective, to, {}, std::move(rest), /*in_place=*/true, &op);
-  if (by.divides_after && !bystander) {
-    for (Tensor& tensor : to) tensor.div_(size_, "trunc");
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (by[i].divides_after && !bystander) to[i].div_(size_, "trunc");
   }
   if (!bystander) return work;
   return c10::make_intrusive<RecordedWork>(type_of(collective), tensors,
@@ -252,14 +255,16 @@ WorkPtr ProcessGroupACC::reduce_to(Collective collective, const Tensors& outputs
   check_tensors(what, outputs);
   check_tensors(what, inputs);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Reduction by = reduction(op, outputs, what);
+  std::vector<Reduction> by;  // of each output
+  for (const Tensor& output : outputs) by.push_back(reduction(op, output.scalar_type(), what));
   Tensors from = inputs;
-  if (by.factor.defined()) {
-    for (Tensor& tensor : from) tensor = at::mul(tensor, by.factor);
+  for (size_t i = 0; i < from.size(); ++i) {
+    const Tensor& factor = by[by.size() == 1 ? 0 : i].factor;
+    if (factor.defined()) from[i] = at::mul(from[i], factor);
   }
-  WorkPtr work = call(collective, outputs, from, {by.op}, /*in_place=*/false, &op);
-  if (by.divides_after) {
-    for (const Tensor& output : outputs) at::Tensor(output).div_(size_, "trunc");
+  WorkPtr work = call(collective, outputs, from, {by[0].op}, /*in_place=*/false, &op);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (by[i].divides_after) Tensor(outputs[i]).div_(size_, "trunc");
   }
   return work;
 }

@@ -100,13 +100,13 @@ class ProcessGroupACC final : public c10d::Backend {
   void shutdown() override;
 
  private:
-  // What a reduction asks for beyond what transports do.
+  // What a reduction of a tensor of some type asks for beyond what transports do.
   struct Reduction {
     int64_t op;
     at::Tensor factor;           // every operand is multiplied by it before; undefined: by nothing
     bool divides_after = false;  // integers: their sum is divided by the number of ranks
   };
-  Reduction reduction(const c10d::ReduceOp& op, const Tensors& tensors, const char* what) const;
+  Reduction reduction(const c10d::ReduceOp& op, c10::ScalarType type, const char* what) const;
 
   // Records a call whose tensors need not be contiguous. `in_place`: outputs have contents before.
   // `asked`: the reduction that the program asked for, by which ranks are compared.

@@ -216,3 +216,50 @@ def test_groups_count_gather_together_and_refuse_what_they_have_not():
         assert "getDuration" in found["duration"]
         assert found["allocates"] is False and found["splits"] is False
         assert "does not support getMemAllocator" in found["allocator"]
+
+
+MIXED = """
+ops = dist.ReduceOp
+half = dist._make_nccl_premul_sum(0.5)
+def numbers(count=1):
+    return torch.full((count,), 1.0 + RANK, device=device)
+def counts(count=1, dtype=torch.int32):
+    return torch.full((count,), 3 + 2 * RANK, dtype=dtype, device=device)
+def reduced(*tensors, op=ops.AVG):
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor, op)
+    return [tensor.item() for tensor in tensors]
+def scattered(*tensors, op=ops.AVG):
+    outputs = [tensor.new_empty(1) for tensor in tensors]
+    with dist._coalescing_manager():
+        for output, tensor in zip(outputs, tensors, strict=True):
+            dist.reduce_scatter_tensor(output, tensor, op)
+    return [output.item() for output in outputs]
+report(reduced=[reduced(numbers(), counts()), reduced(counts(), numbers())])
+report(scattered=[scattered(numbers(2), counts(2)), scattered(counts(2), numbers(2))])
+report(halved=[reduced(numbers(), numbers().half(), op=half),
+               scattered(numbers(2).half(), numbers(2), op=half)])
+kept = numbers()
+report(refused=[
+    refused(lambda: reduced(kept, counts(), op=half)),
+    refused(lambda: scattered(numbers(2), counts(2), op=half)),
+    refused(lambda: scattered(numbers(2), counts(2, torch.int16))),
+    refused(lambda: scattered(counts(2), numbers(2), op=ops.BAND)),
+])
+report(kept=kept.item(), after=reduced(numbers()))
+"""
+
+
+def test_tensors_of_several_types_are_reduced_each_as_its_own():
+    """An average of integers is divided behind the sum, one of others before it."""
+    for number, rank in enumerate(run_ranks(BEGIN + MIXED + END, 2)):
+        found = rank.reports
+        assert found["reduced"] == found["scattered"] == [[1.5, 4], [4, 1.5]]
+        assert found["halved"] == [[1.5, 1.5]] * 2
+        reduced, scattered, short, bitwise = found["refused"]
+        for text in (reduced, scattered):
+            assert text.startswith("TypeError: ") and "floating point numbers, got Int" in text
+        assert "does not take Short" in short
+        assert "bitwise operations take integers, got Float" in bitwise
+        assert found["kept"] == 1 + number and found["after"] == [1.5]
