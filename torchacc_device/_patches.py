@@ -26,6 +26,7 @@ says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc th
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -229,16 +230,44 @@ def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"[split_group] {mine} should be ranks of the group, 0 to {len(everyone) - 1}, "
                 "each of them once"
             )
-        return distributed_c10d.new_group(
-            [everyone[rank] for rank in mine],
-            timeout,
-            distributed_c10d.get_backend_config(parent),
-            pg_options,
-            use_local_synchronization=True,
-            group_desc=group_desc,
-        )
+        ranks = [everyone[rank] for rank in mine]
+        return _split_off(parent, ranks, timeout, pg_options, group_desc)
 
     return split_group
+
+
+def _split_off(
+    parent: Any, ranks: list[int], timeout: timedelta | None, options: Any, desc: str | None
+) -> Any:
+    """The group of `ranks`, some of the parent's. They make it, and the others need not be here.
+
+    As `new_group` does with use_local_synchronization, but for the name: torch takes that from how
+    many groups each process is in, and those that are in unlike numbers would not find each other.
+    """
+    backend = distributed_c10d.Backend(distributed_c10d.get_backend_config(parent))
+    timeout = distributed_c10d._get_default_timeout(backend) if timeout is None else timeout
+    distributed_c10d._check_valid_timeout(timeout)
+    world = distributed_c10d._world
+    rank = distributed_c10d.get_rank()
+    text = "_".join(map(str, ranks)).encode()
+    place = f"split/{hashlib.sha1(text, usedforsecurity=False).hexdigest()}"
+    # How many of these ranks there were before: each of them counts the same.
+    made = world.pg_map[parent][1].add(f"{place}/{rank}", 1)
+    default = distributed_c10d._get_default_group()
+    group, _ = distributed_c10d._new_process_group_helper(
+        len(ranks),
+        ranks.index(rank),
+        ranks,
+        backend,
+        world.pg_map[default][1],
+        f"{parent.group_name}/{place}/{made}",
+        options,
+        timeout=timeout,
+        device_id=default.bound_device_id,
+        group_desc=desc,
+    )
+    world.pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
+    return group
 
 
 _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (

@@ -115,6 +115,37 @@ for wrong in ([], [[]], [[0, 0, 1, 2]], [[0, 1, 2, 3]]):
         assert "should be ranks of the group, 0 to 2" in found["wrong"]
 
 
+def test_groups_are_split_whose_ranks_are_in_unlike_numbers_of_groups():
+    """torch names a group that only its ranks make by how many each of them is in."""
+    code = """
+from datetime import timedelta
+dist.init_process_group("acc")
+def summed(group):
+    x = torch.full((3,), 1.0 + RANK, device=device)
+    dist.all_reduce(x, group=group)
+    return x[0].item()
+def split(*arguments):
+    return dist.split_group(*arguments, timeout=timedelta(seconds=20), group_desc="a part")
+if RANK == 0:
+    dist.new_group([0], use_local_synchronization=True)
+first, second = split(None, [[2, 0], [1]]), split(None, [[0, 2], [1]])
+report(sums=[summed(first), summed(second)])
+if RANK != 1:
+    part = split(first, [[1, 0]])
+    names = {group.group_name for group in (first, second, part)}
+    report(part=summed(part), ranks=dist.get_process_group_ranks(part), said=part.group_desc,
+           names=len(names))
+    dist.destroy_process_group(part)
+    report(again=summed(split(first, [[0, 1]])))
+"""
+    for number, rank in enumerate(one(code, 3)):
+        found = rank.reports
+        assert found["sums"] == ([2, 2] if number == 1 else [4, 4])
+        if number != 1:
+            assert (found["part"], found["again"], found["ranks"]) == (4, 4, [0, 2])
+            assert (found["said"], found["names"]) == ("a part", 3)
+
+
 def test_a_group_can_be_aborted():
     """By another thread of a process that waits for a rank which does not come."""
     code = """
