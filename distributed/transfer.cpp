@@ -9,6 +9,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
@@ -89,51 +90,67 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   }
 }
 
+// For works that go on only while somebody waits for them.
+void wait_for(c10d::Work& work, Progress& progress) {
+  // Some copy their results then, to tensors that may have been made in inference mode.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  try {
+    work.wait();
+    progress.one_is_over(nullptr);
+  } catch (...) {
+    progress.one_is_over(std::current_exception());
+  }
+}
+
 class HostTransfer final : public runtime::Transfer {
  public:
-  HostTransfer(Works works, std::shared_ptr<Ledger> ledger, uint64_t sequence)
+  HostTransfer(const Works& works, std::shared_ptr<Ledger> ledger, uint64_t sequence)
       : ledger_(std::move(ledger)),
         sequence_(sequence),
         progress_(std::make_shared<Progress>(works.size())) {
-    for (auto& work : works) watch(std::move(work));
+    for (const auto& work : works) watch(work);
   }
 
   void wait() override {
     const Clock::time_point before = Clock::now();
+    for (const auto& work : take_unwatched()) wait_for(*work, *progress_);
     const Clock::time_point end = progress_->wait(*ledger_, sequence_);
     count(Counter::TransferUs, microseconds(end - begin_));
     count(Counter::TransferWaitUs, microseconds(Clock::now() - before));
   }
-  bool over() override { return progress_->over(); }
+  bool over() override {
+    for (const auto& work : take_unwatched()) watch(work);
+    return progress_->over();
+  }
 
  private:
-  void watch(c10::intrusive_ptr<c10d::Work> work) {
-    const auto tell = [progress = progress_](std::exception_ptr error) {
-      progress->one_is_over(std::move(error));
-    };
+  void watch(const c10::intrusive_ptr<c10d::Work>& work) {
     if (const auto future = future_of(*work)) {
-      future->addCallback([tell](c10::ivalue::Future& done) {
-        tell(done.hasError() ? done.exception_ptr() : nullptr);
+      future->addCallback([progress = progress_](c10::ivalue::Future& done) {
+        progress->one_is_over(done.hasError() ? done.exception_ptr() : nullptr);
       });
       return;
     }
-    // These go on only while somebody waits for them.
-    std::thread([work = std::move(work), tell] {
-      // Some copy their results then, to tensors that may have been made in inference mode.
-      const at::AutoDispatchBelowADInplaceOrView below;
-      try {
-        work->wait();
-        tell(nullptr);
-      } catch (...) {
-        tell(std::current_exception());
-      }
-    }).detach();
+    try {
+      std::thread([work, progress = progress_] { wait_for(*work, *progress); }).detach();
+    } catch (const std::system_error&) {  // no thread is left
+      const std::lock_guard lock(mutex_);
+      unwatched_.push_back(work);
+    }
+  }
+  Works take_unwatched() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(unwatched_, {});
   }
 
   const std::shared_ptr<Ledger> ledger_;
   const uint64_t sequence_;
   const std::shared_ptr<Progress> progress_;
   const Clock::time_point begin_ = Clock::now();
+  std::mutex mutex_;
+  // Those that no thread waits for. `wait` does, and then hears of nothing else; not the
+  // constructor: the program may have to send something first.
+  Works unwatched_;
 };
 
 class StreamTransfer final : public runtime::Transfer {
@@ -158,7 +175,7 @@ std::unique_ptr<runtime::Transfer> transfer_of(Works works, bool on_host,
   count(Counter::Transfers);
   if (works.empty()) return nullptr;
   if (!on_host) return std::make_unique<StreamTransfer>(std::move(works), std::move(ledger));
-  return std::make_unique<HostTransfer>(std::move(works), std::move(ledger), sequence);
+  return std::make_unique<HostTransfer>(works, std::move(ledger), sequence);
 }
 
 }  // namespace acc::distributed
