@@ -557,6 +557,8 @@ WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
   WorkPtr work;
   {
     const runtime::LockWithoutGil lock(calling_);
+    // What other threads have recorded meanwhile was noted before it, and begins before it.
+    session::flush(-1, record::FlushReason::kExplicit);
     ++sequence_;
     ledger_->note("barrier");
     sequence = ledger_->begin();

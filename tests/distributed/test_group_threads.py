@@ -66,3 +66,30 @@ def test_exchanges_go_on_where_no_thread_can_be_started():
         assert found["usual"] == found["found"] == [[10 + 4 * number, 12 + 4 * number], there]
         assert "can't start new thread" in found["thread"]
         assert not found["early"] and found["late"] == [value + 1 for value in there]
+
+
+BARRIER = """
+sys.setswitchinterval(100)  # who has the interpreter keeps it until it gives it up
+sleep = ctypes.PyDLL(None).usleep  # and does not for this
+x = torch.ones(4, device=device)
+def reduce():
+    group.allreduce([x])
+def both():
+    for _ in range(3):
+        if RANK == 1:
+            reduce()
+        else:
+            thread = threading.Thread(target=reduce)
+            thread.start()  # returns when that gives the interpreter up, to record,
+            sleep(300_000)  # and then waits for it, to note the line
+        backend.barrier().wait()
+        if RANK == 0:
+            thread.join()
+report(said=refused(both), x=refused(lambda: report(sum=x.tolist())))
+"""
+
+
+def test_a_barrier_comes_behind_what_another_thread_is_about_to_record():
+    for rank in run_ranks(BEGIN + BARRIER + END, 2, check=False):
+        assert rank.reports["said"] == rank.reports["x"] == "accepted"
+        assert rank.reports["sum"] == [8.0] * 4
