@@ -91,8 +91,13 @@ RecordedWork::RecordedWork(c10d::OpType type, std::vector<at::Tensor> result,
       sequence_(sequence),
       ledger_(std::move(ledger)) {}
 
+std::exception_ptr RecordedWork::error() const {
+  const std::lock_guard lock(known_);
+  return error_;
+}
+
 bool RecordedWork::isCompleted() {
-  if (device_ < 0 || opType_ == c10d::OpType::SEND || error_ != nullptr) return true;
+  if (device_ < 0 || opType_ == c10d::OpType::SEND || error() != nullptr) return true;
   const runtime::GilRelease release;
   // Strict mode's refusal is no failure of the collective, which has not been submitted.
   session::refuse_cut(device_, record::FlushReason::kEvent);
@@ -111,7 +116,8 @@ bool RecordedWork::isCompleted() {
       return false;
     }
   } catch (...) {
-    error_ = std::current_exception();
+    const std::lock_guard lock(known_);
+    if (error_ == nullptr) error_ = std::current_exception();
     return true;
   }
   runtime::Backend& backend = runtime::backend();
@@ -120,12 +126,12 @@ bool RecordedWork::isCompleted() {
 
 // Who runs what was submitted has the recording until that is over.
 std::exception_ptr RecordedWork::exception() const {
-  return device_ >= 0 && session::runs(device_) ? error_ : failure();
+  return device_ >= 0 && session::runs(device_) ? error() : failure();
 }
 
 std::exception_ptr RecordedWork::failure() const {
   // Sends, which have no device, read a copy.
-  if (error_ != nullptr || device_ < 0) return error_;
+  if (auto known = error(); known != nullptr || device_ < 0) return known;
   const runtime::GilRelease release;
   std::string why = result_.empty() && ledger_ != nullptr ? ledger_->failure() : "";
   for (const at::Tensor& tensor : result_) {
@@ -145,10 +151,14 @@ bool RecordedWork::wait(std::chrono::milliseconds timeout) {
 
 // Complete at once: who uses the tensors comes behind in the order of the step.
 c10::intrusive_ptr<c10::ivalue::Future> RecordedWork::getFuture() {
-  if (future_ == nullptr) {
-    future_ = new_future(result_);
-    future_->markCompleted(c10::IValue(result_));
+  {
+    const std::lock_guard lock(known_);
+    if (future_ != nullptr) return future_;
   }
+  const Future made = new_future(result_);
+  made->markCompleted(c10::IValue(result_));
+  const std::lock_guard lock(known_);
+  if (future_ == nullptr) future_ = made;
   return future_;
 }
 

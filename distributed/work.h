@@ -36,12 +36,14 @@ class RecordedWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  std::exception_ptr error() const;
   std::exception_ptr failure() const;
 
   const std::vector<at::Tensor> result_;
   const c10::DeviceIndex device_;
   const uint64_t sequence_;
   const std::shared_ptr<Ledger> ledger_;
+  mutable std::mutex known_;  // guards the rest; nobody waits, or calls others, who has it
   std::exception_ptr error_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
