@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests import helpers
+from tests.distributed.test_recovery import free_port
 
 SCRIPT = """
 import json, os, sys
@@ -20,6 +22,7 @@ with open(os.path.join(os.environ["FOUND"], found["RANK"]), "w") as file:
     json.dump(found, file)
 sys.exit(int(os.environ.get("STATUS", "0")))
 """
+TORCHRUN = ("-m", "torch.distributed.run")
 XLARUN = ("-c", "from tiacc_training.launcher import xlarun; xlarun()")
 TIACC = ("-m", "tiacc_training.torch.distributed.launch")
 
@@ -122,3 +125,65 @@ def test_a_program_without_accelerate_follows_the_switches(tmp_path, switch):
     assert done.returncode == 0, done.stderr
     said = ["all-reduce over 1 machines of 2 processes"] if switch == "1" else []
     assert found(tmp_path, 2) == [said, said]
+
+
+NODES = """
+import json, os
+import torch
+import torch.distributed as dist
+import torchacc
+from torchacc.dist import Mesh, comm
+model = torchacc.accelerate(torch.nn.Linear(4, 1, bias=False))
+rank, world = dist.get_rank(), dist.get_world_size()
+x = torch.tensor([float(rank)], device=model.device)
+model(x.expand(2, 4)).sum().backward()
+dist.all_reduce(x)
+mesh = Mesh(dp_num=2, tp_num=2)
+row = torch.tensor([float(rank)], device=model.device)
+dist.all_reduce(row, group=mesh.get_tp_proc_group())
+found = {
+    "node": os.environ["GROUP_RANK"],
+    "device": model.device.index,
+    "ranks": [rank, world, torchacc.dist.local_rank()],
+    "sum": x.item(),
+    "gradient": model.weight.grad.tolist(),
+    "inside": comm.processes_inside(range(world), None),
+    "tp": [mesh.get_tp_rank_groups(), mesh.get_dp_rank_groups(), row.item()],
+}
+with open(os.path.join(os.environ["FOUND"], str(rank)), "w") as file:
+    json.dump(found, file)
+dist.destroy_process_group()
+"""
+
+
+def test_the_launchers_of_two_machines_start_one_training(tmp_path):
+    """On this one, whose devices both use."""
+    (tmp_path / "nodes.py").write_text(NODES)
+    options = ("--nnodes=2", "--nproc_per_node=2", "--master_addr=127.0.0.1")
+    port = f"--master_port={free_port()}"
+
+    def start(node: int) -> subprocess.CompletedProcess[str]:
+        return launch(
+            tmp_path,
+            *(*TORCHRUN, *options, port, f"--node_rank={node}", "nodes.py"),
+            LIGHT_2D_ALLREDUCE="1",
+            TORCH_DEVICE_BACKEND_AUTOLOAD="1",
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(start, range(2)))
+    for each in done:
+        assert each.returncode == 0, each.stderr
+    assert found(tmp_path, 4) == [
+        {
+            "node": str(rank // 2),
+            "device": rank % 2,
+            "ranks": [rank, 4, rank % 2],
+            "sum": 6.0,
+            "gradient": [[3.0] * 4],  # 2 rows of its rank's number, averaged
+            "inside": 2,
+            "tp": [[[0, 1], [2, 3]], [[0, 2], [1, 3]], 1.0 + 4 * (rank // 2)],
+        }
+        for rank in range(4)
+    ]
+    assert "all-reduce over 2 machines of 2 processes" in done[0].stderr
