@@ -102,9 +102,7 @@ def _meet(
         )
 
 
-def wait_for_ranks(
-    store: dist.Store, places: dict[int, str], rank: int, timeout: timedelta
-) -> str:
+def wait_for_ranks(store: dist.Store, places: dict[int, str], rank: int, timeout: timedelta) -> str:
     """Waits until each rank has set its key of `places`; returns "" then, and else what is wrong.
 
     Where it is in vain the key of this `rank` is taken back: who comes later is not to meet a rank

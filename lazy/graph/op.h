@@ -98,8 +98,8 @@ struct Op {
   const Op* copy = nullptr;
   bool convolves = false;
   bool multiplies_bf16 = false;  // this processor has instructions for it
-  // The same outside of training, where it writes less, and which argument says that it trains. Null:
-  // that makes no difference.
+  // The same outside of training, where it writes less, and which argument says that it trains.
+  // Null: that makes no difference.
   const Op* evaluates = nullptr;
   uint32_t training = 0;
   // Of what communicates: what waits for its end (lazy/passes/transfers.h). Null: it is over when

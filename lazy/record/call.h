@@ -48,8 +48,8 @@ c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 // a device, takes none. For calls that are not recorded: Recorder::record checks the same.
 void check_devices(const graph::Op& op, const torch::jit::Stack& stack);
 
-// Whether ATen may refuse to convert the number to the type of the tensors. bfloat16 and float32 end
-// at about the same place: what lies between is for ATen to decide.
+// Whether ATen may refuse to convert the number to the type of the tensors. bfloat16 and float32
+// end at about the same place: what lies between is for ATen to decide.
 inline bool overflows(const c10::IValue& value, Kinds kinds) {
   if (!value.isDouble() && !value.isInt()) return false;
   const double number =
