@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-// Which pieces of which random streams a step took, and taking as much again: for replaying it
-// (lazy/capture). Thread safe.
+// Which pieces of which random streams a step took, and where else it put them, and doing as much
+// again: for replaying it (lazy/capture). Thread safe.
 namespace acc::runtime {
 
 class PhiloxState;
@@ -17,14 +17,17 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-struct Draw {
+struct StreamEvent {
+  enum class What : uint8_t { kDrawn, kSeeded, kSet };
+  What what;
   std::shared_ptr<PhiloxState> stream;
-  Position begin;
+  Position from;
+  Position to;
 };
 
-// From here to `logged_draws`, the draws of all threads are noted, in order.
+// From here to `logged_draws`, what all threads do with streams is noted, in order.
 void log_draws();
-std::vector<Draw> logged_draws();
+std::vector<StreamEvent> logged_draws();
 
 Position position(const PhiloxState& stream);
 // Where the stream stood before.

@@ -61,9 +61,16 @@ void check_offset(uint64_t offset) {
 // The draws of a step that is being captured.
 std::atomic<bool> logging{false};
 std::mutex log_mutex;
-std::vector<Draw>& draw_log() {
-  static auto* const log = new std::vector<Draw>;
+std::vector<StreamEvent>& draw_log() {
+  static auto* const log = new std::vector<StreamEvent>;
   return *log;
+}
+
+void note_event(StreamEvent::What what, const std::shared_ptr<PhiloxState>& stream,
+                const Position& from) {
+  if (!logging.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(log_mutex);
+  draw_log().push_back({what, stream, from, position(*stream)});
 }
 
 c10::DeviceIndex or_current(c10::DeviceIndex device) {
@@ -87,10 +94,7 @@ Generator::~Generator() = default;
 std::pair<uint64_t, uint64_t> Generator::reserve(uint64_t increments) {
   const auto piece =
       state_->advance((increments + kNumbersPerRound - 1) / kNumbersPerRound * kNumbersPerRound);
-  if (logging.load(std::memory_order_relaxed)) {
-    const std::lock_guard lock(log_mutex);
-    draw_log().push_back({state_, {piece.first, piece.second}});
-  }
+  note_event(StreamEvent::What::kDrawn, state_, {piece.first, piece.second});
   return piece;
 }
 
@@ -100,7 +104,7 @@ void log_draws() {
   logging.store(true);
 }
 
-std::vector<Draw> logged_draws() {
+std::vector<StreamEvent> logged_draws() {
   const std::lock_guard lock(log_mutex);
   logging.store(false);
   return std::exchange(draw_log(), {});
@@ -120,7 +124,11 @@ void move_to(PhiloxState& stream, const Position& position) {
   stream.set(position.seed, position.offset);
 }
 
-void Generator::set_current_seed(uint64_t seed) { state_->set(seed, 0); }
+void Generator::set_current_seed(uint64_t seed) {
+  const Position from = position(*state_);
+  state_->set(seed, 0);
+  note_event(StreamEvent::What::kSeeded, state_, from);
+}
 
 uint64_t Generator::current_seed() const { return state_->get().first; }
 
@@ -132,7 +140,9 @@ uint64_t Generator::seed() {
 
 void Generator::set_offset(uint64_t offset) {
   check_offset(offset);
+  const Position from = position(*state_);
   state_->set_offset(offset);
+  note_event(StreamEvent::What::kSet, state_, from);
 }
 
 uint64_t Generator::get_offset() const { return state_->get().second; }
@@ -149,7 +159,9 @@ void Generator::set_state(const c10::TensorImpl& state) {
   std::memcpy(&seed, from, kSeedBytes);
   if (bytes == kStateBytes) std::memcpy(&offset, from + kSeedBytes, sizeof(offset));
   check_offset(offset);
+  const Position before = position(*state_);
   state_->set(seed, offset);
+  note_event(StreamEvent::What::kSet, state_, before);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Generator::get_state() const {
@@ -198,7 +210,9 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
   Slot& slot = slots[static_cast<size_t>(index)];
   std::call_once(slot.once, [&] {
     slot.generator = make_generator(index);
-    slot.generator.seed();
+    // Not `seed`, which a step that is being captured would have done.
+    move_to(*slot.generator.get<Generator>()->state_,
+            {c10::detail::getNonDeterministicRandom(true), 0});
   });
   return slot.generator;
 }

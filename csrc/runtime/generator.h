@@ -44,6 +44,7 @@ class Generator final : public c10::GeneratorImpl {
  private:
   Generator(c10::DeviceIndex device, std::shared_ptr<PhiloxState> state);
   Generator* clone_impl() const override;
+  friend const at::Generator& default_generator(c10::DeviceIndex device);
 
   std::shared_ptr<PhiloxState> state_;
 };

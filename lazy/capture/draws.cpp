@@ -22,32 +22,64 @@ bool is_draw(const graph::Op& op) {
          op.arguments[n - 1].name == "offset";
 }
 
+void note_draws(const std::vector<runtime::StreamEvent>& events, Recording& recording) {
+  using What = runtime::StreamEvent::What;
+  // Per stream, where it stood while that followed from where it began. Who sets it to such a place
+  // puts it back (fork_rng, checkpointing).
+  std::vector<std::vector<runtime::Position>> places;
+  for (const runtime::StreamEvent& event : events) {
+    auto& streams = recording.streams;
+    const auto found = std::ranges::find(streams, event.stream, &CallStream::state);
+    const auto index = static_cast<size_t>(found - streams.begin());
+    if (found == streams.end()) {
+      streams.push_back({.state = event.stream, .start = event.from, .end = event.from});
+      places.emplace_back();
+    }
+    CallStream& stream = streams[index];
+    std::vector<runtime::Position>& known = places[index];
+    if (stream.follows == Follows::kYes) known.push_back(event.from);
+    stream.end = event.to;
+    if (event.what == What::kDrawn) {
+      recording.draws.push_back({index, event.from, stream.follows});
+    } else if (event.what == What::kSeeded || event.to.seed != stream.start.seed) {
+      stream.follows = Follows::kNo;
+    } else {
+      const bool is_back = std::ranges::find(known, event.to) != known.end();
+      stream.follows = is_back ? Follows::kYes : Follows::kPerhaps;
+    }
+  }
+}
+
+namespace {
+
+// A position in a stream of a call, and one in a call before.
+struct Compared {
+  const CallStream& stream;
+  const CallStream* before;  // null: the generator is a new one at each call
+  runtime::Position was;
+  runtime::Position is;
+  Follows follows;
+};
+
+bool moved_alike(const Compared& at) {
+  return at.follows != Follows::kNo && at.before != nullptr && at.is.seed == at.stream.start.seed &&
+         at.was.seed == at.before->start.seed &&
+         at.is.offset - at.stream.start.offset == at.was.offset - at.before->start.offset;
+}
+
+bool seeded_alike(const Compared& at) {
+  return (at.follows != Follows::kYes || at.before == nullptr) && at.is == at.was;
+}
+
+const CallStream* same_stream(const Recording& recording, const CallStream& stream) {
+  const auto found = std::ranges::find(recording.streams, stream.state, &CallStream::state);
+  return found == recording.streams.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
 void Draws::learn(const Recording& previous, const Recording& latest) {
   const auto& draws = latest.draws;
-  const auto& before = previous.draws;
-  std::vector<uint32_t> stream_of(draws.size());
-  std::vector<runtime::Position> begins;
-  std::vector<runtime::Position> begins_before;
-  for (size_t i = 0; i < draws.size(); ++i) {
-    auto found = std::ranges::find(streams_, draws[i].stream, &Stream::state);
-    stream_of[i] = static_cast<uint32_t>(found - streams_.begin());
-    if (found != streams_.end()) continue;
-    Stream& stream = streams_.emplace_back();
-    stream.state = draws[i].stream;
-    stream.end = latest.ends[i];
-    begins.push_back(draws[i].begin);
-    // A stream that is where it was before the call was not seeded in it.
-    const auto start = std::ranges::find(latest.starts, stream.state, &runtime::Draw::stream);
-    stream.moves = start != latest.starts.end() && start->begin == draws[i].begin;
-    const auto first = std::ranges::find(before, stream.state, &runtime::Draw::stream);
-    begins_before.push_back(first == before.end() ? runtime::Position() : first->begin);
-    if (stream.moves && first != before.end()) {
-      const auto end = previous.ends[static_cast<size_t>(first - before.begin())];
-      stream.same = end.offset - first->begin.offset == stream.end.offset - draws[i].begin.offset &&
-                    end.seed == first->begin.seed && stream.end.seed == draws[i].begin.seed;
-    }
-    stream.increments = stream.end.offset - draws[i].begin.offset;
-  }
   size_t next = 0;
   for (const graph::Node& node : latest.plan->graph.nodes) {
     if (!is_draw(*node.op)) continue;
@@ -61,17 +93,14 @@ void Draws::learn(const Recording& previous, const Recording& latest) {
     bool fits = at < draws.size();
     if (fits) {
       next = at + 1;
-      const uint32_t index = stream_of[at];
-      const Stream& stream = streams_[index];
-      const auto relative = static_cast<int64_t>(is.offset - begins[index].offset);
-      if (stream.moves) {
-        fits = stream.same && is.seed == begins[index].seed &&
-               was.seed == begins_before[index].seed &&
-               was.offset - begins_before[index].offset == is.offset - begins[index].offset;
+      const CallStream& stream = latest.streams[draws[at].stream];
+      const Compared place{stream, same_stream(previous, stream), was, is, draws[at].follows};
+      fits = seeded_alike(place);
+      if (!fits && moved_alike(place)) {
+        fits = true;
         const auto value = node.values + node.n_values - 2;
-        slots_.push_back({value, index, relative});
-      } else {
-        fits = was == is;
+        slots_.push_back(
+            {value, draws[at].stream, static_cast<int64_t>(is.offset - stream.start.offset)});
       }
     }
     ACC_CHECK(fits, "[torchacc.capture] ", node_text(node), " drew at seed ", was.seed, ", offset ",
@@ -79,6 +108,21 @@ void Draws::learn(const Recording& previous, const Recording& latest) {
               is.offset, " in call ", latest.call,
               ": the generator does not move by as much at each call. Seed it outside of the "
               "function.");
+  }
+  for (const CallStream& stream : latest.streams) {
+    const CallStream* before = same_stream(previous, stream);
+    const runtime::Position was = before == nullptr ? stream.end : before->end;
+    const Compared end{stream, before, was, stream.end, stream.follows};
+    const bool seeds = seeded_alike(end);
+    ACC_CHECK(seeds || moved_alike(end), "[torchacc.capture] a generator ended call ",
+              previous.call, " at seed ", was.seed, ", offset ", was.offset, " and call ",
+              latest.call, " at seed ", stream.end.seed, ", offset ", stream.end.offset,
+              ": it is neither moved by as much nor seeded alike at each call. Seed it outside of "
+              "the function.");
+    streams_.push_back({.state = stream.state,
+                        .moves = !seeds,
+                        .increments = stream.end.offset - stream.start.offset,
+                        .end = stream.end});
   }
 }
 
@@ -88,7 +132,7 @@ void Draws::draw(std::vector<int64_t>& values) const {
     if (stream.moves) {
       begins.push_back(runtime::advance(*stream.state, stream.increments));
     } else {
-      begins.emplace_back();
+      begins.push_back(runtime::position(*stream.state));
       runtime::move_to(*stream.state, stream.end);
     }
   }

@@ -14,10 +14,13 @@ namespace acc::capture {
 // Whether the last two values of the operator say where it draws.
 bool is_draw(const graph::Op& op);
 
+// Notes what a call did with random streams.
+void note_draws(const std::vector<runtime::StreamEvent>& events, Recording& recording);
+
 class Draws {
  public:
-  // Learns from two calls which streams the step moves, and by how much. Throws when they do not
-  // move by as much in both.
+  // Learns from two calls which streams the step moves, and by how much, and which it seeds. Throws
+  // when they do not move by as much, or to the same place, in both.
   void learn(const Recording& before, const Recording& latest);
 
   // Takes from the streams what one call takes, and notes in its values where they stood.
@@ -26,14 +29,13 @@ class Draws {
  private:
   struct Stream {
     std::shared_ptr<runtime::PhiloxState> state;
-    bool moves = false;       // else the step seeds it: it is set to `end`
-    bool same = false;        // moved by as much in the two calls
-    uint64_t increments = 0;  // of a step
+    bool moves = false;       // by `increments`; else the step seeds it: it is set to `end`
+    uint64_t increments = 0;  // none where the step puts it back
     runtime::Position end;
   };
   struct Slot {  // of a draw in the value block
     uint32_t value;
-    uint32_t stream;
+    size_t stream;
     int64_t relative;
   };
 

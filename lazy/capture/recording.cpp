@@ -64,8 +64,8 @@ void compare(const Recording& before, const Recording& latest) {
   compare_graphs(before, latest);
   const graph::Graph& graph = latest.plan->graph;
   for (const graph::Node& node : graph.nodes) {
-    if (is_draw(*node.op)) continue;
-    for (uint32_t i = 0; i < node.n_values; ++i) {
+    const uint32_t own = node.n_values - (is_draw(*node.op) ? 2 : 0);
+    for (uint32_t i = 0; i < own; ++i) {
       const int64_t was = before.values[node.values + i];
       const int64_t is = latest.values[node.values + i];
       if (was == is) continue;

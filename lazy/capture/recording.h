@@ -15,6 +15,25 @@
 // What one call of the function recorded, and whether two calls recorded the same.
 namespace acc::capture {
 
+// Whether a position in a stream follows from where the stream stood before the call: not once it
+// was seeded; perhaps, where it was set to another offset.
+enum class Follows : uint8_t { kYes, kPerhaps, kNo };
+
+// A random stream that a call touched.
+struct CallStream {
+  std::shared_ptr<runtime::PhiloxState> state;
+  runtime::Position start;
+  runtime::Position end;
+  Follows follows = Follows::kYes;  // the end
+};
+
+// A piece that a call took of a stream.
+struct CallDraw {
+  size_t stream;  // of the call's
+  runtime::Position begin;
+  Follows follows;
+};
+
 struct Recording {
   size_t call = 0;                     // its number, from 1 on
   std::shared_ptr<plan::Plan> plan;    // that it ran with
@@ -24,9 +43,8 @@ struct Recording {
   std::vector<bool> born;              // per buffer: its storage was made by the call
   std::vector<bool> alive;             // per buffer: somebody holds what was made
   std::vector<int64_t> values;
-  std::vector<runtime::Draw> starts;  // where the streams of the call before stood at first
-  std::vector<runtime::Draw> draws;
-  std::vector<runtime::Position> ends;  // per draw: where its stream stood at last
+  std::vector<CallStream> streams;
+  std::vector<CallDraw> draws;
   std::vector<WeakStorage> arguments;
   std::vector<WeakStorage> results;
 

@@ -22,11 +22,6 @@ void Step::begin(const std::vector<at::Tensor>& arguments) {
   session::flush(-1, record::FlushReason::kExplicit);
   record::start_watching();
   current_ = std::make_unique<Recording>();
-  if (latest_ != nullptr) {
-    for (const runtime::Draw& draw : latest_->draws) {
-      current_->starts.push_back({draw.stream, runtime::position(*draw.stream)});
-    }
-  }
   runtime::log_draws();
 }
 
@@ -43,10 +38,7 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
   std::unique_ptr<Recording> recording = std::move(current_);
   recording->call = ++calls_;
   recording->cuts = record::cuts();
-  recording->draws = runtime::logged_draws();
-  for (const runtime::Draw& draw : recording->draws) {
-    recording->ends.push_back(runtime::position(*draw.stream));
-  }
+  note_draws(runtime::logged_draws(), *recording);
   for (const at::Tensor& tensor : arguments) {
     recording->arguments.push_back(weak(record::storage_of(tensor)));
   }
