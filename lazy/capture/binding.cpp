@@ -19,6 +19,14 @@ const Entry* made_in(const Recording& recording, const LazyStorage* storage) {
   return found == recording.entries.end() ? nullptr : &*found;
 }
 
+bool is_in(const Entry& entry, const Given& tensor) {
+  return entry.storage._unsafe_get_target() == tensor.storage._unsafe_get_target();
+}
+
+bool share(const Given& a, const Given& b) {
+  return a.storage._unsafe_get_target() == b.storage._unsafe_get_target();
+}
+
 size_t index_of(const Recording& recording, const Entry* entry) {
   return static_cast<size_t>(entry - recording.entries.data());
 }
@@ -51,8 +59,10 @@ class Binder {
         arguments_, [&](const at::Tensor& other) { return other.is_alias_of(arguments_[k]); });
     argument.same = static_cast<uint32_t>(first - arguments_.begin());
     argument.distance = first_byte(arguments_[k]) - first_byte(*first);
+    const Given& before = before_.arguments[k];
     LazyStorage* storage = record::storage_of(arguments_[k]);
-    if (before_.arguments[k]._unsafe_get_target() == storage) argument.stayed = weak(storage);
+    if (before.storage._unsafe_get_target() == storage) argument.stayed = weak(storage);
+    argument.moved = before.first_byte != first_byte(arguments_[k]);
     return argument;
   }
 
@@ -83,21 +93,21 @@ class Binder {
 
   bool bind_argument(uint32_t i) {
     const Entry& entry = latest_.entries[i];
+    const Entry& before = before_.entries[i];
     bool found = false;
     for (size_t k = 0; k < arguments_.size(); ++k) {
-      if (record::storage_of(arguments_[k]) != entry.storage._unsafe_get_target()) continue;
-      // Something else that was given as this argument only now.
-      if (before_.arguments[k]._unsafe_get_target() !=
-          before_.entries[i].storage._unsafe_get_target()) {
-        continue;
-      }
+      // Something else may have been given as this argument only now.
+      if (!is_in(before, before_.arguments[k]) || !is_in(entry, latest_.arguments[k])) continue;
+      const int64_t distance = entry.byte_offset - latest_.arguments[k].first_byte;
+      // What lies in its memory, and does not move with it, is something else.
+      if (before.byte_offset - before_.arguments[k].first_byte != distance) continue;
       if (graph_.buffers[i].written) made_.arguments[k].written = true;
       if (found) continue;
       found = true;
       Binding& binding = made_.buffers[i];
       binding.kind = Kind::kArgument;
       binding.argument = static_cast<uint32_t>(k);
-      binding.byte_offset = entry.byte_offset - first_byte(arguments_[k]);
+      binding.byte_offset = distance;
     }
     return found;
   }
@@ -130,26 +140,54 @@ class Binder {
   }
 
   Result result(const at::Tensor& tensor) const {
+    const size_t r = made_.results.size();
+    const Given& now = latest_.results[r];
+    // With another number of them, who compares what the function returned says so.
+    const Given& before = r < before_.results.size() ? before_.results[r] : now;
     Result result;
-    result.geometry = geometry_of(tensor);
+    result.geometry = now.geometry;
     LazyStorage* storage = record::storage_of(tensor);
-    const auto argument = std::ranges::find_if(
-        arguments_, [&](const at::Tensor& each) { return each.is_alias_of(tensor); });
-    if (argument != arguments_.end()) {
+    const auto differs = [&](const char* what, const auto& was, const auto& is) {
+      ACC_FAIL("[torchacc.capture] result ", r, " has ", what, " ", was, " in call ", before_.call,
+               " and ", is, " in call ", latest_.call, ". Return the same view always.");
+    };
+    const Geometry& old = before.geometry;
+    if (now.geometry.dtype != old.dtype) {
+      differs("dtype", c10::toString(old.dtype), c10::toString(now.geometry.dtype));
+    }
+    const auto check = [&](const char* what, c10::IntArrayRef was, c10::IntArrayRef is) {
+      if (was != is) differs(what, was, is);
+    };
+    check("shape", old.sizes, now.geometry.sizes);
+    check("strides", old.strides, now.geometry.strides);
+    for (size_t k = 0; k < arguments_.size(); ++k) {
+      const Given& argument = latest_.arguments[k];
+      const Given& earlier = before_.arguments[k];
+      const int64_t distance = now.first_byte - argument.first_byte;
+      if (!share(now, argument) || !share(before, earlier) ||
+          before.first_byte - earlier.first_byte != distance) {
+        continue;
+      }
       result.kind = Kind::kArgument;
-      result.index = static_cast<uint32_t>(argument - arguments_.begin());
-      result.distance = first_byte(tensor) - first_byte(*argument);
+      result.index = static_cast<uint32_t>(k);
+      result.distance = distance;
       result.storage = weak(storage);
       return result;
     }
+    if (now.first_byte != before.first_byte) {
+      differs("its beginning at byte", before.first_byte, now.first_byte);
+    }
     if (const Entry* made = made_in(latest_, storage)) {
       result.index = static_cast<uint32_t>(index_of(latest_, made));
+      const Entry* earlier = made_in(before_, before.storage._unsafe_get_target());
+      ACC_CHECK(
+          &before == &now || (earlier != nullptr && index_of(before_, earlier) == result.index),
+          "[torchacc.capture] result ", r, " of the function is ",
+          buffer_text(graph_, result.index), " in call ", latest_.call,
+          ", and something else in call ", before_.call, ". Return the same always.");
       return result;
     }
-    const size_t r = made_.results.size();
-    ACC_CHECK(r < before_.results.size() && before_.results[r]._unsafe_get_target() == storage &&
-                  !record::was_born(storage),
-              "[torchacc.capture] result ", r,
+    ACC_CHECK(share(before, now) && !record::was_born(storage), "[torchacc.capture] result ", r,
               " of the function is none of its arguments, nothing that it computed, and another "
               "tensor at each call. Return what the step computes.");
     result.kind = Kind::kState;

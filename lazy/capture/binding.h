@@ -25,7 +25,8 @@ struct Argument {
   uint32_t same = 0;                  // the first argument of the same storage
   int64_t distance = 0;               // in bytes from that one
   bool written = false;               // by the step
-  WeakStorage stayed = no_storage();  // the storage that it was in in both calls
+  WeakStorage stayed = no_storage();  // the storage that it was in in both calls,
+  bool moved = false;                 // and whether it began somewhere else there
 };
 
 struct Result {

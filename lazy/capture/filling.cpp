@@ -93,7 +93,10 @@ void Filling::take_contents(LazyStorage& storage, int64_t byte_offset, uint32_t 
   entry.storage = weak(&storage);
   entry.memory = storage.memory();
   entry.byte_offset = byte_offset;
-  if (entry.group != i) return;
+  // At capture, one storage may have been that of an argument and of what the function knows.
+  const bool first =
+      entry.group == i || trace.entries[entry.group].storage._unsafe_get_target() != &storage;
+  if (!first) return;
   if (storage.trace == trace.number) return check_no_write(storage, i);
   storage.trace = trace.number;
   storage.entry = i;

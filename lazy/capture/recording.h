@@ -15,6 +15,13 @@
 // What one call of the function recorded, and whether two calls recorded the same.
 namespace acc::capture {
 
+// A tensor that a call took or returned.
+struct Given {
+  WeakStorage storage;
+  Geometry geometry;
+  int64_t first_byte;
+};
+
 // Whether a position in a stream follows from where the stream stood before the call: not once it
 // was seeded; perhaps, where it was set to another offset.
 enum class Follows : uint8_t { kYes, kPerhaps, kNo };
@@ -45,8 +52,8 @@ struct Recording {
   std::vector<int64_t> values;
   std::vector<CallStream> streams;
   std::vector<CallDraw> draws;
-  std::vector<WeakStorage> arguments;
-  std::vector<WeakStorage> results;
+  std::vector<Given> arguments;
+  std::vector<Given> results;
 
   // Notes a trace that is about to run.
   void note(const record::Trace& trace, const std::shared_ptr<plan::Plan>& of,

@@ -1,6 +1,7 @@
 #include "lazy/capture/step.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "csrc/base/check.h"
@@ -39,12 +40,11 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
   recording->call = ++calls_;
   recording->cuts = record::cuts();
   note_draws(runtime::logged_draws(), *recording);
-  for (const at::Tensor& tensor : arguments) {
-    recording->arguments.push_back(weak(record::storage_of(tensor)));
-  }
-  for (const at::Tensor& tensor : results) {
-    recording->results.push_back(weak(record::storage_of(tensor)));
-  }
+  const auto given = [](const at::Tensor& tensor) {
+    return Given{weak(record::storage_of(tensor)), geometry_of(tensor), first_byte(tensor)};
+  };
+  std::ranges::transform(arguments, std::back_inserter(recording->arguments), given);
+  std::ranges::transform(results, std::back_inserter(recording->results), given);
 
   std::shared_ptr<plan::Plan> own;
   for (int i = 0; i < runtime::backend().device_count(); ++i) {
@@ -182,11 +182,14 @@ void Step::check_arguments(const std::vector<at::Tensor>& arguments) const {
               " bytes apart, and do not now. Capture another step for them.");
   }
   for (const Pin& pin : pins_) {
-    const LazyStorage* stayed = bindings_.arguments[pin.argument].stayed._unsafe_get_target();
-    ACC_CHECK(record::storage_of(arguments[pin.argument]) == stayed, "[torchacc.capture] ",
-              names_[pin.argument], " had the memory of ", pin.text,
-              " in the calls that were compared, so nothing tells which of the two the function "
-              "used. Capture the step with other tensors as arguments, or with a clone().");
+    const Argument& expected = bindings_.arguments[pin.argument];
+    const at::Tensor& tensor = arguments[pin.argument];
+    const bool there = expected.moved || tensor.storage_offset() == expected.geometry.offset;
+    ACC_CHECK(record::storage_of(tensor) == expected.stayed._unsafe_get_target() && there,
+              "[torchacc.capture] ", names_[pin.argument], " had the memory of ", pin.text,
+              " in the calls that were compared", expected.moved ? "" : ", at the same place",
+              ", so nothing tells which of the two the function used. Capture the step with other "
+              "tensors as arguments, or with a clone().");
   }
 }
 

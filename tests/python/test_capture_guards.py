@@ -27,6 +27,15 @@ def refused(fn: Callable[..., Any], *args: Any, match: str) -> None:
         step(*args)
 
 
+def captured(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """A step that is replayed."""
+    step = torchacc.capture(fn)
+    for _ in range(4):
+        step(*args)
+    assert step.replays == 1
+    return step
+
+
 # --- random numbers -------------------------------------------------------------------------------
 
 
@@ -130,3 +139,42 @@ def test_generators_that_are_seeded_otherwise_each_time() -> None:
         return x + 1
 
     refused(fn, torch.ones(2, device=ACC), match=r"ended call 2 at seed 2.* and call 3 at seed 3")
+
+
+# --- memory that is shared ------------------------------------------------------------------------
+
+
+def test_parts_of_one_tensor_as_argument_and_as_state() -> None:
+    """What does not move with the argument is none of it."""
+    data = torch.arange(12.0, device=ACC).reshape(6, 2)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 100 + data[0], data[0]
+
+    step = torchacc.capture(fn)
+    for i in (1, 2, 3, 5, 4, 0, 2):
+        total, first = step(data[i])
+        assert total.tolist() == [200.0 * i, 200.0 * i + 101]
+        assert first.data_ptr() == data.data_ptr() and first.tolist() == [0.0, 1.0]
+    assert step.replays == 4
+    # Where it never moved, nothing tells.
+    step = captured(fn, data[1])
+    with pytest.raises(RuntimeError, match=r"args\[0\] had the memory of .*, at the same place"):
+        step(data[2])
+    assert step(data[1])[0].tolist() == [200.0, 301.0]
+
+
+def test_results_that_are_others_at_each_call() -> None:
+    calls = [0]
+
+    def turns(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return (x + 1, x + 2)[calls[0] % 2]
+
+    def moves(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return (x + 1)[calls[0] % 2]
+
+    x = torch.ones(2, 2, device=ACC)
+    refused(turns, x, match=r"result 0 .* is a tensor that aten::add.* in call 3, and something")
+    refused(moves, x, match=r"result 0 has its beginning at byte \d in call 2 and \d in call 3")
