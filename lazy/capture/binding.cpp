@@ -82,6 +82,10 @@ class Binder {
       binding.kind = Kind::kConstant;
       binding.byte_offset = entry.byte_offset;
       binding.memory = entry.memory;
+      if (storage != nullptr && graph_.buffers[i].group == i && !entry.storage.expired()) {
+        binding.storage = entry.storage;
+        binding.nbytes = storage->nbytes();
+      }
       ACC_CHECK(before && entry.memory && same_contents(before, entry.memory),
                 "[torchacc.capture] ", buffer_text(graph_, i),
                 " comes from the host with other contents at each call, which a replay would not "

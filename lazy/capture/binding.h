@@ -15,7 +15,7 @@ struct Binding {
   uint32_t argument = 0;
   int64_t byte_offset = 0;             // for an argument: from where it begins
   int64_t reach = 0;                   // bytes that the plan touches from there
-  WeakStorage storage = no_storage();  // of state, and of what the recorded call left behind
+  WeakStorage storage = no_storage();  // of state, and of what a call left behind, constants too
   size_t nbytes = 0;                   // of the storage
   c10::Storage memory;                 // of a constant
 };

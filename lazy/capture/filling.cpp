@@ -17,15 +17,16 @@ void Filling::fill(record::Trace& trace) {
   // What is left behind comes last: it may take the place of what the step is given.
   for (const bool made : {false, true}) {
     for (uint32_t i = 0; i < plan_.graph.buffers.size(); ++i) {
-      if ((bindings_.buffers[i].kind == Kind::kMade) == made) fill_entry(i, trace);
+      const Kind kind = bindings_.buffers[i].kind;
+      if ((kind == Kind::kMade || kind == Kind::kConstant) == made) fill_entry(i, trace);
     }
   }
   make_results(trace);
   // Nothing fails from here on.
   for (const Left& left : left_) {
-    if (left.copied) continue;
     left.storage->poison.reset();
     left.storage->take_memory(bindings_.buffers[left.buffer].nbytes);
+    if (left.constant) left.storage->set_memory(left.constant);
   }
   trace.values = values_;
   draws_.draw(trace.values);
@@ -33,9 +34,8 @@ void Filling::fill(record::Trace& trace) {
 
 void Filling::done() {
   for (const Left& left : left_) {
-    if (!left.copied || !left.copied->has_memory()) continue;
-    left.storage->set_memory(copy_of(left.copied->memory(), device_));
-    left.storage->poison.reset();
+    if (!left.result || !left.storage->has_memory()) continue;
+    left.result->set_memory(copy_of(left.storage->memory(), device_));
   }
 }
 
@@ -68,17 +68,19 @@ void Filling::fill_entry(uint32_t i, record::Trace& trace) {
   }
 }
 
-void Filling::take_constant(uint32_t i, record::Trace& trace) const {
+void Filling::take_constant(uint32_t i, record::Trace& trace) {
   const Binding& binding = bindings_.buffers[i];
   record::Entry& entry = trace.entries[i];
   entry.byte_offset = binding.byte_offset;
-  if (!entry.written) {
-    entry.memory = binding.memory;
-  } else if (entry.group != i) {
+  if (entry.group != i) {
     entry.memory = trace.entries[entry.group].memory;
-  } else {
-    entry.memory = copy_of(binding.memory, device_);
+    entry.storage = trace.entries[entry.group].storage;
+    return;
   }
+  leave_behind(i, trace);
+  const bool left = !left_.empty() && left_.back().buffer == i;
+  entry.memory = entry.written || left ? copy_of(binding.memory, device_) : binding.memory;
+  if (left) left_.back().constant = entry.memory;
 }
 
 void Filling::take_contents(LazyStorage& storage, int64_t byte_offset, uint32_t i,
@@ -117,13 +119,14 @@ void Filling::leave_behind(uint32_t i, record::Trace& trace) {
     check_no_write(*storage, i);
   }
   trace.entries[i].storage = weak(storage.get());
-  left_.push_back({i, std::move(storage), nullptr});
+  left_.push_back({i, std::move(storage), nullptr, {}});
 }
 
 // Two buffers of the plan that were apart at capture are one storage now.
 void Filling::check_no_write(const LazyStorage& storage, uint32_t i) const {
   const auto& buffers = plan_.graph.buffers;
-  const bool made = bindings_.buffers[i].kind == Kind::kMade;
+  const Kind kind = bindings_.buffers[i].kind;
+  const bool made = kind == Kind::kMade || kind == Kind::kConstant;
   ACC_CHECK((made || !buffers[i].written) && !buffers[storage.entry].written, "[torchacc.capture] ",
             buffer_text(plan_.graph, i), ", and ", buffer_text(plan_.graph, storage.entry),
             ", share memory now and did not at capture, and the step writes it. Pass a copy "
@@ -163,7 +166,9 @@ c10::intrusive_ptr<LazyStorage> Filling::make_storage(uint32_t buffer, record::T
   }
   auto storage = record::make_storage(plan_.graph.buffers[buffer].nbytes, device_);
   for (Left& left : left_) {
-    if (left.buffer == buffer) left.copied = storage;
+    if (left.buffer != buffer) continue;
+    left.result = storage;
+    return storage;
   }
   trace.entries[buffer].storage = WeakStorage(storage);
   storage->trace = trace.number;

@@ -37,11 +37,12 @@ class Filling {
   struct Left {
     uint32_t buffer;
     c10::intrusive_ptr<record::LazyStorage> storage;
-    c10::intrusive_ptr<record::LazyStorage> copied;  // a result that has the same contents
+    c10::intrusive_ptr<record::LazyStorage> result;  // gets a copy of what the run leaves there
+    c10::Storage constant;                           // what it holds when the run begins
   };
 
   void fill_entry(uint32_t i, record::Trace& trace);
-  void take_constant(uint32_t i, record::Trace& trace) const;
+  void take_constant(uint32_t i, record::Trace& trace);
   void take_contents(record::LazyStorage& storage, int64_t byte_offset, uint32_t i,
                      record::Trace& trace) const;
   void leave_behind(uint32_t i, record::Trace& trace);

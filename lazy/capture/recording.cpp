@@ -20,9 +20,13 @@ void Recording::note(const record::Trace& trace, const std::shared_ptr<plan::Pla
     const record::LazyStorage* storage = entry.storage._unsafe_get_target();
     born.push_back(storage == nullptr || record::was_born(storage));
     if (!born[i]) entry.memory = c10::Storage();
-    // The plan is about to change it.
-    if (entry.memory && plan->graph.buffers[i].written)
+    if (!entry.memory) continue;
+    if (entry.group != i) {
+      entry.memory = entries[entry.group].memory;
+    } else if (plan->graph.buffers[i].written || !entry.storage.expired()) {
+      // The plan is about to change it, or whoever keeps it may do so later.
       entry.memory = copy_of(entry.memory, device);
+    }
   }
 }
 

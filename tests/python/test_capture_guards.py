@@ -178,3 +178,48 @@ def test_results_that_are_others_at_each_call() -> None:
     x = torch.ones(2, 2, device=ACC)
     refused(turns, x, match=r"result 0 .* is a tensor that aten::add.* in call 3, and something")
     refused(moves, x, match=r"result 0 has its beginning at byte \d in call 2 and \d in call 3")
+
+
+def test_constants_that_the_function_keeps() -> None:
+    """Each call makes them of the host's numbers, whatever the program writes there meanwhile."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        kept["table"] = torch.tensor([1.0, 2.0], device=ACC)
+        kept["sum"] = torch.tensor([1.0, 1.0], device=ACC)
+        kept["sum"] += x
+        return x * kept["table"]
+
+    step = torchacc.capture(fn)
+    for i in range(6):
+        assert step(torch.full((2,), float(i), device=ACC)).tolist() == [1.0 * i, 2.0 * i]
+        assert kept["table"].tolist() == [1.0, 2.0]
+        assert kept["sum"].tolist() == [1.0 + i] * 2
+        kept["table"].zero_()
+    assert step.replays == 3
+    # One of them as the argument: it is read before it is made anew.
+    kept["table"].fill_(5)
+    assert step(kept["table"]).tolist() == [5.0, 10.0]
+    assert kept["sum"].tolist() == [6.0, 6.0]
+
+
+def test_results_that_are_left_behind_and_fail() -> None:
+    """What a failed replay was to write says so."""
+    table = torch.arange(4.0, device=ACC)
+    kept: dict[str, torch.Tensor] = {}
+
+    def fn(index: torch.Tensor) -> torch.Tensor:
+        kept["last"] = table[index] * 2
+        return kept["last"]
+
+    good = torch.tensor([0, 1], device=ACC)
+    step = captured(fn, good)
+    with pytest.raises(IndexError, match="out of"):
+        step(torch.tensor([0, 9], device=ACC))
+        torch.acc.synchronize()
+    with pytest.raises(RuntimeError, match="no valid contents"):
+        kept["last"].cpu()
+    result = step(good)
+    assert result.tolist() == kept["last"].tolist() == [0.0, 2.0]
+    kept["last"].zero_()
+    assert result.tolist() == [0.0, 2.0]
