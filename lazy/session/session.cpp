@@ -405,6 +405,8 @@ void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,
             "[torchacc.capture] a step was replayed while the process ends.");
   if (runtime::in_bad_fork()) runtime::note_use();
   runtime::GilRelease release;
+  // What another thread records is submitted, too.
+  if (record::watching()) note_cuts(device, FlushReason::kStep);
   Session::get().replay(record::recorder(device), plan, replay);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -223,3 +224,21 @@ def test_results_that_are_left_behind_and_fail() -> None:
     assert result.tolist() == kept["last"].tolist() == [0.0, 2.0]
     kept["last"].zero_()
     assert result.tolist() == [0.0, 2.0]
+
+
+# --- other threads --------------------------------------------------------------------------------
+
+
+def test_replays_of_another_thread_while_a_call_is_recorded() -> None:
+    """They submit what was recorded so far."""
+    x = torch.ones(2, device=ACC)
+    other = captured(lambda x: x * 3, x)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        thread = threading.Thread(target=other, args=(x,))
+        thread.start()
+        thread.join()
+        return y * 2
+
+    refused(fn, x, match="submits work before its end")
