@@ -23,7 +23,7 @@ from torch.utils._pytree import (
 from torch.utils.hooks import RemovableHandle
 
 from torchacc.device import device_type
-from torchacc.reach import reached
+from torchacc.reach import Reached, reached
 from torchacc_device import _C, _boundary
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
@@ -45,34 +45,40 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     * Tensor arguments are taken by reference at each call. They may be other tensors every time,
       of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
       sees acc tensors. They may stand in nested lists, tuples, dicts and whatever else
-      `torch.utils._pytree` knows. Everything else must be equal to what it was at capture.
+      `torch.utils._pytree` knows. Everything else must be equal to what it was at capture, arrays
+      of numpy number by number.
       An argument that was in the memory of a tensor which `fn` knows as well (a buffer of the
-      model, a variable) in both recorded calls that are compared has to stay there: `fn` may use
-      either.
+      model, a variable) in both recorded calls that are compared has to stay there, and to begin
+      where it began if that was one place: `fn` may use either.
     * Parameters, buffers, optimizer state and other tensors that `fn` uses are read and written
       where they are. They have to stay the same objects with the same storages; loading new values
       into them (`load_state_dict` of a module, `copy_`) is fine. So have requires_grad of
-      parameters, the settings and parameter groups of optimizers, and train() or eval() of modules.
+      parameters, the settings and parameter groups of optimizers, train() or eval() of modules, and
+      the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
+      is a reason to capture again.
     * Results are fresh tensors, in the structure in which `fn` returned them. They carry no
       gradient graph, in the first calls neither. An argument that `fn` returns comes back itself.
     * What `fn` leaves behind gets new contents: after a call, a `p.grad` that the step makes is the
       same tensor object as after the last recorded call, with new contents. A gradient that was
-      set to None meanwhile stays None.
-    * Random operators draw what they would have drawn, and generators move on as they would have.
+      set to None meanwhile stays None; one that was put in its place is replaced by a new tensor.
+    * Random operators draw what they would have drawn, and generators move on as they would have:
+      also those that `fn` seeds, or seeds and puts back (`torch.random.fork_rng`).
 
     What Python does besides does not happen in a replay: counters, learning rate schedulers,
     `print`, hooks, lists that `fn` appends to, autocast around the call (put it into `fn`). A
-    learning rate that changes has to be a tensor on acc, which schedulers then write, and an
-    optimizer that computes with its step count needs `capturable=True`. What a step decides by
-    data on the host (`item()`) cannot be captured.
+    learning rate that changes has to be a tensor on acc, which schedulers then write (one on the
+    CPU is a number like others, which may not change), and an optimizer that computes with its step
+    count needs `capturable=True`. What a step decides by data on the host (`item()`) cannot be
+    captured.
 
     `torch.amp.GradScaler` can be part of the step with an optimizer that takes its scale
     (`fused=True`, its learning rate a number); with others `scaler.step` asks the host whether
     there was an overflow, and stays outside. So do collectives of tensors on the host.
 
     With ACC_MODE=eager or nofuse, where nothing is recorded as a whole, every call runs `fn`.
-    While `fn` is recorded, no other thread may read tensors of the device on the host; the thread
-    of an AsyncLoader does not. Replays may come from any thread, one after the other.
+    While `fn` is recorded, no other thread may read tensors of the device on the host, or replay a
+    step there; the thread of an AsyncLoader does not. Replays may come from any thread, one after
+    the other.
 
     Args:
         fn: the step. It keeps all that it works on, as closures and modules do.
@@ -296,31 +302,67 @@ class CapturedStep:
 
     def _watch(self) -> None:
         """Tells the step which objects have to stay, and whose writes autograd has to notice."""
-        modules = []
+        modules, with_gradient = [], []
         names: dict[int, str] = {}
+        used: set[int] = set(self._called.keys())
         for found in _C.living([nn.Module, torch.optim.Optimizer, torch.Tensor]):
             kind = type(found)
             if issubclass(kind, nn.Module):
                 modules.append(found)
-                self._keep_members(found, names)
+                if self._keep_members(found, names):
+                    used.add(id(found))
             elif issubclass(kind, torch.optim.Optimizer):
-                self._keep_optimizer(found)
+                if self._keep_optimizer(found):
+                    used.add(id(found))
             elif kind is torch.Tensor or issubclass(kind, nn.Parameter):
                 self._step.count_writes(found)
                 if found.is_leaf and found.grad is not None:
                     self._step.count_writes(found.grad)
+                    with_gradient.append(found)
+        for tensor in with_gradient:
+            text = names.get(id(tensor), "a tensor")
+            self._step.keep_gradient(tensor, f"the gradient of {text}")
+        known = reached([self._fn, *self._called.values()])
         if self._step.some_stayed:
-            for tensor in reached([self._fn, *self._called.values()]):
+            for tensor in known.tensors:
                 text = names.get(id(tensor), "a tensor that the function knows")
                 self._step.pin_arguments(tensor, text)
+        self._keep_objects(known, used)
         kept: set[int] = set()
         for module in self._called.values():
             self._keep_mode(module, kept)
         for module in modules:
             self._keep_modes(module, kept)
 
-    def _keep_members(self, module: nn.Module, names: dict[int, str]) -> None:
+    def _keep_objects(self, known: Reached, used: set[int]) -> None:
+        """The modules and optimizers that the function knows and uses, and where it finds them.
+
+        Another one in the place of one of them has tensors that the step does not know, and what
+        is captured goes on with those of the old one.
+        """
+        for module in known.modules:
+            name = type(module).__name__
+            leads = id(module) in used
+            children = module.__dict__.get("_modules")
+            if issubclass(type(children), dict):  # else of a ScriptModule
+                for key, child in children.items():
+                    if child is not None and any(id(each) in used for each in child.modules()):
+                        self._step.keep_object(children, key, f"module '{key}' of a {name}")
+                        leads = True
+            if leads:
+                self._step.keep_alive(module, f"a {name} that the function used")
+        for optimizer in known.optimizers:
+            if id(optimizer) in used:
+                text = f"the {type(optimizer).__name__} that the function used"
+                self._step.keep_alive(optimizer, text)
+        for attributes, key in known.holders:
+            if id(attributes[key]) in used:
+                self._step.keep_object(attributes, key, f"the optimizer '{key}'")
+
+    def _keep_members(self, module: nn.Module, names: dict[int, str]) -> bool:
+        """Returns whether the step uses one."""
         name = type(module).__name__
+        some = False
         for kind in ("parameter", "buffer"):
             members = module.__dict__.get(f"_{kind}s")
             if not issubclass(type(members), dict):  # of a ScriptModule
@@ -331,8 +373,8 @@ class CapturedStep:
                 wanted = self._wanted_gradients.get(id(member))
                 said = member is not None and wanted != member.requires_grad
                 used = self._step.keep(members, key, text, None if said else wanted)
-                if used and kind == "parameter":
-                    self._step.keep_gradient(member, f"the gradient of {text}")
+                some = some or used
+        return some
 
     def _keep_mode(self, module: nn.Module, kept: set[int]) -> None:
         """train() or eval() of a module."""
@@ -351,7 +393,8 @@ class CapturedStep:
         for each in module.modules():
             self._keep_mode(each, kept)
 
-    def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether the step changes what it optimizes."""
         attributes = optimizer.__dict__
         name = type(optimizer).__name__
         changed = False
@@ -360,14 +403,10 @@ class CapturedStep:
                 continue
             changed = True
             self._step.keep_value(group, "params", f"the parameters of a group of {name}")
-            for key, value in group.items():
-                text = f"'{key}' of {name}"
-                if isinstance(value, torch.Tensor):
-                    self._step.keep(group, key, text)
-                elif isinstance(value, (int, float, tuple)):
-                    self._step.keep_value(group, key, text)
+            for key in group:
+                self._keep_setting(group, key, f"'{key}' of {name}")
         if not changed:
-            return
+            return False
         self._step.keep_value(attributes, "state", f"the state of {name}")
         self._step.keep_value(attributes, "param_groups", f"the parameter groups of {name}")
         for parameter, state in list(attributes["state"].items()):
@@ -380,6 +419,18 @@ class CapturedStep:
             ]
             if any(used):
                 self._step.keep_value(attributes["state"], parameter, f"the state of {name}")
+        return True
+
+    def _keep_setting(self, group: dict[str, Any], key: str, text: str) -> None:
+        value = group[key]
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            self._step.keep(group, key, text)
+        elif isinstance(value, (int, float, tuple, torch.Tensor)):
+            self._step.keep_value(group, key, text)
+            # What a scheduler writes into a tensor on the CPU, a replay would not see either.
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, torch.Tensor) and each.device.type == "cpu":
+                    self._step.keep_contents(each, text)
 
 
 def _text(structure: TreeSpec) -> str:

@@ -1,13 +1,16 @@
-"""The tensors that a function knows without its arguments."""
+"""What a function knows without its arguments: tensors, modules, optimizers."""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
+from torch import nn
 
 # How much is looked at.
 _MOST_OBJECTS = 100_000
@@ -16,12 +19,23 @@ _MOST_OBJECTS = 100_000
 _LIBRARIES = ("builtins", "torch", "torchacc", "torchacc_device", "numpy")
 
 
-def reached(roots: Iterable[object]) -> Iterator[torch.Tensor]:
-    """The tensors that functions and objects know by their variables, and by those of these.
+@dataclass
+class Reached:
+    """What was found. `holders`: attributes of the program's objects that are optimizers."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    holders: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+
+
+def reached(roots: Iterable[object]) -> Reached:
+    """What functions and objects know by their variables, and by those of these.
 
     Variables are closures, defaults, globals and names of modules that the code mentions,
     attributes of objects and of their classes, members of modules, and elements of containers.
     """
+    result = Reached()
     seen: set[int] = set()
     found = list(roots)
     while found and len(seen) < _MOST_OBJECTS:
@@ -29,14 +43,33 @@ def reached(roots: Iterable[object]) -> Iterator[torch.Tensor]:
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if issubclass(type(each), torch.Tensor):
-            yield each
-        else:
-            found += _variables(each)
+        kind = type(each)  # isinstance would ask the object, and some do things then
+        if issubclass(kind, torch.Tensor):
+            result.tensors.append(each)
+            continue
+        if issubclass(kind, nn.Module):
+            result.modules.append(each)
+        elif issubclass(kind, torch.optim.Optimizer):
+            result.optimizers.append(each)
+        if not _of_library(kind):
+            attributes = _attributes(each)
+            for name, value in list(attributes.items()):
+                if issubclass(type(value), torch.optim.Optimizer):
+                    result.holders.append((attributes, name))
+        found += _variables(each)
+    return result
+
+
+def _attributes(each: object) -> dict[str, Any]:
+    kind = type(each)
+    if kind.__dictoffset__ == 0 or issubclass(kind, (type, ModuleType)):
+        return {}
+    attributes = object.__getattribute__(each, "__dict__")
+    return attributes if issubclass(type(attributes), dict) else {}
 
 
 def _variables(each: object) -> Iterable[object]:
-    kind = type(each)  # isinstance would ask the object, and some do things then
+    kind = type(each)
     if kind in (str, bytes, int, float, bool, type(None)) or issubclass(kind, ModuleType):
         return ()
     if kind is FunctionType:
@@ -56,8 +89,7 @@ def _variables(each: object) -> Iterable[object]:
     if issubclass(kind, type):
         return () if _of_library(each) else list(vars(each).values())
     found: list[object] = list(kind.__mro__)
-    if kind.__dictoffset__ != 0:
-        found += object.__getattribute__(each, "__dict__").values()
+    found += _attributes(each).values()
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if type(slots) is str else slots:

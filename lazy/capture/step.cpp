@@ -125,6 +125,23 @@ Step::Touch Step::touches(const at::Tensor& tensor) const {
   return found == touched_.end() ? Touch() : found->second;
 }
 
+std::optional<Step::Made> Step::made(const at::Tensor& tensor) const {
+  if (!tensor.is_non_overlapping_and_dense()) return std::nullopt;
+  const auto left = std::ranges::find_if(bindings_.buffers, [&](const Binding& binding) {
+    return binding.kind == Kind::kMade && binding.nbytes == tensor.nbytes() &&
+           binding.storage._unsafe_get_target() == record::storage_of(tensor);
+  });
+  if (left == bindings_.buffers.end()) return std::nullopt;
+  return Made{static_cast<size_t>(left - bindings_.buffers.begin()), geometry_of(tensor)};
+}
+
+at::Tensor Step::leave_anew(const Made& made) {
+  Binding& binding = bindings_.buffers[made.buffer];
+  const auto storage = record::make_storage(binding.nbytes, device_);
+  binding.storage = WeakStorage(storage);
+  return tensor_over(storage, made.geometry, made.geometry.offset);
+}
+
 void Step::pin_arguments(const at::Tensor& tensor, const std::string& text) {
   const LazyStorage* storage = record::storage_of(tensor);
   for (size_t k = 0; k < bindings_.arguments.size(); ++k) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -47,6 +48,14 @@ class Step {
     bool changes = false;  // in place
   };
   Touch touches(const at::Tensor& tensor) const;
+  // A tensor with a storage of its own that the recorded call made and left behind.
+  struct Made {
+    size_t buffer;
+    Geometry geometry;
+  };
+  std::optional<Made> made(const at::Tensor& tensor) const;
+  // A tensor like that one, without contents: from now on the step leaves it behind instead.
+  at::Tensor leave_anew(const Made& made);
   bool changes_argument(size_t index) const { return bindings_.arguments.at(index).written; }
   // The function may know this tensor, which `text` names, without its arguments: those that both
   // calls had in its storage have to stay there, as no comparison tells which of the two was meant.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import torchacc
-from tests.python.captured import ACC
+from tests.python.captured import ACC, Trained, batches, make_mlp, sgd
 from torchacc_device import _C
 
 pytestmark = [
@@ -35,6 +37,11 @@ def captured(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
         step(*args)
     assert step.replays == 1
     return step
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = batches(1, 5, 8)[0]
+    return x.to(ACC), y.to(ACC)
 
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -226,7 +233,126 @@ def test_results_that_are_left_behind_and_fail() -> None:
     assert result.tolist() == [0.0, 2.0]
 
 
-# --- other threads --------------------------------------------------------------------------------
+# --- what the program replaces --------------------------------------------------------------------
+
+
+def test_learning_rates_on_the_cpu() -> None:
+    """They are numbers: a scheduler that writes one is not followed, and not unseen."""
+    trained = Trained(make_mlp(), lambda p: torch.optim.SGD(p, lr=torch.tensor(0.5)))
+    scheduler = torch.optim.lr_scheduler.StepLR(trained.optimizer, 1, gamma=0.5)
+    x, y = batch()
+    step = captured(trained.step, x, y)
+    scheduler.step()
+    with pytest.raises(RuntimeError, match=r"'lr' of SGD is tensor\(0\.25.* was tensor\(0\.5"):
+        step(x, y)
+    group = trained.optimizer.param_groups[0]
+    group["lr"].fill_(0.5)
+    step(x, y)
+    group["lr"] = torch.tensor(0.125)
+    with pytest.raises(RuntimeError, match=r"'lr' of SGD is tensor\(0\.125"):
+        step(x, y)
+
+
+def test_layers_and_optimizers_that_are_replaced() -> None:
+    trained = Trained(make_mlp(), sgd)
+    x, y = batch()
+    step = captured(trained.step, x, y)
+    old = trained.model[0]
+    trained.model[0] = nn.Linear(8, 16).to(ACC)
+    with pytest.raises(RuntimeError, match=r"module '0' of a Sequential is another object"):
+        step(x, y)
+    trained.model[0] = old
+    step(x, y)
+    # The old one is still there.
+    optimizer = trained.optimizer
+    trained.optimizer = sgd(trained.model.parameters())
+    with pytest.raises(RuntimeError, match=r"the optimizer 'optimizer' is another object"):
+        step(x, y)
+    trained.optimizer = optimizer
+    step(x, y)
+
+
+def test_models_and_optimizers_that_are_gone() -> None:
+    """A function finds another one under the same name."""
+    x, y = batch()
+    model = make_mlp().to(ACC)
+    step = captured(lambda x: model(x), x)
+    model = make_mlp().to(ACC)
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"a \w+ that the function used is gone"):
+        step(x)
+    optimizer = sgd(model.parameters())
+
+    def train(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    step = captured(train, x)
+    optimizer = sgd(model.parameters())
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"the SGD that the function used is gone"):
+        step(x)
+
+
+def test_modules_that_the_function_does_not_use() -> None:
+    """What else has a model's parts may be replaced, and may go."""
+    trained = Trained(make_mlp(), sgd)
+    other = nn.ModuleDict({"of": trained.model})
+    others = sgd(trained.model.parameters())
+    x, y = batch()
+    step = captured(trained.step, x, y)
+    other["of"] = nn.ReLU()
+    step(x, y)
+    del other, others
+    gc.collect()
+    step(x, y)
+
+
+def test_gradients_that_are_replaced() -> None:
+    """The step puts its own in their place, as backward does."""
+    plain, trained = Trained(make_mlp(), sgd), Trained(make_mlp(), sgd)
+    step = torchacc.capture(trained.step)
+    x, y = batch()
+    for i in range(7):
+        plain.step(x, y)
+        step(x, y)
+        kept = [p.grad for p in trained.model.parameters()]
+        torch.testing.assert_close(trained.values(), plain.values())
+        for p in trained.model.parameters():
+            p.grad = p.grad / 2
+        if i % 2:
+            del kept
+    assert step.replays == 4
+
+
+def test_two_steps_of_one_model() -> None:
+    """Each leaves its gradients where the other one did."""
+    plain, trained = Trained(make_mlp(), sgd), Trained(make_mlp(), sgd)
+    steps = [torchacc.capture(trained.step), torchacc.capture(trained.step)]
+    for i, (x, y) in enumerate(batches(12, 5, 8)):
+        x, y = x.to(ACC), y.to(ACC)
+        plain.step(x, y)
+        steps[i % 2](x, y)
+        torch.testing.assert_close(trained.values(), plain.values())
+    assert all(step.replays == 3 for step in steps)
+    weight = trained.model[0].weight
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(RuntimeError, match="shape"):
+        steps[0](x[:2], y)
+    assert weight.grad.sum().item() == weight.numel()
+    steps[0](x, y)
+    plain.step(x, y)
+    torch.testing.assert_close(trained.values(), plain.values())
+
+
+def test_arguments_that_are_written_in_place() -> None:
+    """What lends out its memory is compared by what it holds."""
+    mask = bytearray(b"ab")
+    step = captured(lambda x, mask: x * 2, torch.ones(2, device=ACC), mask)
+    mask[0] = 0
+    with pytest.raises(RuntimeError, match=r"args\[1\] is bytearray.* and was bytearray\(b'ab'\)"):
+        step(torch.ones(2, device=ACC), mask)
 
 
 def test_replays_of_another_thread_while_a_call_is_recorded() -> None:

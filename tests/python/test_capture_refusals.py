@@ -260,12 +260,21 @@ def test_guards_of_plain_arguments() -> None:
         step(x, 3)
     with pytest.raises(RuntimeError, match=r"args\[1\] is 2\.0 and was 2"):
         step(x, 2.0)
-    # Arrays are equal element by element, which is no answer.
+    # Arrays are compared number by number: they may be written in place.
     step, numbers = torchacc.capture(lambda x, n: x * 2), np.ones(2)
     for _ in range(4):
         step(x, numbers)
-    with pytest.raises(RuntimeError, match=r"args\[1\] is array.* pass a tensor"):
-        step(x, numbers.copy())
+    step(x, numbers.copy())
+    numbers[0] = 2
+    with pytest.raises(
+        RuntimeError,
+        match=r"args\[1\] is array\(\[2\., 1\.\]\) and was array\(\[1\., 1\.\]\).* pass a tensor",
+    ):
+        step(x, numbers)
+    numbers[0] = 1
+    step(x, numbers)
+    with pytest.raises(RuntimeError, match=r"args\[1\] is array"):
+        step(x, np.ones((2, 1)))
 
 
 def test_arguments_that_share_memory_at_capture() -> None:

@@ -13,6 +13,7 @@
 #include "csrc/runtime/backend.h"
 #include "lazy/capture/step.h"
 #include "lazy/record/storage.h"
+#include "torchacc_device/csrc/capture_guards.h"
 #include "torchacc_device/csrc/guarded.h"
 
 namespace acc::bindings {
@@ -24,7 +25,24 @@ bool has_acc_storage(const at::Tensor& tensor) {
   return runtime::on_acc(tensor) && tensor.has_storage();
 }
 
-std::string text_of(py::handle value) { return py::repr(value).cast<std::string>(); }
+// What an object holds that lends out its memory, as a numpy array does: it may be written there.
+std::optional<std::string> contents_of(PyObject* object) {
+  if (!PyObject_CheckBuffer(object) || PyBytes_Check(object)) return std::nullopt;
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  std::string contents = base::concat(view.format == nullptr ? "" : view.format, " of [");
+  for (int i = 0; i < view.ndim; ++i) contents += base::concat(view.shape[i], ",");
+  const size_t begin = contents.size();
+  contents.resize(begin + static_cast<size_t>(view.len));
+  const int failed = PyBuffer_ToContiguous(contents.data() + begin, &view, view.len, 'C');
+  PyBuffer_Release(&view);
+  if (failed == 0) return contents;
+  PyErr_Clear();
+  return std::nullopt;
+}
 
 // A step, and what of the Python around it has to stay as it was.
 class PyStep {
@@ -34,10 +52,15 @@ class PyStep {
     ACC_CHECK(names_.size() == leaves.size());
     std::vector<std::string> tensors;
     for (size_t i = 0; i < leaves.size(); ++i) {
-      const bool tensor = THPVariable_Check(leaves[i].ptr());
-      is_tensor_.push_back(tensor);
-      spec_.push_back(tensor ? py::object(py::none()) : py::object(leaves[i]));
-      if (tensor) tensors.push_back(names_[i]);
+      Leaf& leaf = leaves_.emplace_back();
+      leaf.is_tensor = THPVariable_Check(leaves[i].ptr());
+      if (leaf.is_tensor) {
+        tensors.push_back(names_[i]);
+        continue;
+      }
+      leaf.value = leaves[i];
+      leaf.contents = contents_of(leaf.value.ptr());
+      if (leaf.contents.has_value()) leaf.text = text_of(leaf.value);
     }
     step_.name_arguments(std::move(tensors));
   }
@@ -57,20 +80,16 @@ class PyStep {
     step_.cancel();
   }
 
-  // The tensor under `key` has to stay the very object that it is, with its storage, and to want a
-  // gradient, or not, as is said. Returns false for what is no tensor that the step uses.
+  Guards& guards() { return guards_; }
+
+  // See Guards::keep_tensor. Returns false for what is no tensor that the step uses.
   bool keep(const py::dict& owner, const py::object& key, const std::string& text,
             std::optional<bool> requires_grad) {
     PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
     if (value == nullptr || !THPVariable_Check(value)) return false;
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (!has_acc_storage(tensor) || !step_.touches(tensor).uses) return false;
-    kept_.push_back({.owner = owner,
-                     .key = key,
-                     .value = value,
-                     .storage = tensor.storage().unsafeGetStorageImpl(),
-                     .requires_grad = requires_grad,
-                     .text = text});
+    guards_.keep_tensor(owner, key, text, requires_grad);
     return true;
   }
 
@@ -79,24 +98,18 @@ class PyStep {
     if (has_acc_storage(tensor)) step_.pin_arguments(tensor, text);
   }
 
-  // A gradient that the step reads has to stay where it is.
+  // A gradient that the step reads has to stay where it is. One that it makes may be replaced, and
+  // is then replaced by the step's.
   void keep_gradient(const at::Tensor& of, const std::string& text) {
     const at::Tensor& grad = of.grad();
-    if (!has_acc_storage(grad) || !step_.touches(grad).reads) return;
+    if (!has_acc_storage(grad)) return;
+    std::optional<capture::Step::Made> made;
+    if (!step_.touches(grad).reads) {
+      made = step_.made(grad);
+      if (!made.has_value()) return;
+    }
     gradients_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(of.getIntrusivePtr()),
-                          grad.storage().unsafeGetStorageImpl(), text});
-  }
-
-  // What is no tensor has to stay equal.
-  void keep_value(const py::dict& owner, const py::object& key, const std::string& text) {
-    PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
-    if (value == nullptr) return;
-    kept_.push_back({.owner = owner,
-                     .key = key,
-                     .value = value,
-                     .held = py::reinterpret_borrow<py::object>(value),
-                     .length = length_of(value),
-                     .text = text});
+                          capture::weak(record::storage_of(grad)), text, std::move(made)});
   }
 
   // Counts the step's writes of a tensor, so that autograd notices them.
@@ -106,45 +119,19 @@ class PyStep {
   }
 
   std::vector<at::Tensor> replay(const py::tuple& leaves) {
-    for (const Kept& kept : kept_) {
-      PyObject* value = PyDict_GetItem(kept.owner.ptr(), kept.key.ptr());
-      if (kept.storage == nullptr) {
-        if (value != kept.value) check_equal(kept, value);
-        ACC_CHECK(length_of(value) == kept.length, "[torchacc.capture] ", kept.text, " have ",
-                  length_of(value), " entries and had ", kept.length,
-                  " at capture. Capture the step again.");
-        continue;
-      }
-      ACC_CHECK(value == kept.value, "[torchacc.capture] ", kept.text,
-                " is another object than at capture. Capture the step again.");
-      const at::Tensor& tensor = THPVariable_Unpack(value);
-      ACC_CHECK(tensor.storage().unsafeGetStorageImpl() == kept.storage, "[torchacc.capture] ",
-                kept.text, " has another storage than at capture (on ", tensor.device(),
-                " now). Capture the step again, after it was moved or its data was replaced.");
-      ACC_CHECK(!kept.requires_grad.has_value() || tensor.requires_grad() == *kept.requires_grad,
-                "[torchacc.capture] requires_grad of ", kept.text,
-                tensor.requires_grad() ? " is True and was False" : " is False and was True",
-                " at capture. Capture the step again.");
-    }
-    for (const Gradient& kept : gradients_) {
-      const auto impl = kept.of.lock();
-      if (!impl) continue;
-      const at::Tensor& grad = at::Tensor(impl).grad();
-      ACC_CHECK(has_acc_storage(grad) && grad.storage().unsafeGetStorageImpl() == kept.storage,
-                "[torchacc.capture] ", kept.text,
-                grad.defined() ? " is another tensor" : " is None",
-                " and the step adds to the one at capture, which is gone from there. Zero it in "
-                "place (zero_grad(set_to_none=False)), or zero it within the function.");
-    }
+    guards_.check();
+    check_gradients();
     const std::vector<at::Tensor> arguments = tensors_of(leaves);
     struct Bump {  // whatever happens to the run
       PyStep& step;
       const std::vector<at::Tensor>& arguments;
+      std::vector<Anew> anew = {};
       bool on = false;
       ~Bump() {
-        if (on) step.bump(arguments);
+        if (on) step.bump(arguments, anew);
       }
     } bump{*this, arguments};
+    bump.anew = gradients_anew();
     const py::gil_scoped_release release;
     return step_.replay(arguments, &bump.on);
   }
@@ -162,70 +149,77 @@ class PyStep {
   // For the garbage collector: what is kept may well hold the step, which `model.step =
   // torchacc.capture(...)` makes a circle.
   int traverse(visitproc visit, void* arg) const {
-    for (const py::object& leaf : spec_) Py_VISIT(leaf.ptr());
-    for (const Kept& kept : kept_) {
-      Py_VISIT(kept.owner.ptr());
-      Py_VISIT(kept.key.ptr());
-      Py_VISIT(kept.held.ptr());
-    }
-    return 0;
+    for (const Leaf& leaf : leaves_) Py_VISIT(leaf.value.ptr());
+    return guards_.traverse(visit, arg);
   }
   void clear() {
     // Taken out first: what dies may call back.
-    const auto leaves = std::exchange(spec_, {});
-    const auto kept = std::exchange(kept_, {});
+    const auto leaves = std::exchange(leaves_, {});
+    guards_.clear();
   }
 
  private:
-  struct Kept {
-    py::dict owner;
-    py::object key;
-    PyObject* value;  // known by its address; `owner` keeps it, or has lost it
-    const c10::StorageImpl* storage = nullptr;  // of a tensor
-    std::optional<bool> requires_grad = {};
-    py::object held = {};    // what is no tensor
-    Py_ssize_t length = -1;  // of a list
-    std::string text;
+  // Of the arguments.
+  struct Leaf {
+    bool is_tensor = false;
+    py::object value;                     // of what is no tensor
+    std::optional<std::string> contents;  // of what may change in place,
+    std::string text;                     // and what it was
   };
 
   struct Gradient {
     c10::weak_intrusive_ptr<c10::TensorImpl> of;
-    const c10::StorageImpl* storage;
+    capture::WeakStorage storage;
     std::string text;
+    std::optional<capture::Step::Made> made;  // by the step, rather than read
   };
 
-  static Py_ssize_t length_of(PyObject* value) {
-    return value != nullptr && PyList_Check(value) ? PyList_GET_SIZE(value) : -1;
+  // A gradient that the step makes is to be this tensor.
+  struct Anew {
+    const Gradient& gradient;
+    at::Tensor tensor;
+  };
+
+  static bool is_there(const at::Tensor& grad, const Gradient& kept) {
+    return has_acc_storage(grad) && record::storage_of(grad) == kept.storage._unsafe_get_target();
   }
 
-  // As Python's ==, but that what cannot be compared so (an array's answer is an array) is not.
-  static bool are_equal(const py::object& a, py::handle b) {
-    const int equal = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
-    if (equal < 0) PyErr_Clear();
-    return equal > 0;
+  void check_gradients() const {
+    for (const Gradient& kept : gradients_) {
+      const auto impl = kept.of.lock();
+      if (!impl || kept.made.has_value()) continue;
+      const at::Tensor& grad = at::Tensor(impl).grad();
+      ACC_CHECK(is_there(grad, kept), "[torchacc.capture] ", kept.text,
+                grad.defined() ? " is another tensor" : " is None",
+                " and the step adds to the one at capture, which is gone from there. Zero it in "
+                "place (zero_grad(set_to_none=False)), or zero it within the function.");
+    }
   }
 
-  static void check_equal(const Kept& kept, PyObject* value) {
-    // Containers are told by identity: what they hold is kept by itself.
-    const bool container = PyDict_Check(kept.held.ptr()) || PyList_Check(kept.held.ptr());
-    ACC_CHECK(value != nullptr && !container, "[torchacc.capture] ", kept.text,
-              " is another object than at capture. Capture the step again.");
-    const bool same = !THPVariable_Check(value) && are_equal(kept.held, value);
-    ACC_CHECK(same, "[torchacc.capture] ", kept.text, " is ", text_of(value), " and was ",
-              text_of(kept.held),
-              " at capture, which a replay does not see. Make it a tensor on "
-              "acc if it is to change, or capture the step again.");
+  // Where something else is the gradient now, backward would put a new tensor in its place.
+  std::vector<Anew> gradients_anew() {
+    std::vector<Anew> anew;
+    for (Gradient& kept : gradients_) {
+      const auto impl = kept.of.lock();
+      if (!impl || !kept.made.has_value()) continue;
+      const at::Tensor& grad = at::Tensor(impl).grad();
+      if (!grad.defined() || is_there(grad, kept)) continue;
+      anew.push_back({kept, step_.leave_anew(*kept.made)});
+      kept.storage = capture::weak(record::storage_of(anew.back().tensor));
+    }
+    return anew;
   }
 
   // The tensors among the leaves, on acc; the others must be what they were.
   std::vector<at::Tensor> tensors_of(const py::tuple& leaves) const {
-    ACC_CHECK(leaves.size() == spec_.size(), "[torchacc.capture] the step was captured with ",
-              spec_.size(), " arguments and is called with ", leaves.size(),
+    ACC_CHECK(leaves.size() == leaves_.size(), "[torchacc.capture] the step was captured with ",
+              leaves_.size(), " arguments and is called with ", leaves.size(),
               ". Capture another one for that.");
     std::vector<at::Tensor> tensors;
-    for (size_t i = 0; i < spec_.size(); ++i) {
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      const Leaf& expected = leaves_[i];
       PyObject* leaf = leaves[i].ptr();
-      if (is_tensor_[i]) {
+      if (expected.is_tensor) {
         ACC_CHECK(THPVariable_Check(leaf), "[torchacc.capture] ", names_[i],
                   " was a tensor at capture and is ", text_of(leaf),
                   ". Capture another step for that.");
@@ -235,18 +229,26 @@ class PyStep {
         tensors.push_back(tensor);
         continue;
       }
-      if (leaf == spec_[i].ptr()) continue;
-      const bool same = !THPVariable_Check(leaf) && Py_TYPE(leaf) == Py_TYPE(spec_[i].ptr()) &&
-                        are_equal(spec_[i], leaf);
-      ACC_CHECK(same, "[torchacc.capture] ", names_[i], " is ", text_of(leaf), " and was ",
-                text_of(spec_[i]),
+      ACC_CHECK(is_equal(expected, leaf), "[torchacc.capture] ", names_[i], " is ", text_of(leaf),
+                " and was ",
+                expected.contents.has_value() ? expected.text : text_of(expected.value),
                 " at capture. What is no tensor is part of the "
                 "step: pass a tensor, or capture another step.");
     }
     return tensors;
   }
 
-  void bump(const std::vector<at::Tensor>& arguments) {
+  static bool is_equal(const Leaf& expected, PyObject* leaf) {
+    PyObject* was = expected.value.ptr();
+    if (expected.contents.has_value()) {
+      return Py_TYPE(leaf) == Py_TYPE(was) && contents_of(leaf) == expected.contents;
+    }
+    if (leaf == was) return true;
+    return !THPVariable_Check(leaf) && Py_TYPE(leaf) == Py_TYPE(was) && are_equal(was, leaf);
+  }
+
+  // The run has begun: what it writes counts as written.
+  void bump(const std::vector<at::Tensor>& arguments, const std::vector<Anew>& anew) {
     // An inference tensor has no version, and autograd nothing to do with it.
     const auto bump_one = [](c10::TensorImpl& impl) {
       if (!impl.is_inference()) impl.bump_version();
@@ -257,14 +259,17 @@ class PyStep {
     for (size_t k = 0; k < arguments.size(); ++k) {
       if (step_.changes_argument(k)) bump_one(*arguments[k].unsafeGetTensorImpl());
     }
+    for (const Anew& each : anew) {
+      const auto impl = each.gradient.of.lock();
+      if (impl) at::Tensor(impl).mutable_grad() = each.tensor;
+    }
   }
 
   capture::Step step_;
   std::vector<std::string> names_;  // of the leaves
-  std::vector<py::object> spec_;    // None where a tensor stands
-  std::vector<bool> is_tensor_;
+  std::vector<Leaf> leaves_;
   std::vector<at::Tensor> arguments_;  // of the call being recorded
-  std::vector<Kept> kept_;
+  Guards guards_;
   std::vector<Gradient> gradients_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> changed_;
 };
@@ -325,16 +330,34 @@ void bind_capture(py::module_& m) {
            py::arg("owner"), py::arg("key"), py::arg("text"), py::arg("requires_grad") = py::none(),
            "From now on, the tensor owner[key] has to stay what it is, and requires_grad as given; "
            "False if the step does not use it.")
-      .def("keep_gradient",
-           guarded([](PyStep& self, const at::Tensor& of, const std::string& text) {
-             self.keep_gradient(of, text);
-           }),
-           py::arg("of"), py::arg("text"), "The same for the gradient of a tensor, if it is read.")
+      .def(
+          "keep_gradient", guarded([](PyStep& self, const at::Tensor& of, const std::string& text) {
+            self.keep_gradient(of, text);
+          }),
+          py::arg("of"), py::arg("text"),
+          "The same for the gradient of a tensor, if it is read; if it is made, what is put in its "
+          "place is replaced by it.")
       .def("keep_value",
            guarded([](PyStep& self, const py::dict& owner, const py::object& key,
-                      const std::string& text) { self.keep_value(owner, key, text); }),
+                      const std::string& text) { self.guards().keep_value(owner, key, text); }),
            py::arg("owner"), py::arg("key"), py::arg("text"),
            "The same for what is no tensor: it has to stay equal, a dict or list the very object.")
+      .def("keep_object",
+           guarded([](PyStep& self, const py::dict& owner, const py::object& key,
+                      const std::string& text) { self.guards().keep_object(owner, key, text); }),
+           py::arg("owner"), py::arg("key"), py::arg("text"),
+           "owner[key] has to stay the very object. It is not held.")
+      .def("keep_alive",
+           guarded([](PyStep& self, const py::object& object, const std::string& text) {
+             self.guards().keep_alive(object, text);
+           }),
+           py::arg("object"), py::arg("text"), "The object has to live. It is not held.")
+      .def("keep_contents",
+           guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text) {
+             self.guards().keep_contents(tensor, text);
+           }),
+           py::arg("tensor"), py::arg("text"),
+           "A tensor on the CPU has to hold what it holds, as long as there is one.")
       .def("pin_arguments",
            guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text) {
              self.pin_arguments(tensor, text);
