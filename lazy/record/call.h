@@ -33,10 +33,12 @@ inline uint8_t lazy_bits(const c10::TensorImpl* impl) {
 struct Kinds {
   bool integers = false;  // or truths
   bool halves = false;    // float16
+  bool bfloats = false;   // bfloat16
   void add(const c10::TensorImpl* impl) {
     const auto type = c10::typeMetaToScalarType(impl->dtype());
     integers |= c10::isIntegralType(type, /*includeBool=*/true);
     halves |= type == c10::kHalf;
+    bfloats |= type == c10::kBFloat16;
   }
 };
 
@@ -48,15 +50,15 @@ c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 // a device, takes none. For calls that are not recorded: Recorder::record checks the same.
 void check_devices(const graph::Op& op, const torch::jit::Stack& stack);
 
-// Whether ATen may refuse to convert the number to the type of the tensors. bfloat16 and float32
-// end at about the same place: what lies between is for ATen to decide.
+// Whether ATen may refuse to convert the number to the type of the tensors.
 inline bool overflows(const c10::IValue& value, Kinds kinds) {
   if (!value.isDouble() && !value.isInt()) return false;
   const double number =
       std::abs(value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble());
-  const auto most = kinds.halves ? static_cast<double>(std::numeric_limits<c10::Half>::max())
-                                 : static_cast<double>(std::numeric_limits<c10::BFloat16>::max());
-  return number > most && std::isfinite(number);
+  const float most = kinds.halves    ? static_cast<float>(std::numeric_limits<c10::Half>::max())
+                     : kinds.bfloats ? static_cast<float>(std::numeric_limits<c10::BFloat16>::max())
+                                     : std::numeric_limits<float>::max();
+  return number > static_cast<double>(most) && std::isfinite(number);
 }
 
 // Whether a number goes into the value block. `kinds`: of the tensors before it.
