@@ -3,7 +3,7 @@
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
 architectures are the better part of an hour, for `make test-full`: else every third is compiled for
-one, which the hash in its name decides. Those of some training steps are compiled for two or three
+one, which the hash in its name decides. Those of some training steps are tests of their own
 (tests/python/test_cuda_kernels.py).
 """
 

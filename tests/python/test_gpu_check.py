@@ -34,8 +34,9 @@ def run_check(out: Path, *arguments: str, **env: str) -> tuple[int, list[str]]:
 @pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "part",
-    ["env", "steps", "numerics", "kernels", "tests", "ranks", "bench", "bench:seed"]
-    + (["opinfo"] if helpers.FULL else []),
+    ["env", "steps", "numerics", "kernels", "ranks", "bench"]
+    # Tests and cases that `make test` runs without it, too.
+    + (["tests", "opinfo", "bench:seed"] if helpers.FULL else []),
 )
 def test_a_part_works(tmp_path, part):
     status, rows = run_check(tmp_path, "--dry-run", "--only", part)
