@@ -346,7 +346,7 @@ class CapturedStep:
             children = module.__dict__.get("_modules")
             if issubclass(type(children), dict):  # else of a ScriptModule
                 for key, child in children.items():
-                    if child is not None and any(id(each) in used for each in child.modules()):
+                    if child is not None and _is_used(child, used):
                         self._step.keep_object(children, key, f"module '{key}' of a {name}")
                         leads = True
             if leads:
@@ -355,9 +355,17 @@ class CapturedStep:
             if id(optimizer) in used:
                 text = f"the {type(optimizer).__name__} that the function used"
                 self._step.keep_alive(optimizer, text)
-        for attributes, key in known.holders:
-            if id(attributes[key]) in used:
-                self._step.keep_object(attributes, key, f"the optimizer '{key}'")
+        for owner, key in known.holders:
+            value = object.__getattribute__(owner, "__dict__").get(key)
+            is_module = issubclass(type(value), nn.Module)
+            if type(owner).__weakrefoffset__ == 0 or not (
+                _is_used(value, used) if is_module else id(value) in used
+            ):
+                continue
+            name = type(owner).__name__
+            kind = "module" if is_module else "optimizer"
+            self._step.keep_attribute(owner, key, f"the {kind} '{key}' of a {name}")
+            self._step.keep_alive(owner, f"a {name} that the function used")
 
     def _keep_members(self, module: nn.Module, names: dict[int, str]) -> bool:
         """Returns whether the step uses one."""
@@ -431,6 +439,10 @@ class CapturedStep:
             for each in value if isinstance(value, tuple) else (value,):
                 if isinstance(each, torch.Tensor) and each.device.type == "cpu":
                     self._step.keep_contents(each, text)
+
+
+def _is_used(module: nn.Module, used: set[int]) -> bool:
+    return any(id(each) in used for each in module.modules())
 
 
 def _text(structure: TreeSpec) -> str:

@@ -21,12 +21,15 @@ _LIBRARIES = ("builtins", "torch", "torchacc", "torchacc_device", "numpy")
 
 @dataclass
 class Reached:
-    """What was found. `holders`: attributes of the program's objects that are optimizers."""
+    """What was found.
+
+    `holders`: the program's objects that have modules or optimizers as attributes, and the names.
+    """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    holders: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    holders: list[tuple[object, str]] = field(default_factory=list)
 
 
 def reached(roots: Iterable[object]) -> Reached:
@@ -54,8 +57,8 @@ def reached(roots: Iterable[object]) -> Reached:
         if not _of_library(kind):
             attributes = _attributes(each)
             for name, value in list(attributes.items()):
-                if issubclass(type(value), torch.optim.Optimizer):
-                    result.holders.append((attributes, name))
+                if issubclass(type(value), (nn.Module, torch.optim.Optimizer)):
+                    result.holders.append((each, name))
         found += _variables(each)
     return result
 

@@ -266,9 +266,15 @@ def test_layers_and_optimizers_that_are_replaced() -> None:
     # The old one is still there.
     optimizer = trained.optimizer
     trained.optimizer = sgd(trained.model.parameters())
-    with pytest.raises(RuntimeError, match=r"the optimizer 'optimizer' is another object"):
+    with pytest.raises(RuntimeError, match=r"the optimizer 'optimizer' of a Trained is another"):
         step(x, y)
     trained.optimizer = optimizer
+    step(x, y)
+    model = trained.model
+    trained.model = make_mlp().to(ACC)
+    with pytest.raises(RuntimeError, match=r"the module 'model' of a Trained is another object"):
+        step(x, y)
+    trained.model = model
     step(x, y)
 
 
@@ -292,6 +298,30 @@ def test_models_and_optimizers_that_are_gone() -> None:
     optimizer = sgd(model.parameters())
     gc.collect()
     with pytest.raises(RuntimeError, match=r"the SGD that the function used is gone"):
+        step(x)
+    trained = Trained(make_mlp(), sgd)
+    step = captured(lambda x, y: trained.step(x, y), x, y)
+    trained = Trained(make_mlp(), sgd)
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"a \w+ that the function used is gone"):
+        step(x, y)
+
+
+def test_objects_that_cannot_be_referred_to_weakly() -> None:
+    """What they have is noticed when it goes."""
+
+    class Slotted:
+        __slots__ = ("__dict__",)
+
+    holder = Slotted()
+    holder.model = make_mlp().to(ACC)
+    x, _ = batch()
+    step = captured(lambda x: holder.model(x), x)
+    step(x)
+    holder = Slotted()
+    holder.model = make_mlp().to(ACC)
+    gc.collect()
+    with pytest.raises(RuntimeError, match=r"a \w+ that the function used is gone"):
         step(x)
 
 

@@ -347,6 +347,12 @@ void bind_capture(py::module_& m) {
                       const std::string& text) { self.guards().keep_object(owner, key, text); }),
            py::arg("owner"), py::arg("key"), py::arg("text"),
            "owner[key] has to stay the very object. It is not held.")
+      .def(
+          "keep_attribute",
+          guarded([](PyStep& self, const py::object& owner, const py::object& name,
+                     const std::string& text) { self.guards().keep_attribute(owner, name, text); }),
+          py::arg("owner"), py::arg("name"), py::arg("text"),
+          "The same for an attribute of an object, which is not held either.")
       .def("keep_alive",
            guarded([](PyStep& self, const py::object& object, const std::string& text) {
              self.guards().keep_alive(object, text);

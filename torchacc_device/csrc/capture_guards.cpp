@@ -76,6 +76,15 @@ void Guards::keep_object(const py::dict& owner, const py::object& key, const std
       {.owner = owner, .key = key, .value = value, .weak = py::weakref(value), .text = text});
 }
 
+void Guards::keep_attribute(const py::object& owner, const py::object& name,
+                            const std::string& text) {
+  Kept kept{.owner = py::weakref(owner), .key = name, .value = nullptr, .text = text};
+  kept.value = value_now(kept);
+  if (kept.value == nullptr) return;
+  kept.weak = py::weakref(kept.value);
+  kept_.push_back(std::move(kept));
+}
+
 void Guards::keep_alive(const py::object& object, const std::string& text) {
   living_.push_back({py::weakref(object), text});
 }
@@ -86,8 +95,12 @@ void Guards::keep_contents(const at::Tensor& tensor, const std::string& text) {
 }
 
 void Guards::check() const {
+  for (const Living& living : living_) {
+    ACC_CHECK(referent(living.weak) != nullptr, "[torchacc.capture] ", living.text,
+              " is gone, and a replay would go on with its tensors. Capture the step again.");
+  }
   for (const Kept& kept : kept_) {
-    PyObject* value = PyDict_GetItem(kept.owner.ptr(), kept.key.ptr());
+    PyObject* value = value_now(kept);
     if (kept.storage != nullptr) {
       check_tensor(kept, value);
     } else if (kept.weak) {
@@ -100,10 +113,6 @@ void Guards::check() const {
                 " at capture. Capture the step again.");
     }
   }
-  for (const Living& living : living_) {
-    ACC_CHECK(referent(living.weak) != nullptr, "[torchacc.capture] ", living.text,
-              " is gone, and a replay would go on with its tensors. Capture the step again.");
-  }
   for (const Contents& kept : contents_) {
     auto impl = kept.of.lock();
     if (!impl) continue;
@@ -112,6 +121,18 @@ void Guards::check() const {
     fail_changed(kept.text, py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)),
                  py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was)));
   }
+}
+
+// Null when there is none.
+PyObject* Guards::value_now(const Kept& kept) {
+  if (PyDict_Check(kept.owner.ptr())) return PyDict_GetItem(kept.owner.ptr(), kept.key.ptr());
+  PyObject* owner = referent(kept.owner);
+  if (owner == nullptr) return nullptr;
+  const auto attributes =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(owner, nullptr));
+  if (attributes) return PyDict_GetItem(attributes.ptr(), kept.key.ptr());
+  PyErr_Clear();
+  return nullptr;
 }
 
 void Guards::check_tensor(const Kept& kept, PyObject* value) {

@@ -29,6 +29,9 @@ class Guards {
   // What is under `key` has to stay the very object. It is not held.
   void keep_object(const pybind11::dict& owner, const pybind11::object& key,
                    const std::string& text);
+  // The same for an attribute, whose owner is not held either.
+  void keep_attribute(const pybind11::object& owner, const pybind11::object& name,
+                      const std::string& text);
   // The object has to live.
   void keep_alive(const pybind11::object& object, const std::string& text);
   // A tensor on the CPU has to hold what it holds, as long as there is one.
@@ -43,9 +46,9 @@ class Guards {
 
  private:
   struct Kept {
-    pybind11::dict owner;
+    pybind11::object owner;  // a dict, or a weak reference to what has it as its __dict__
     pybind11::object key;
-    PyObject* value;  // known by its address; `owner` keeps it, or has lost it
+    PyObject* value;  // known by its address; the dict keeps it, or has lost it
     const c10::StorageImpl* storage = nullptr;  // of a tensor
     std::optional<bool> requires_grad = {};
     pybind11::object held = {};  // what is no tensor
@@ -63,6 +66,7 @@ class Guards {
     std::string text;
   };
 
+  static PyObject* value_now(const Kept& kept);
   static void check_tensor(const Kept& kept, PyObject* value);
   static void check_equal(const Kept& kept, PyObject* value);
 
