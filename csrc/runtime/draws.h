@@ -18,7 +18,7 @@ struct Position {
 };
 
 struct StreamEvent {
-  enum class What : uint8_t { kDrawn, kSeeded, kSet };
+  enum class What : uint8_t { kDrawn, kSeeded, kSet, kRead };
   What what;
   std::shared_ptr<PhiloxState> stream;
   Position from;

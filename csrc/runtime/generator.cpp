@@ -132,6 +132,13 @@ void Generator::set_current_seed(uint64_t seed) {
 
 uint64_t Generator::current_seed() const { return state_->get().first; }
 
+// For putting it back there.
+Position Generator::read() const {
+  const Position at = position(*state_);
+  note_event(StreamEvent::What::kRead, state_, at);
+  return at;
+}
+
 uint64_t Generator::seed() {
   const uint64_t seed = c10::detail::getNonDeterministicRandom(true);
   set_current_seed(seed);
@@ -145,7 +152,7 @@ void Generator::set_offset(uint64_t offset) {
   note_event(StreamEvent::What::kSet, state_, from);
 }
 
-uint64_t Generator::get_offset() const { return state_->get().second; }
+uint64_t Generator::get_offset() const { return read().offset; }
 
 void Generator::set_state(const c10::TensorImpl& state) {
   at::detail::check_rng_state(state);
@@ -165,7 +172,7 @@ void Generator::set_state(const c10::TensorImpl& state) {
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Generator::get_state() const {
-  const auto [seed, offset] = state_->get();
+  const auto [seed, offset] = read();
   at::TensorBase state =
       at::detail::empty_cpu({static_cast<int64_t>(kStateBytes)}, at::kByte, false, std::nullopt);
   auto* to = static_cast<char*>(state.mutable_data_ptr());
@@ -188,7 +195,7 @@ void Generator::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>
 
 Generator* Generator::clone_impl() const {
   auto state = std::make_shared<PhiloxState>();
-  const auto [seed, offset] = state_->get();
+  const auto [seed, offset] = read();
   state->set(seed, offset);
   return new Generator(device().index(), std::move(state));
 }

@@ -13,6 +13,7 @@ namespace acc::runtime {
 
 // What generators share after graphsafe_get_state. Thread safe.
 class PhiloxState;
+struct Position;
 
 class Generator final : public c10::GeneratorImpl {
  public:
@@ -44,6 +45,7 @@ class Generator final : public c10::GeneratorImpl {
  private:
   Generator(c10::DeviceIndex device, std::shared_ptr<PhiloxState> state);
   Generator* clone_impl() const override;
+  Position read() const;
   friend const at::Generator& default_generator(c10::DeviceIndex device);
 
   std::shared_ptr<PhiloxState> state_;

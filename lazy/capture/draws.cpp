@@ -3,6 +3,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "csrc/base/check.h"
 
@@ -24,28 +25,39 @@ bool is_draw(const graph::Op& op) {
 
 void note_draws(const std::vector<runtime::StreamEvent>& events, Recording& recording) {
   using What = runtime::StreamEvent::What;
-  // Per stream, where it stood while that followed from where it began. Who sets it to such a place
-  // puts it back (fork_rng, checkpointing).
-  std::vector<std::vector<runtime::Position>> places;
+  // Where a stream was read. Who sets it to such a place puts it back (fork_rng, checkpointing).
+  struct Place {
+    const runtime::PhiloxState* stream;
+    runtime::Position at;
+    Follows follows;
+  };
+  std::vector<Place> places;
   for (const runtime::StreamEvent& event : events) {
     auto& streams = recording.streams;
     const auto found = std::ranges::find(streams, event.stream, &CallStream::state);
+    if (event.what == What::kRead) {
+      const Follows follows = found == streams.end() ? Follows::kYes : found->follows;
+      places.push_back({event.stream.get(), event.from, follows});
+      continue;
+    }
     const auto index = static_cast<size_t>(found - streams.begin());
     if (found == streams.end()) {
       streams.push_back({.state = event.stream, .start = event.from, .end = event.from});
-      places.emplace_back();
     }
     CallStream& stream = streams[index];
-    std::vector<runtime::Position>& known = places[index];
-    if (stream.follows == Follows::kYes) known.push_back(event.from);
     stream.end = event.to;
     if (event.what == What::kDrawn) {
       recording.draws.push_back({index, event.from, stream.follows});
-    } else if (event.what == What::kSeeded || event.to.seed != stream.start.seed) {
+    } else if (event.what == What::kSeeded) {
       stream.follows = Follows::kNo;
     } else {
-      const bool is_back = std::ranges::find(known, event.to) != known.end();
-      stream.follows = is_back ? Follows::kYes : Follows::kPerhaps;
+      std::optional<Follows> back;
+      for (const Place& place : places) {
+        if (place.stream != event.stream.get() || place.at != event.to) continue;
+        back = back.value_or(place.follows) == place.follows ? place.follows : Follows::kBoth;
+      }
+      const bool same_seed = event.to.seed == stream.start.seed;
+      stream.follows = back.value_or(same_seed ? Follows::kPerhaps : Follows::kNo);
     }
   }
 }
@@ -62,18 +74,26 @@ struct Compared {
 };
 
 bool moved_alike(const Compared& at) {
-  return at.follows != Follows::kNo && at.before != nullptr && at.is.seed == at.stream.start.seed &&
-         at.was.seed == at.before->start.seed &&
+  return (at.follows == Follows::kYes || at.follows == Follows::kPerhaps) && at.before != nullptr &&
+         at.is.seed == at.stream.start.seed && at.was.seed == at.before->start.seed &&
          at.is.offset - at.stream.start.offset == at.was.offset - at.before->start.offset;
 }
 
 bool seeded_alike(const Compared& at) {
-  return (at.follows != Follows::kYes || at.before == nullptr) && at.is == at.was;
+  return at.follows != Follows::kBoth && (at.follows != Follows::kYes || at.before == nullptr) &&
+         at.is == at.was;
 }
 
 const CallStream* same_stream(const Recording& recording, const CallStream& stream) {
   const auto found = std::ranges::find(recording.streams, stream.state, &CallStream::state);
   return found == recording.streams.end() ? nullptr : &*found;
+}
+
+void check_clear(Follows follows, const runtime::Position& at) {
+  ACC_CHECK(follows != Follows::kBoth, "[torchacc.capture] a generator is put back to seed ",
+            at.seed, ", offset ", at.offset,
+            ", where it stood both before and after the function seeded it: nothing tells which of "
+            "the two was meant. Seed it outside of the function.");
 }
 
 }  // namespace
@@ -93,6 +113,7 @@ void Draws::learn(const Recording& previous, const Recording& latest) {
     bool fits = at < draws.size();
     if (fits) {
       next = at + 1;
+      check_clear(draws[at].follows, is);
       const CallStream& stream = latest.streams[draws[at].stream];
       const Compared place{stream, same_stream(previous, stream), was, is, draws[at].follows};
       fits = seeded_alike(place);
@@ -110,6 +131,7 @@ void Draws::learn(const Recording& previous, const Recording& latest) {
               "function.");
   }
   for (const CallStream& stream : latest.streams) {
+    check_clear(stream.follows, stream.end);
     const CallStream* before = same_stream(previous, stream);
     const runtime::Position was = before == nullptr ? stream.end : before->end;
     const Compared end{stream, before, was, stream.end, stream.follows};

@@ -23,8 +23,9 @@ struct Given {
 };
 
 // Whether a position in a stream follows from where the stream stood before the call: not once it
-// was seeded; perhaps, where it was set to another offset.
-enum class Follows : uint8_t { kYes, kPerhaps, kNo };
+// was seeded; perhaps, where it was set to another offset. Both, where it was put back to a place
+// where it had been before and after it was seeded.
+enum class Follows : uint8_t { kYes, kPerhaps, kNo, kBoth };
 
 // A random stream that a call touched.
 struct CallStream {

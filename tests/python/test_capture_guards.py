@@ -99,6 +99,14 @@ def seeded(x: torch.Tensor) -> torch.Tensor:
     return x + torch.rand_like(x)
 
 
+def seeded_and_forked(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(7)
+    first = torch.rand_like(x)
+    with torch.random.fork_rng([0], device_type=ACC):
+        second = torch.rand_like(x)
+    return first + second
+
+
 def seeded_last(x: torch.Tensor) -> torch.Tensor:
     noise = torch.rand_like(x)
     torch.manual_seed(7)
@@ -120,7 +128,17 @@ def own_generator(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("first", [0, 4], ids=["from the first call", "between replays"])
 @pytest.mark.parametrize(
-    "fn", [forked, forked_unseeded, put_back, seeded, seeded_last, seeded_only, own_generator]
+    "fn",
+    [
+        forked,
+        forked_unseeded,
+        put_back,
+        seeded,
+        seeded_and_forked,
+        seeded_last,
+        seeded_only,
+        own_generator,
+    ],
 )
 def test_generators_that_the_function_sets(fn: Callable[..., torch.Tensor], first: int) -> None:
     """Other draws of the program come from where they would have."""
@@ -147,6 +165,24 @@ def test_generators_that_are_seeded_otherwise_each_time() -> None:
         return x + 1
 
     refused(fn, torch.ones(2, device=ACC), match=r"ended call 2 at seed 2.* and call 3 at seed 3")
+
+
+def test_generators_that_are_put_back_where_they_were_twice() -> None:
+    """Where the program leaves a generator is also where the function's seed brings it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        state = torch.acc.get_rng_state()
+        torch.manual_seed(7)
+        noise = torch.rand_like(x)
+        with torch.random.fork_rng([0], device_type=ACC):
+            noise += torch.rand_like(x)
+        torch.acc.set_rng_state(state)
+        return x + noise
+
+    x = torch.ones(4, device=ACC)
+    torch.manual_seed(7)
+    torch.rand_like(x)
+    refused(fn, x, match="a generator is put back to seed 7, offset 4.* before and after")
 
 
 # --- memory that is shared ------------------------------------------------------------------------
