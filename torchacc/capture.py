@@ -61,6 +61,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     * What `fn` leaves behind gets new contents: after a call, a `p.grad` that the step makes is the
       same tensor object as after the last recorded call, with new contents. A gradient that was
       set to None meanwhile stays None; one that was put in its place is replaced by a new tensor.
+      So gradients are to be zeroed within `fn`. If they were None at the beginning of the recorded
+      calls and `fn` only adds to them, a replay does not add to what was put there since.
     * Random operators draw what they would have drawn, and generators move on as they would have:
       also those that `fn` seeds, or seeds and puts back (`torch.random.fork_rng`).
 

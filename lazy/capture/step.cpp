@@ -85,8 +85,9 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
     Touch& touch = touched_[storage];
     touch.uses = true;
     touch.reads = touch.reads || binding.kind == Kind::kState;
-    touch.changes = touch.changes || own->graph.buffers[i].written ||
-                    binding.kind == Kind::kConstant;  // left behind: anew at each call
+    // What is left behind is made anew at each call.
+    touch.changes = touch.changes || own->graph.buffers[i].written || binding.kind == Kind::kMade ||
+                    binding.kind == Kind::kConstant;
   }
   values_ = std::move(latest_->values);
   plan_ = std::move(own);

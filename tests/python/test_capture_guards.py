@@ -392,6 +392,26 @@ def test_gradients_that_are_replaced() -> None:
     assert step.replays == 4
 
 
+def test_versions_of_gradients_that_are_replaced() -> None:
+    """The step writes those that it put there, and no longer what was there before."""
+    trained = Trained(make_mlp(), sgd)
+    x, y = batch()
+    step = captured(trained.step, x, y)
+    weight = trained.model[0].weight
+    grads = [weight.grad]
+    for _ in range(2):
+        version = grads[-1]._version
+        step(x, y)
+        assert grads[-1] is weight.grad and grads[-1]._version > version
+        weight.grad = weight.grad / 2
+        step(x, y)
+        grads.append(weight.grad)
+    versions = [grad._version for grad in grads]
+    step(x, y)
+    now = [grad._version for grad in grads]
+    assert now[:-1] == versions[:-1] and now[-1] > versions[-1]
+
+
 def test_two_steps_of_one_model() -> None:
     """Each leaves its gradients where the other one did."""
     plain, trained = Trained(make_mlp(), sgd), Trained(make_mlp(), sgd)

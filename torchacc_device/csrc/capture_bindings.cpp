@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -108,8 +110,17 @@ class PyStep {
       made = step_.made(grad);
       if (!made.has_value()) return;
     }
-    gradients_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(of.getIntrusivePtr()),
-                          capture::weak(record::storage_of(grad)), text, std::move(made)});
+    gradients_.push_back({WeakTensor(of.getIntrusivePtr()), capture::weak(record::storage_of(grad)),
+                          text, std::move(made)});
+    Gradient& kept = gradients_.back();
+    if (!kept.made.has_value()) return;
+    const auto of_gradient = [&](const WeakTensor& weak) {
+      auto impl = weak.lock();
+      return impl && is_there(at::Tensor(std::move(impl)), kept);
+    };
+    const auto first = std::partition(changed_.begin(), changed_.end(), std::not_fn(of_gradient));
+    kept.changed.assign(first, changed_.end());
+    changed_.erase(first, changed_.end());
   }
 
   // Counts the step's writes of a tensor, so that autograd notices them.
@@ -159,6 +170,8 @@ class PyStep {
   }
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
   // Of the arguments.
   struct Leaf {
     bool is_tensor = false;
@@ -168,15 +181,16 @@ class PyStep {
   };
 
   struct Gradient {
-    c10::weak_intrusive_ptr<c10::TensorImpl> of;
+    WeakTensor of;
     capture::WeakStorage storage;
     std::string text;
     std::optional<capture::Step::Made> made;  // by the step, rather than read
+    std::vector<WeakTensor> changed = {};     // what it makes, as long as that is the gradient
   };
 
   // A gradient that the step makes is to be this tensor.
   struct Anew {
-    const Gradient& gradient;
+    Gradient& gradient;
     at::Tensor tensor;
   };
 
@@ -196,7 +210,8 @@ class PyStep {
     }
   }
 
-  // Where something else is the gradient now, backward would put a new tensor in its place.
+  // Where something else is the gradient now, a function that sets it to None before backward
+  // leaves a new tensor in its place.
   std::vector<Anew> gradients_anew() {
     std::vector<Anew> anew;
     for (Gradient& kept : gradients_) {
@@ -253,15 +268,22 @@ class PyStep {
     const auto bump_one = [](c10::TensorImpl& impl) {
       if (!impl.is_inference()) impl.bump_version();
     };
-    for (const auto& weak : changed_) {
-      if (const auto impl = weak.lock()) bump_one(*impl);
+    const auto bump_all = [&](const std::vector<WeakTensor>& tensors) {
+      for (const WeakTensor& weak : tensors) {
+        if (const auto impl = weak.lock()) bump_one(*impl);
+      }
+    };
+    for (const Anew& each : anew) {
+      each.gradient.changed.clear();
+      const auto impl = each.gradient.of.lock();
+      if (!impl) continue;
+      at::Tensor(impl).mutable_grad() = each.tensor;
+      each.gradient.changed.emplace_back(each.tensor.getIntrusivePtr());
     }
+    bump_all(changed_);
+    for (const Gradient& kept : gradients_) bump_all(kept.changed);
     for (size_t k = 0; k < arguments.size(); ++k) {
       if (step_.changes_argument(k)) bump_one(*arguments[k].unsafeGetTensorImpl());
-    }
-    for (const Anew& each : anew) {
-      const auto impl = each.gradient.of.lock();
-      if (impl) at::Tensor(impl).mutable_grad() = each.tensor;
     }
   }
 
@@ -271,7 +293,7 @@ class PyStep {
   std::vector<at::Tensor> arguments_;  // of the call being recorded
   Guards guards_;
   std::vector<Gradient> gradients_;
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> changed_;
+  std::vector<WeakTensor> changed_;
 };
 
 void let_collect(PyHeapTypeObject* heap) {
