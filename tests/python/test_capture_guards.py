@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -439,6 +440,18 @@ def test_arguments_that_are_written_in_place() -> None:
     mask[0] = 0
     with pytest.raises(RuntimeError, match=r"args\[1\] is bytearray.* and was bytearray\(b'ab'\)"):
         step(torch.ones(2, device=ACC), mask)
+
+
+def test_arrays_that_are_arguments() -> None:
+    """Their numbers count, wherever these lie."""
+    x = torch.ones(2, device=ACC)
+    table = np.arange(6).reshape(2, 3)
+    for array in (table, table.T, table[:, ::2]):
+        step = captured(lambda x, array: x * 2, x, array)
+        step(x, array.copy())
+        for other in (array + 1, array[:1], array.astype(float), array.reshape(-1)):
+            with pytest.raises(RuntimeError, match=r"args\[1\] is "):
+                step(x, other)
 
 
 def test_replays_of_another_thread_while_a_call_is_recorded() -> None:
