@@ -233,20 +233,19 @@ class Analysis {
     const bool number = tag == Tag::kNumber;
     if (number && in_place_ && widens(word, type)) return false;
     // ATen is to refuse it.
-    const bool varies = (graph::flags_of(*word) & graph::kValueFlag) != 0;
-    if (op().arguments[term.argument].checked && !varies && !number) return false;
+    const bool slot = (graph::flags_of(*word) & graph::kValueFlag) != 0;
+    if (op().arguments[term.argument].checked && !slot && !number) return false;
     // Truths are compared with a number as integers.
     const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);
     if (made_.formula->truth() && type == dtype::kBool && integer) return false;
     if (tag == Tag::kBool) return true;
     if (tag == Tag::kInt) {
-      const bool value = (graph::flags_of(*word) & graph::kValueFlag) != 0;
       // Beside integers, whose type may not hold it.
       const bool varies = op().arguments[term.argument].role == graph::Role::kValue;
-      if (!value && varies && !std::in_range<int32_t>(word[1])) return false;
+      if (!slot && varies && !std::in_range<int32_t>(word[1])) return false;
       // One that is no argument of kernels becomes a constant, and these are doubles.
       constexpr int64_t kExact = int64_t{1} << 53;
-      return value || (word[1] >= -kExact && word[1] <= kExact);
+      return slot || (word[1] >= -kExact && word[1] <= kExact);
     }
     if (number && !dtype::is_known(graph::dtype_of(*word))) return false;
     if (tag == Tag::kFloat || (number && dtype::is_floating(graph::dtype_of(*word)))) {
