@@ -1,13 +1,17 @@
-"""What the tests of torchacc.capture train."""
+"""What the tests of torchacc.capture train, and what they ask of a step that is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import torchacc
+from tests import helpers
 
 ACC = "acc"
 
@@ -90,3 +94,18 @@ def batches(n: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         (torch.randn(*shape, generator=generator), torch.randn(shape[0], 4, generator=generator))
         for _ in range(n)
     ]
+
+
+def refused(fn: Callable[..., Any], *args: Any, match: str) -> None:
+    """The third call says why; those after it say so again, and run nothing."""
+    step = torchacc.capture(fn)
+    step(*args)
+    step(*args)
+    with pytest.raises(RuntimeError, match=match) as first:
+        step(*args)
+    before = helpers.stats()["nodes"]
+    with pytest.raises(RuntimeError) as again:
+        step(*args)
+    assert str(first.value) == str(again.value) and helpers.stats()["nodes"] == before
+    # The device works on as if nothing had been.
+    assert (torch.ones(2, device=ACC) + 1).tolist() == [2.0, 2.0]

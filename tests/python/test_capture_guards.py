@@ -14,21 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchacc
-from tests.python.captured import ACC, Trained, batches, make_mlp, sgd
+from tests.python.captured import ACC, Trained, batches, make_mlp, refused, sgd
 from torchacc_device import _C
 
 pytestmark = [
     pytest.mark.usefixtures("acc_only"),
     pytest.mark.skipif(_C.mode() in ("eager", "nofuse"), reason="nothing is recorded as a whole"),
 ]
-
-
-def refused(fn: Callable[..., Any], *args: Any, match: str) -> None:
-    step = torchacc.capture(fn)
-    step(*args)
-    step(*args)
-    with pytest.raises(RuntimeError, match=match):
-        step(*args)
 
 
 def captured(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:

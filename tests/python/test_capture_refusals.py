@@ -14,28 +14,22 @@ from torch import nn
 
 import torchacc
 from tests import helpers
-from tests.python.captured import ACC, Trained, adamw, batches, make_dropout, make_mlp, sgd
+from tests.python.captured import (
+    ACC,
+    Trained,
+    adamw,
+    batches,
+    make_dropout,
+    make_mlp,
+    refused,
+    sgd,
+)
 from torchacc_device import _C
 
 pytestmark = [
     pytest.mark.usefixtures("acc_only"),
     pytest.mark.skipif(_C.mode() in ("eager", "nofuse"), reason="nothing is recorded as a whole"),
 ]
-
-
-def refused(fn: Callable[..., Any], *args: Any, match: str) -> None:
-    """The third call says why; those after it say so again, and run nothing."""
-    step = torchacc.capture(fn)
-    step(*args)
-    step(*args)
-    with pytest.raises(RuntimeError, match=match) as first:
-        step(*args)
-    before = helpers.stats()["nodes"]
-    with pytest.raises(RuntimeError) as again:
-        step(*args)
-    assert str(first.value) == str(again.value) and helpers.stats()["nodes"] == before
-    # The device works on as if nothing had been.
-    assert (torch.ones(2, device=ACC) + 1).tolist() == [2.0, 2.0]
 
 
 def test_numbers_that_change_are_named() -> None:
