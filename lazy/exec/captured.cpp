@@ -66,9 +66,8 @@ bool CaptureLimits::leave_outside(const plan::Plan& plan, const plan::Schedule& 
   outside[step] = true;
   const graph::Node& begin = first_node(plan, schedule.steps[step]);
   if (begin.op->await == nullptr) return true;
-  // Both have the transfer's number as their last argument.
   const auto ticket = [&](const graph::Node& node) {
-    return graph::items(plan.program.arguments(node)).back()[1];
+    return graph::transfer_ticket(plan.program, node);
   };
   for (size_t later = step + 1; later < schedule.steps.size(); ++later) {
     const graph::Node& node = first_node(plan, schedule.steps[later]);

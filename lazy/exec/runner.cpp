@@ -391,6 +391,7 @@ class Stopped {
   // Whether the step that failed can be run as if it never had been.
   bool may_repeat() const {
     if (!run_.has_value() || !called_) return true;
+    if (step_ == schedule_.steps.size()) return false;  // what came behind the last has failed
     return exec::may_repeat(plan_, schedule_.steps[step_]);
   }
 

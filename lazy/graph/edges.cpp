@@ -50,13 +50,22 @@ std::vector<Edge> edges(const Graph& graph) {
   std::vector<History> histories(graph.buffers.size());
   std::vector<Edge> found;
   uint32_t transfer = kNobody;  // the last node that communicates
+  const Op* await = nullptr;    // what waits for it
+  std::map<int64_t, uint32_t> begun;
   for (uint32_t node = 0; node < graph.nodes.size(); ++node) {
     const auto depend = [&](uint32_t on, Hazard hazard) {
       if (on != kNobody && on != node) found.push_back({on, node, hazard});
     };
-    if (graph.nodes[node].op->communicates) {
+    const Op* op = graph.nodes[node].op;
+    if (op->communicates) {
       depend(transfer, Hazard::kTransferOrder);
       transfer = node;
+    }
+    if (op->await != nullptr) {
+      await = op->await;
+      begun[transfer_ticket(graph, graph.nodes[node])] = node;
+    } else if (op == await) {
+      depend(begun.at(transfer_ticket(graph, graph.nodes[node])), Hazard::kTransferEnd);
     }
     const std::vector<Use> all = uses(graph, graph.nodes[node]);
     const auto visit = [&](const Use& use, const auto& each) {

@@ -15,6 +15,7 @@ enum class Hazard : uint8_t {
   kWriteAfterRead,
   kWriteAfterWrite,
   kTransferOrder,  // both communicate: other processes do so in this order
+  kTransferEnd,    // waits for what the other begins, which may touch no byte here
 };
 
 struct Edge {
@@ -26,7 +27,7 @@ struct Edge {
 };
 
 // Every direct dependence between two nodes over a byte that both touch, once per kind, sorted, and
-// one between each node that communicates and the next. A
+// one between each node that communicates and the next, and the one that waits for its end. A
 // byte's dependences go back to its last write, and from a write also to the reads since that.
 // Views count from their first to their last byte, so two interleaved views (the columns of a
 // matrix) depend on each other. Buffers of one storage are compared by their place in it.

@@ -87,6 +87,10 @@ int64_t exchange_group(const Graph& graph, const Node& node) {
   return items(graph.arguments(node))[2][1];
 }
 
+int64_t transfer_ticket(const Graph& graph, const Node& node) {
+  return items(graph.arguments(node)).back()[1];
+}
+
 std::vector<Use> uses(const Graph& graph, const Node& node) {
   std::vector<Use> out;
   size_t argument = 0;

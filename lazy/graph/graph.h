@@ -104,6 +104,9 @@ struct Use {
 // The group of processes that a node which communicates does so with, by its number.
 int64_t exchange_group(const Graph& graph, const Node& node);
 
+// The number of the transfer that a node begins or waits for: the last argument of both.
+int64_t transfer_ticket(const Graph& graph, const Node& node);
+
 // The uses of one node, arguments first, then results. A buffer that occurs twice is listed twice.
 std::vector<Use> uses(const Graph& graph, const Node& node);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -181,7 +182,9 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
 
   count(Counter::Errors);
   const plan::Schedule& schedule = *outcome.schedule;
-  const graph::Node& failed = plan.program.nodes[schedule.steps[outcome.failed_step].nodes[0]];
+  // Behind the last step, what ends a run may fail, too.
+  const size_t failed_step = std::min(outcome.failed_step, schedule.steps.size() - 1);
+  const graph::Node& failed = plan.program.nodes[schedule.steps[failed_step].nodes[0]];
   std::string message =
       base::concat(outcome.failed_before ? "what was under way before [" : "[", failed.op->name,
                    "] failed", work.first || failed.source == 0 ? "" : ", first recorded",

@@ -1,6 +1,7 @@
 // Where a graph waits for what it has begun to send and to receive.
 #include <gtest/gtest.h>
 
+#include "lazy/graph/edges.h"
 #include "lazy/passes/transfers.h"
 #include "tests/cpp/graph_builder.h"
 
@@ -136,6 +137,26 @@ TEST(Transfers, GraphsWithoutAnyAreTold) {
   EXPECT_FALSE(passes::communicates(p.graph));
   p.transfer({{p.input()}}, {});
   EXPECT_TRUE(passes::communicates(p.graph));
+}
+
+TEST(Transfers, AWaitStandsBehindTheBeginOfWhatBringsNothing) {
+  Program p;
+  const uint32_t x = p.input();
+  p.transfer({}, {{x}});  // a gather to another process
+  p.transfer({}, {{p.input()}});
+  p.in_place("zero_", {{x}});
+  const graph::Graph graph = p.overlapped();
+  EXPECT_EQ(
+      testing::lines_of(graph),
+      (Lines{"transfer_([], [%0:f32[4]], 3, [1], 0)", "transfer_([], [%1:f32[4]], 3, [1], 1)",
+             "await_([], [%0:f32[4]], 0)", "zero_(%0:f32[4])", "await_([], [%1:f32[4]], 1)"}));
+  constexpr graph::Hazard kEnd = graph::Hazard::kTransferEnd;
+  EXPECT_EQ(graph::edges(graph),
+            (std::vector<graph::Edge>{{0, 1, graph::Hazard::kTransferOrder},
+                                      {0, 2, kEnd},
+                                      {0, 3, graph::Hazard::kWriteAfterRead},
+                                      {1, 4, kEnd},
+                                      {2, 3, graph::Hazard::kWriteAfterRead}}));
 }
 
 }  // namespace

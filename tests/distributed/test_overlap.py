@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 import torchacc
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import GROUP, LEAVE, run_ranks
 
 pytestmark = pytest.mark.usefixtures("acc_only", "recording")
 
@@ -72,3 +72,33 @@ def test_stages_of_a_bucket_wait_while_the_backward_goes_on(device):
     for found in (each.reports for each in run_ranks(code, 4)):
         assert min(found["exchanges"][FIRST:]) >= 18, "three stages of several buckets in a step"
         assert statistics.median(found["shares"][FIRST:]) >= 0.5, found["shares"]
+
+
+BRINGS_NOTHING = """
+from torchacc_device import _C
+sent = torch.zeros(1 << 18, device=device)
+other = torch.ones(1 << 14, device=device)
+found = []
+for i in range(4):
+    sent.fill_(10.0 * RANK + i + 1)
+    parts = [torch.empty_like(sent) for _ in range(2)] if RANK == 0 else None
+    scaled = other * 2
+    summed = scaled * 3
+    dist.all_reduce(summed)
+    dist.gather(sent, parts, dst=0)
+    sent.zero_()
+    beside = scaled + 1
+    _C.mark_step()
+    values = [part.unique().tolist() for part in parts or []]
+    found.append([*values, beside.unique().tolist(), summed.unique().tolist()])
+report(found=found)
+"""
+
+
+def test_what_brings_nothing_here_is_waited_for_behind_its_begin(device):
+    """A gather to another process: its wait has no byte in common with its begin, but fusion
+    brings what stands on both sides of them together."""
+    here, there = run_ranks(GROUP + BRINGS_NOTHING + LEAVE, 2)
+    rest = [[3.0], [12.0]]
+    assert here.reports["found"] == [[[i + 1.0], [i + 11.0], *rest] for i in range(4)]
+    assert there.reports["found"] == [rest] * 4
