@@ -133,6 +133,8 @@ class Lowering {
     return x.written && x.group_offset + a.offset * bytes == y.group_offset + b.offset * bytes;
   }
 
+  bool is_stored(const Place& place) const { return stored_[nest_.accesses[place.access].buffer]; }
+
   Place* find_place(const Access& access) {
     for (Place& place : places_) {
       if (same_place(nest_.accesses[place.access], access)) return &place;
@@ -162,6 +164,8 @@ class Lowering {
 
   // To a half type and back.
   uint32_t round_to(uint32_t value, uint8_t half) {
+    const Instruction& made = made_.kernel.instructions[value];
+    if (made.fn == Fn::kCast && made.index == half) return value;
     Instruction instruction;
     instruction.fn = Fn::kCast;
     instruction.dtype = dtype::kF32;
@@ -236,7 +240,12 @@ class Lowering {
 
   uint32_t load(uint32_t access) {
     const Access& memory = nest_.accesses[access];
-    if (const Place* place = find_place(memory)) return place->value;
+    if (const Place* place = find_place(memory)) {
+      // Whoever reads memory finds there what was stored, and so does the kernel that stores it: a
+      // difference between the two is what compensated sums live from.
+      const bool rounds = place->written && dtype::is_half(memory.dtype) && is_stored(*place);
+      return rounds ? round_to(place->value, memory.dtype) : place->value;
+    }
     const uint32_t operand = add_operand(access, false);
     Instruction instruction;
     instruction.fn = Fn::kOperand;
@@ -321,7 +330,10 @@ class Lowering {
     for (const Elementwise::Result& result : node.results) {
       const uint8_t type = nest_.accesses[cluster_.first[i] + result.access].dtype;
       uint32_t value = cast(values[result.term], dtype::computed_in(type));
+      // What is computed again was seen in memory by others.
+      const bool again = graph_.nodes[cluster_.nodes[i]].again && dtype::is_half(type);
       if (node.rounded != 0 && type != dtype::kBool) value = round_to(value, node.rounded);
+      if (again) value = round_to(value, type);
       put(cluster_.first[i] + result.access, value);
     }
   }
@@ -337,7 +349,7 @@ class Lowering {
 
   void add_stores() {
     for (const Place& place : places_) {
-      if (!place.written || !stored_[nest_.accesses[place.access].buffer]) continue;
+      if (!place.written || !is_stored(place)) continue;
       uint32_t operand = place.operand;
       if (operand == kNone) {
         operand = add_operand(place.access, true);
