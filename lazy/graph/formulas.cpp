@@ -68,8 +68,8 @@ constexpr Row kRows[] = {
     {"aten::pow.Scalar", "", "pow(self, exponent)"},
     {"aten::maximum", "", "max(other, self)"},
     {"aten::minimum", "", "min(other, self)"},
-    {"aten::clamp", "min=None", "min(self, max)"},
-    {"aten::clamp", "max=None", "max(self, min)"},
+    {"aten::clamp", "min=None", "max < self ? max : self"},
+    {"aten::clamp", "max=None", "self < min ? min : self"},
     {"aten::clamp", "", "min(max(self, min), max)"},
     {"aten::clamp_min", "", "max(self, min)"},
     {"aten::clamp_max", "", "min(self, max)"},
@@ -247,23 +247,27 @@ constexpr Row kRows[] = {
     {"aten::native_batch_norm", "training=False",
      "fma(input - running_mean, rsqrt(running_var + eps) * weight, bias)", "", "1"},
     {"aten::native_batch_norm", "training=True, weight=None, bias=None, running_mean=None",
-     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "mean = sum(input) / count; d = input - mean; v = sum(d * d) / count + eps; "
+     "r = v == 0 ? 0 : rsqrt(v); "
      "d * r, mean, r",
      "but 1", "1"},
     {"aten::native_batch_norm", "training=True, running_mean=None",
-     "mean = sum(input) / count; d = input - mean; r = rsqrt(sum(d * d) / count + eps); "
+     "mean = sum(input) / count; d = input - mean; v = sum(d * d) / count + eps; "
+     "r = v == 0 ? 0 : rsqrt(v); "
      "fma(d, r * weight, bias), mean, r",
      "but 1", "1"},
     {"aten::native_batch_norm", "training=True, weight=None, bias=None",
-     "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
-     "running_mean = fma(momentum, mean - running_mean, running_mean); "
-     "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
+     "mean = sum(input) / count; d = input - mean; v = sum(d * d); "
+     "u = v / count + eps; r = u == 0 ? 0 : rsqrt(u); "
+     "running_mean = fma(momentum, mean, (1 - momentum) * running_mean); "
+     "running_var = fma(momentum, v / (count - 1), (1 - momentum) * running_var); "
      "d * r, mean, r",
      "but 1", "1"},
     {"aten::native_batch_norm", "training=True",
-     "mean = sum(input) / count; d = input - mean; v = sum(d * d); r = rsqrt(v / count + eps); "
-     "running_mean = fma(momentum, mean - running_mean, running_mean); "
-     "running_var = fma(momentum, v / (count - 1) - running_var, running_var); "
+     "mean = sum(input) / count; d = input - mean; v = sum(d * d); "
+     "u = v / count + eps; r = u == 0 ? 0 : rsqrt(u); "
+     "running_mean = fma(momentum, mean, (1 - momentum) * running_mean); "
+     "running_var = fma(momentum, v / (count - 1), (1 - momentum) * running_var); "
      "fma(d, r * weight, bias), mean, r",
      "but 1", "1"},
     {"aten::native_batch_norm_backward", "train=True, output_mask=111, weight=None",

@@ -213,9 +213,24 @@ class Analysis {
     return graph::dtype_of(*word) == dtype::kF64 && type != dtype::kF64 && weighs(word);
   }
 
+  // Whether the result's type has every number of another's.
+  bool holds(uint8_t own) const {
+    const uint8_t type = result_.dtype;
+    if (own == type || own == dtype::kBool || type == dtype::kF64) return true;
+    if (type == dtype::kF16) return own == dtype::kU8 || own == dtype::kI8;
+    if (dtype::is_floating(type)) return own != dtype::kF64 && own != dtype::kF32;
+    return type == dtype::kI64 && dtype::is_integer(own);
+  }
+
   bool fits(const graph::Term& term, uint8_t type) const {
     const int64_t* word = made_.items[term.argument];
     const Tag tag = graph::tag_of(*word);
+    // ATen is to refuse what it cannot convert. A tensor that fill_ is given it copies.
+    const bool checked = op().arguments[term.argument].checked;
+    const bool given = tag == Tag::kTensor || tag == Tag::kNumber;
+    if (checked && given && !holds(graph::dtype_of(*word)) && op().name != "aten::fill_.Tensor") {
+      return false;
+    }
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
       if (term.truth) return own == dtype::kBool;
@@ -232,9 +247,8 @@ class Analysis {
     if (made_.formula->truth() && dtype::is_half(type)) return false;
     const bool number = tag == Tag::kNumber;
     if (number && in_place_ && widens(word, type)) return false;
-    // ATen is to refuse it.
     const bool slot = (graph::flags_of(*word) & graph::kValueFlag) != 0;
-    if (op().arguments[term.argument].checked && !slot && !number) return false;
+    if (checked && !slot && !number) return false;
     // Truths are compared with a number as integers.
     const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);
     if (made_.formula->truth() && type == dtype::kBool && integer) return false;

@@ -125,31 +125,6 @@ def test_integers_that_the_type_cannot_hold():
                 helpers.assert_same(program(x, number), program(values, number))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_numbers_that_a_type_of_fractions_cannot_hold(dtype):
-    """A mask of -1e9 in float16 is an error, be it fused by then."""
-    x = torch.linspace(-1, 1, 64).to(dtype)
-    mask = torch.arange(64) > 3
-    most = torch.finfo(dtype).max
-
-    def masked(device: str, number: float) -> Tensor:
-        return ((x.to(device) * 2).masked_fill(mask.to(device), number) + 1).cpu()
-
-    def clamped(device: str, number: float) -> Tensor:
-        return ((x.to(device) * 2).clamp(max=number) + 1).cpu()
-
-    for program in (masked, clamped):
-        for number in (*[-1.5] * 4, -most, most, float("inf"), -0.5):
-            with helpers.counting() as counted:
-                helpers.assert_same(program(helpers.DEVICE, number), program("cpu", number))
-            # the last are numbers of the kernel that the first have
-            assert counted["kernel_launches"] == 1 or number == -1.5
-        for number in (2.0 * most, -4.0 * most):
-            for device in ("cpu", helpers.DEVICE, helpers.DEVICE):
-                with pytest.raises(RuntimeError, match="cannot be converted to type .* overflow"):
-                    program(device, number)
-
-
 def test_a_counter_beside_floats_may_pass_32_bits():
     """A count of tokens: no plan and no kernel for each."""
     x = on(helpers.DEVICE, 999)
