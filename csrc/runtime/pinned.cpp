@@ -59,6 +59,7 @@ class PageAllocator final : public at::HostAllocator {
   }
 
   bool owns(const void* address) {
+    if (in_bad_fork()) return false;
     const auto at = reinterpret_cast<uintptr_t>(address);
     const std::lock_guard lock(mutex_);
     auto block = blocks_.upper_bound(at);
@@ -75,7 +76,8 @@ class PageAllocator final : public at::HostAllocator {
 
  private:
   static void release(void* memory) {
-    if (memory == nullptr) return;
+    // In a fork a thread of the parent may have held the lock.
+    if (memory == nullptr || in_bad_fork()) return;
     get().forget(memory);
     std::free(memory);
   }

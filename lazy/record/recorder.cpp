@@ -80,7 +80,12 @@ thread_local bool runs_plan = false;
 
 }  // namespace
 
-Recorder::Recorder(c10::DeviceIndex device) : device_(device), number_(next_trace++) {}
+Recorder::Recorder(c10::DeviceIndex device) : device_(device) { begin(next_trace++); }
+
+void Recorder::begin(uint64_t number) {
+  number_ = number;
+  begin_trace(device_, number);
+}
 
 runtime::LockWithoutGil Recorder::lock() {
   ACC_CHECK(
@@ -358,7 +363,6 @@ void Recorder::detach(LazyStorage& storage, size_t nbytes) {
 Trace Recorder::take() {
   Trace trace;
   trace.number = number_;
-  forget_left_behind(device_);
   if (expected_ != nullptr && n_nodes_ == expected_->nodes.size() && n_nodes_ > 0) {
     trace.followed = expected_;
   } else if (expected_ != nullptr) {
@@ -385,19 +389,19 @@ Trace Recorder::take() {
   n_nodes_ = 0;
   communicates_ = false;
   expected_ = nullptr;
-  number_ = next_trace++;
+  begin(next_trace++);
   return trace;
 }
 
 void Recorder::suspend(const Trace& trace, bool communicates) {
   ACC_CHECK(n_nodes_ == 0 && entries_.empty());
-  number_ = trace.number;
+  begin(trace.number);
   communicates_ = communicates;
   suspended_ = true;
 }
 
 void Recorder::unsuspend() {
-  number_ = next_trace++;
+  begin(next_trace++);
   communicates_ = false;
   suspended_ = false;
 }

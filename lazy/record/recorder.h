@@ -126,6 +126,7 @@ class Recorder {
   Mark mark() const;
   void go_back(const Mark& mark);
   void drop_entries(size_t first);
+  void begin(uint64_t number);
   void push_results(const graph::Op& op, const int64_t* word, torch::jit::Stack* stack);
 
   const c10::DeviceIndex device_;

@@ -12,6 +12,7 @@
 #include "csrc/base/env.h"
 #include "csrc/runtime/address_space.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/fork.h"
 #include "csrc/runtime/memory.h"
 #include "lazy/record/watch.h"
 
@@ -38,19 +39,25 @@ c10::intrusive_ptr<c10::StorageImpl> create(c10::StorageImpl::use_byte_size_t, c
   return c10::make_intrusive<LazyStorage>(std::move(nbytes), std::move(data), allocator, resizable);
 }
 
-std::atomic<uint64_t>& left_of(c10::DeviceIndex device) {
-  static std::array<std::atomic<uint64_t>, base::env::kMaxHostDevices> bytes{};
-  return bytes.at(static_cast<size_t>(device));
+struct Left {
+  std::atomic<uint64_t> trace{0};
+  std::atomic<uint64_t> bytes{0};
+};
+
+Left& left_of(c10::DeviceIndex device) {
+  static std::array<Left, base::env::kMaxHostDevices> all{};
+  return all.at(static_cast<size_t>(device));
 }
 
 }  // namespace
 
 uint64_t left_behind(c10::DeviceIndex device) {
-  return left_of(device).load(std::memory_order_relaxed);
+  return left_of(device).bytes.load(std::memory_order_relaxed);
 }
 
-void forget_left_behind(c10::DeviceIndex device) {
-  left_of(device).store(0, std::memory_order_relaxed);
+void begin_trace(c10::DeviceIndex device, uint64_t number) {
+  left_of(device).trace.store(number, std::memory_order_relaxed);
+  left_of(device).bytes.store(0, std::memory_order_relaxed);
 }
 
 LazyStorage::LazyStorage(c10::SymInt nbytes, c10::DataPtr address, c10::Allocator* allocator,
@@ -64,13 +71,22 @@ LazyStorage::~LazyStorage() { forget_memory(); }
 
 // Runs when the last tensor is gone, although a pending trace may still know the object weakly.
 void LazyStorage::release_resources() {
-  if (memory_ && memory_.use_count() > 1) left_of(device().index()) += memory_.nbytes();
+  if (memory_) {
+    // Captured work holds its results' memory, too, for good.
+    Left& left = left_of(device().index());
+    if (trace == left.trace.load(std::memory_order_relaxed)) left.bytes += memory_.nbytes();
+  }
   forget_memory();
   c10::StorageImpl::release_resources();
 }
 
 void LazyStorage::forget_memory() {
   if (!memory_) return;
+  if (runtime::in_bad_fork()) {
+    // A thread of the parent may have held the allocator's mutex, and CUDA's would make an event.
+    (void)memory_.unsafeReleaseStorageImpl();
+    return;
+  }
   runtime::note_free(device().index(), counted_);
   counted_ = 0;
   memory_ = c10::Storage();

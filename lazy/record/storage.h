@@ -56,10 +56,10 @@ inline LazyStorage* storage_of(const at::TensorBase& tensor) {
       tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
-// Bytes of storages that died while pending work of the device still held their memory, since the
-// last `forget_left_behind`. Thread safe, no locks.
+// Bytes of the storages of a device's trace that have died since it began, and left it alone with
+// their memory. Thread safe, no locks.
 uint64_t left_behind(c10::DeviceIndex device);
-void forget_left_behind(c10::DeviceIndex device);
+void begin_trace(c10::DeviceIndex device, uint64_t number);
 
 // Throws OutOfMemoryError for what the device can never have: allocating it later would fail far
 // from the line that asked.

@@ -74,3 +74,24 @@ assert _C.stats()["step_waits"] == {waits}, _C.stats()
 """,
         ACC_MAX_INFLIGHT=inflight,
     )
+
+
+def test_what_captured_work_holds_is_not_pending() -> None:
+    """Gradients that a capture writes again in each step, and that `zero_grad` lets go of."""
+    run_python(
+        """
+from torchacc_device import _C
+model = torch.nn.Linear(1024, 1024).to(DEVICE)  # 4 MiB of gradients
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x = torch.ones(8, 1024, device=DEVICE)
+for _ in range(12):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+stats = _C.stats()
+assert stats["flush_cap"] == 0 and stats["captures_submitted"] > 0, stats
+""",
+        ACC_HOST_GRAPHS="1",
+        ACC_DETERMINISTIC="1",
+        ACC_MAX_PENDING_MB="1",
+    )
