@@ -42,6 +42,11 @@ class Stream(torch.Stream):
     # Streams that torch hands out were not made here.
     priority: int = 0
 
+    @property
+    def cuda_stream(self) -> int:
+        """The `cudaStream_t`, as torch.cuda.Stream's; 0 for CUDA's default stream and on hosts."""
+        return self.native_handle or 0
+
     def __repr__(self) -> str:
         return f"torch.acc.Stream(device={self.device}, stream_id={self.stream_id})"
 

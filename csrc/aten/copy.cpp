@@ -89,15 +89,20 @@ void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool n
     if (self.device() == destination.device()) {
       if (!same_elements(destination, self)) record_copy(destination, self);
     } else {
-      session::alias(destination, FlushReason::kFallback)
-          .copy_(session::alias(self, FlushReason::kRead));
+      const at::Tensor to = session::alias(destination, FlushReason::kFallback);
+      const at::Tensor from = session::alias(self, FlushReason::kRead);
+      const runtime::OnDevice of_destination(destination.device().index());
+      const runtime::OnDevice of_source(self.device().index());
+      to.copy_(from);
     }
   } else if (on_acc(destination)) {
     TORCH_CHECK(self.layout() == c10::kStrided, "acc has no tensors of layout ", self.layout(),
                 ". Make it dense with .to_dense() first.");
     copy_from_host(self, destination, non_blocking);
   } else {
-    destination.copy_(session::alias(self, FlushReason::kRead), non_blocking);
+    const at::Tensor from = session::alias(self, FlushReason::kRead);
+    const runtime::OnDevice of_source(self.device().index());
+    destination.copy_(from, non_blocking);
   }
 }
 
@@ -120,7 +125,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  return at::_local_scalar_dense(session::alias(self, FlushReason::kRead));
+  const at::Tensor from = session::alias(self, FlushReason::kRead);
+  const runtime::OnDevice of_source(self.device().index());
+  return at::_local_scalar_dense(from);
 }
 
 // As copies of parts: FSDP2 takes apart what it gathers so, and its Meta kernel knows no `out`.

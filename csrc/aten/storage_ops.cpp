@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "csrc/base/stats.h"
+#include "csrc/runtime/backend.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 
@@ -96,8 +97,17 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
   return dense(self) && dense(from);
 }
 
-// A storage lives until the steps that use it have run, whatever stream they are on.
-void record_stream(at::Tensor&, c10::Stream) {}
+// For what the program submits itself, to a stream of its own. Recorded work needs no word: a
+// storage lives until the steps that use it have run. What has no memory yet nobody can have used.
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  const c10::DeviceIndex device = self.device().index();
+  if (stream == runtime::backend().default_stream(device)) return;
+  LazyStorage& storage = *record::storage_of(self);
+  const auto lock = record::recorder(device).lock();
+  if (storage.has_memory()) {
+    runtime::backend().record_stream(storage.memory().data_ptr(), stream);
+  }
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &set_storage);

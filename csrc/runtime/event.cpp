@@ -57,11 +57,12 @@ void Event::record(c10::Stream stream) {
             "[torch.acc.Event] this event belongs to acc:", static_cast<int>(device_),
             " and cannot be recorded on a stream of acc:", static_cast<int>(device),
             ". Make an event for each device.");
-  const bool later = pending(device);
   Waiting& waiting = waiting_of(device);
   const std::lock_guard lock(waiting.mutex);
+  // Asked under the lock: who submits the work meanwhile waits to look for this event.
+  const bool later = pending(device);
   device_ = device;
-  blocked_.clear();
+  // Streams that wait for an earlier record, not submitted yet, wait for this one: it is behind it.
   if (stream != backend().default_stream(device)) {
     direct_ = backend().mark(stream, timing_, std::move(direct_));
   } else {
@@ -106,6 +107,11 @@ void Event::block(c10::Stream stream) {
   if (stream.device_index() != device_) settle();
   Waiting& waiting = waiting_of(device_);
   const std::lock_guard lock(waiting.mutex);
+  if (waiting_ && !pending(device_)) {
+    // Who submitted the work had looked for events just before this one was recorded.
+    remove(waiting, this);
+    set_marker();
+  }
   block_stream(stream);
   // What is recorded under `stream` will run on the default stream of its device.
   const c10::Stream in_order = backend().default_stream(stream.device_index());

@@ -25,4 +25,13 @@ class OnDevice {
   c10::OptionalStreamGuard guard_;
 };
 
+// Makes the stream that is current in this thread, where it is another, wait for the default one:
+// for those who are given an address and go on by themselves.
+inline void let_current_stream_follow(c10::DeviceIndex device) {
+  Backend& known = backend();
+  const c10::Stream work = known.default_stream(device);
+  const c10::Stream current = known.current_stream(device);
+  if (current != work) known.block(*known.mark(work, /*timing=*/false, nullptr), current);
+}
+
 }  // namespace acc::runtime

@@ -129,6 +129,7 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   if (reason == FlushReason::kPointer) {
     const auto lock = recorder.lock();
     storage.pinned = true;
+    runtime::let_current_stream_follow(tensor.device().index());
   }
   return over(std::move(memory), tensor);
 }

@@ -122,6 +122,23 @@ def test_waiting_between_streams_submits_nothing() -> None:
     assert pending() == before
 
 
+def test_reads_under_another_stream_wait_for_the_work() -> None:
+    x = torch.ones(512, 512, device="acc")
+    for _ in range(3):
+        with torch.acc.stream(torch.acc.Stream()):
+            y = x @ x
+            assert y.sum().item() == 512.0**3
+            z = y @ x
+            assert z.cpu()[3, 4] == 512.0**2
+            pointed = (z @ x).data_ptr()
+        assert pointed != 0
+
+
+def test_a_stream_has_the_handle_that_cuda_streams_have() -> None:
+    assert torch.acc.default_stream().cuda_stream == 0
+    assert isinstance(torch.acc.Stream().cuda_stream, int)
+
+
 def test_streams_see_each_others_results() -> None:
     x = torch.zeros(64, device="acc")
     main = torch.acc.current_stream()
