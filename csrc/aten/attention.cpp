@@ -13,6 +13,25 @@
 namespace acc::aten {
 namespace {
 
+// CUDA's choice, or what stands in for it.
+int64_t recordable(int64_t choice, const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value, double dropout_p, bool enable_gqa) {
+  constexpr auto kMath = static_cast<int64_t>(sdp::SDPBackend::math);
+  constexpr auto kEfficient = static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
+  // Kernels with dropout inside draw from CUDA's own generator, which neither torch.manual_seed nor
+  // a checkpoint knows of here, and say where they were in it on the host or on the GPU, depending
+  // on whether they are captured.
+  if (dropout_p > 0) return kMath;
+  if (choice == kMath || choice == kEfficient) return choice;
+  // ATen reaches its flash kernel on other devices only through the CPU's operator, and cuDNN's
+  // returns numbers beside its tensors. The efficient one is called on the device it is asked for,
+  // but takes no fewer heads of keys than of queries, and of half types (which the others are for)
+  // only heads of whole words of 16 bytes.
+  const bool grouped = enable_gqa && query.sym_size(-3) != key.sym_size(-3);
+  const bool aligned = query.sym_size(-1) % 8 == 0 && value.sym_size(-1) % 8 == 0;
+  return grouped || !aligned ? kMath : kEfficient;
+}
+
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
                std::optional<double> scale, bool enable_gqa) {
@@ -36,13 +55,7 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
       mask.has_value() ? std::optional<at::Tensor>(like(*mask)) : std::nullopt;
   const int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like,
                                                dropout_p, is_causal, scale, enable_gqa);
-  const bool cuda = runtime::backend().alias_type() == c10::kCUDA;
-  if (!cuda || choice != static_cast<int64_t>(sdp::SDPBackend::flash_attention)) return choice;
-  // ATen reaches its flash kernel on other devices only through the CPU's operator; the efficient
-  // one is called on the device it is asked for, but takes no fewer heads of keys than of queries.
-  const bool grouped = enable_gqa && query.sym_size(-3) != key.sym_size(-3);
-  return static_cast<int64_t>(grouped ? sdp::SDPBackend::math
-                                      : sdp::SDPBackend::efficient_attention);
+  return runtime::on_host() ? choice : recordable(choice, query, key, value, dropout_p, enable_gqa);
 }
 
 // nn.TransformerEncoder makes a nested tensor of a padded batch when this holds. There are none on
