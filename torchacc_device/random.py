@@ -73,9 +73,11 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the default generators of all devices; torch.manual_seed calls it."""
-    for index in range(_C.device_count()):
-        _C.manual_seed(index, _as_seed(seed))
+    """Seeds the default generators of all devices; torch.manual_seed calls it.
+
+    It uses no device: what is forked later may.
+    """
+    _C.seed_all(_as_seed(seed))
 
 
 def seed() -> None:

@@ -108,15 +108,17 @@ Tensor backward_elemt(const Tensor& gradient, const Tensor& input, const Tensor&
 }  // namespace
 
 void register_sync_batch_norm() {
-  if (!runtime::on_host()) return;
-  // Registers for as long as it lives: for ever.
-  static auto* const library = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  library->impl("batch_norm_stats", &stats);
-  library->impl("batch_norm_gather_stats_with_counts", &gather_stats);
-  library->impl("batch_norm_elemt", &elemt);
-  library->impl("batch_norm_backward_reduce", &backward_reduce);
-  library->impl("batch_norm_backward_elemt", &backward_elemt);
+  runtime::when_chosen([](runtime::Backend& chosen) {
+    if (chosen.alias_type() != c10::kCPU) return;
+    // Registers for as long as it lives: for ever.
+    static auto* const library = new torch::Library(
+        torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    library->impl("batch_norm_stats", &stats);
+    library->impl("batch_norm_gather_stats_with_counts", &gather_stats);
+    library->impl("batch_norm_elemt", &elemt);
+    library->impl("batch_norm_backward_reduce", &backward_reduce);
+    library->impl("batch_norm_backward_elemt", &backward_elemt);
+  });
 }
 
 }  // namespace acc::aten

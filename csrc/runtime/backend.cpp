@@ -5,6 +5,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -19,6 +20,11 @@ namespace {
 using base::env::Executor;
 
 std::atomic<Backend*> chosen{nullptr};
+
+// While it is held no interpreter lock is taken, so that waiting for it while holding one is
+// harmless.
+std::mutex choice_mutex;
+std::vector<void (*)(Backend&)> waiting_for_choice;
 
 Backend& choose() {
   const Executor executor = base::env::executor();
@@ -46,13 +52,19 @@ Backend& choose() {
 Backend& backend() {
   if (Backend* known = chosen.load(std::memory_order_acquire)) [[likely]]
     return *known;
-  // The choice takes no interpreter lock, so that waiting for it while holding one is harmless.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(choice_mutex);
   if (Backend* known = chosen.load(std::memory_order_acquire)) return *known;
   Backend& choice = choose();
+  for (const auto then : waiting_for_choice) then(choice);
+  waiting_for_choice.clear();
   chosen.store(&choice, std::memory_order_release);
   return choice;
+}
+
+void when_chosen(void (*then)(Backend&)) {
+  const std::lock_guard lock(choice_mutex);
+  if (Backend* known = chosen_backend()) return then(*known);
+  waiting_for_choice.push_back(then);
 }
 
 Backend* chosen_backend() noexcept { return chosen.load(std::memory_order_acquire); }

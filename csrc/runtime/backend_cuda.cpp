@@ -10,11 +10,14 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -24,6 +27,7 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/cuda_workspaces.h"
+#include "csrc/runtime/fork.h"
 #include "csrc/runtime/nvidia.h"
 
 // NVIDIA GPUs, through what torch ships: its caching allocator, its streams and events. An acc
@@ -71,6 +75,29 @@ std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device, bool make) {
   return pool;
 }
 
+// A stream of torch's pool for each device. Always the same, since the allocator keeps its free
+// blocks by stream.
+class OwnStreams {
+ public:
+  CUDAStream of(DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    const auto known = streams_.find(device);
+    if (known != streams_.end()) return known->second;
+    return streams_.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
+        .first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<DeviceIndex, CUDAStream> streams_;
+};
+
+// What captures take place on: the default stream cannot be captured.
+CUDAStream capture_stream(DeviceIndex device) {
+  static auto& streams = *new OwnStreams;
+  return streams.of(device);
+}
+
 class CudaPool final : public Pool {
  public:
   explicit CudaPool(DeviceIndex device) : device_(device), id_(pool_of(device, true)) { open(); }
@@ -106,6 +133,7 @@ class CudaPool final : public Pool {
     } catch (const std::exception&) {
     }
     (void)cudaGetLastError();  // the failure has been told
+    end_draws();
     open();
   }
   c10::MempoolId_t id() const { return *id_; }
@@ -117,33 +145,34 @@ class CudaPool final : public Pool {
   }
 
  private:
+  // After a capture that failed torch's generator of this device believes in it, and refuses to be
+  // drawn from, until another one has ended well.
+  void end_draws() const noexcept {
+    try {
+      const CUDAStream stream = capture_stream(device_);
+      const c10::cuda::CUDAStreamGuard guard(stream);
+      const c10::DataPtr byte = c10::cuda::CUDACachingAllocator::get()->allocate(1);
+      at::cuda::CUDAGraph graph;
+      graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+      C10_CUDA_CHECK(cudaMemsetAsync(byte.get(), 0, 1, stream.stream()));
+      graph.capture_end();
+    } catch (const std::exception&) {
+      (void)cudaGetLastError();  // the next capture that ends well does it
+    }
+  }
+
   const DeviceIndex device_;
   const std::shared_ptr<const c10::MempoolId_t> id_;
   int held_ = 0;  // times that the allocator was told to keep the pool
   bool open_ = false;
 };
 
-// A stream of torch's pool for each device. Always the same, since the allocator keeps its free
-// blocks by stream.
-class OwnStreams {
- public:
-  CUDAStream of(DeviceIndex device) {
-    const std::lock_guard lock(mutex_);
-    const auto known = streams_.find(device);
-    if (known != streams_.end()) return known->second;
-    return streams_.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
-        .first->second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<DeviceIndex, CUDAStream> streams_;
-};
-
-// What captures take place on: the default stream cannot be captured.
-CUDAStream capture_stream(DeviceIndex device) {
-  static auto& streams = *new OwnStreams;
-  return streams.of(device);
+// Held while work of a device is captured; shared by those who wait for the device as a whole,
+// which CUDA forbids meanwhile, and takes amiss in the capture.
+std::shared_mutex& capture_mutex(DeviceIndex device) {
+  constexpr size_t kDevices = size_t{std::numeric_limits<DeviceIndex>::max()} + 1;
+  static auto& mutexes = *new std::array<std::shared_mutex, kDevices>;
+  return mutexes.at(static_cast<size_t>(device));
 }
 
 // Through memory that the GPU reads by itself; who gives it back to its allocator need not wait.
@@ -163,6 +192,7 @@ class CudaWork final : public CapturedWork {
   explicit CudaWork(DeviceIndex device) : device_(device), pool_(*CudaPool::opened()) {
     // The allocator serves the pool that was opened first: the graph opens it in its own way.
     pool_.close();
+    std::unique_lock lock(capture_mutex(device_));
     try {
       lend_workspaces(capture_stream(device_));
       guard_.emplace(capture_stream(device_));
@@ -173,9 +203,11 @@ class CudaWork final : public CapturedWork {
       guard_.reset();
       throw;
     }
+    alone_ = std::move(lock);
   }
   void end() {
     graph_.capture_end();
+    alone_.unlock();
     guard_.reset();
     pool_.open();
     const CUDAStream stream = c10::cuda::getDefaultCUDAStream(device_);
@@ -203,6 +235,7 @@ class CudaWork final : public CapturedWork {
     } catch (const std::exception&) {
       pool_.take_back();
     }
+    alone_.unlock();
     guard_.reset();
   }
   void submit() override { graph_.replay(); }
@@ -223,7 +256,8 @@ class CudaWork final : public CapturedWork {
 
   const DeviceIndex device_;
   std::vector<Upload> uploads_;
-  CudaPool& pool_;  // only until the end of the capture
+  CudaPool& pool_;                             // only until the end of the capture
+  std::unique_lock<std::shared_mutex> alone_;  // so, too
   std::optional<c10::cuda::CUDAStreamGuard> guard_;
   at::cuda::CUDAGraph graph_;
 };
@@ -336,6 +370,8 @@ class CudaBackend final : public Backend {
   }
 
   void synchronize(DeviceIndex device) override {
+    std::shared_lock lock(capture_mutex(device), std::defer_lock);
+    if (capturing == nullptr) lock.lock();  // else CUDA says that this cannot be captured
     const CUDAGuard guard(device);
     c10::cuda::device_synchronize();
   }
@@ -376,7 +412,10 @@ class CudaBackend final : public Backend {
     return event_of(from).elapsed_time(event_of(to));
   }
 
-  bool can_capture(DeviceIndex) override { return true; }
+  // Private pools are torch's own allocator's, not cudaMallocAsync's.
+  bool can_capture(DeviceIndex) override {
+    return c10::cuda::CUDACachingAllocator::name() == "native";
+  }
   std::unique_ptr<Pool> open_pool(DeviceIndex device) override {
     return std::make_unique<CudaPool>(device);
   }
@@ -411,6 +450,7 @@ void probe_cuda(GpuProbe& probe) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();  // the error was told here and is not to fail a later call
   if (error == cudaSuccess) {
+    note_driver();
     probe.devices = count;
   } else {
     probe.error = cudaGetErrorString(error);

@@ -10,6 +10,7 @@ namespace acc::runtime {
 namespace detail {
 
 std::atomic<bool> device_used{false};
+std::atomic<bool> driver_started{false};
 std::atomic<bool> forked_after_use{false};
 
 }  // namespace detail
@@ -17,7 +18,9 @@ std::atomic<bool> forked_after_use{false};
 namespace {
 
 void in_child() {
-  if (was_used()) detail::forked_after_use.store(true, std::memory_order_relaxed);
+  if (was_used() || detail::driver_started.load(std::memory_order_relaxed)) {
+    detail::forked_after_use.store(true, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace
@@ -35,7 +38,9 @@ void note_use() {
   if (in_bad_fork()) [[unlikely]] {
     ACC_FAIL(
         "[torch.acc] cannot use the acc device in a process that was forked after its parent had "
-        "used it. Start the process with the 'spawn' method, or keep acc tensors out of it.");
+        "used it",
+        was_used() ? "" : ", or had only asked for GPUs",
+        ". Start the process with the 'spawn' method, or keep acc tensors out of it.");
   }
   // A store for each new storage would make threads fight for the cache line.
   if (!was_used()) detail::device_used.store(true, std::memory_order_relaxed);

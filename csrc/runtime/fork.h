@@ -8,6 +8,7 @@ namespace acc::runtime {
 
 namespace detail {
 extern std::atomic<bool> device_used;
+extern std::atomic<bool> driver_started;
 extern std::atomic<bool> forked_after_use;
 }  // namespace detail
 
@@ -21,6 +22,11 @@ inline bool in_bad_fork() noexcept {
 
 // Whether the device was used in this process (or, in a bad fork, in its parent).
 inline bool was_used() noexcept { return detail::device_used.load(std::memory_order_relaxed); }
+
+// NVIDIA's driver was asked something, which it does not survive a fork after.
+inline void note_driver() noexcept {
+  detail::driver_started.store(true, std::memory_order_relaxed);
+}
 
 // Throws in a bad fork, otherwise notes that the device is in use.
 void note_use();

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -77,6 +78,22 @@ c10::DeviceIndex or_current(c10::DeviceIndex device) {
   if (device < 0) return backend().current_device();
   check_device(device);
   return device;
+}
+
+struct Defaults {
+  struct Slot {
+    std::once_flag once;
+    at::Generator generator;
+  };
+  std::array<Slot, size_t{std::numeric_limits<c10::DeviceIndex>::max()} + 1> slots;
+  std::mutex mutex;              // of seeding all and of making one
+  std::optional<uint64_t> seed;  // of those that are not made yet
+};
+
+// Never destroyed: Python may hold the generators longer than static destructors allow.
+Defaults& defaults() {
+  static auto* const all = new Defaults;
+  return *all;
 }
 
 }  // namespace
@@ -206,22 +223,27 @@ at::Generator make_generator(c10::DeviceIndex device) {
 }
 
 const at::Generator& default_generator(c10::DeviceIndex device) {
-  struct Slot {
-    std::once_flag once;
-    at::Generator generator;
-  };
-  constexpr size_t kDevices = size_t{std::numeric_limits<c10::DeviceIndex>::max()} + 1;
-  // Never destroyed: Python may hold the generators longer than static destructors allow.
-  static auto& slots = *new std::array<Slot, kDevices>;
   const c10::DeviceIndex index = or_current(device);
-  Slot& slot = slots[static_cast<size_t>(index)];
+  Defaults& all = defaults();
+  Defaults::Slot& slot = all.slots[static_cast<size_t>(index)];
   std::call_once(slot.once, [&] {
-    slot.generator = make_generator(index);
+    at::Generator made = make_generator(index);
+    const std::lock_guard lock(all.mutex);
     // Not `seed`, which a step that is being captured would have done.
-    move_to(*slot.generator.get<Generator>()->state_,
-            {c10::detail::getNonDeterministicRandom(true), 0});
+    move_to(*made.get<Generator>()->state_,
+            {all.seed ? *all.seed : c10::detail::getNonDeterministicRandom(true), 0});
+    slot.generator = std::move(made);
   });
   return slot.generator;
+}
+
+void seed_all(uint64_t seed) {
+  Defaults& all = defaults();
+  const std::lock_guard lock(all.mutex);
+  all.seed = seed;
+  for (Defaults::Slot& slot : all.slots) {
+    if (slot.generator.defined()) slot.generator.get<Generator>()->set_current_seed(seed);
+  }
 }
 
 Generator& generator_or_default(const std::optional<at::Generator>& generator,

@@ -58,6 +58,10 @@ at::Generator make_generator(c10::DeviceIndex device);
 // as CUDA's. `device` negative: of the current device.
 const at::Generator& default_generator(c10::DeviceIndex device);
 
+// Seeds the default generators of all devices, those that come later too. No device is used, nor
+// asked for, so that the process may fork.
+void seed_all(uint64_t seed);
+
 // `generator`, or the default one of `device`, as this class. Throws for a generator of another
 // device type.
 Generator& generator_or_default(const std::optional<at::Generator>& generator,

@@ -188,6 +188,7 @@ void bind_generators(py::module_& m) {
           runtime::default_generator(device).unsafeGetGeneratorImpl()->set_current_seed(seed);
         }),
         py::arg("device"), py::arg("seed"));
+  m.def("seed_all", unlocked(&runtime::seed_all), py::arg("seed"));
 }
 
 }  // namespace
