@@ -37,9 +37,10 @@ using Options = at::IntArrayRef;
 Tensor flat(const Tensor& tensor, c10::ScalarType type) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const auto element = static_cast<int64_t>(c10::elementSize(type));
+  // CUDA is not asked whose memory it is: of an empty tensor it is nobody's.
   return at::from_blob(
       tensor.data_ptr(), {bytes / element}, [tensor](void*) {},
-      at::TensorOptions().dtype(type).device(tensor.device()));
+      at::TensorOptions().dtype(type).device(tensor.device()), tensor.device());
 }
 
 // For what only moves: transports do not know all types.

@@ -48,10 +48,11 @@ class eager(_Scope):
 
     def __enter__(self) -> None:
         _C.flush(-1, "explicit")
+        eagerly = _C.run_eagerly(True)
         # Backward has threads of its own on a GPU, which would go on recording.
         threads = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
-        self._before.append((_C.run_eagerly(True), threads))
+        self._before.append((eagerly, threads))
 
     def __exit__(
         self,

@@ -86,6 +86,7 @@ thread_local bool eager_here = false;
 }  // namespace
 
 bool run_eagerly(bool on) {
+  runtime::keep_backward_in_this_thread();
   const bool before = std::exchange(eager_here, on);
   eager_threads.fetch_add(static_cast<int>(on) - static_cast<int>(before),
                           std::memory_order_relaxed);

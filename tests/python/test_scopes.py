@@ -68,6 +68,21 @@ def test_backward_within_eager_runs_at_once(device):
     assert x.grad is not None and x.grad.tolist() == [[2.0] * 3] * 3
 
 
+def test_a_scope_around_the_first_operator_leaves_backward_in_this_thread():
+    helpers.run_python("""
+import threading, torchacc
+from torchacc_device import _C
+weight = torch.nn.Parameter(torch.ones(2).to(DEVICE))
+with torchacc.eager():
+    (weight * 2).sum()
+threads = []
+y = weight * 2
+y.register_hook(lambda gradient: threads.append(threading.get_ident()))
+y.sum().backward()
+assert (threads == [threading.get_ident()]) == (_C.executor_name() == "host")
+""")
+
+
 def test_eager_scopes_nest_and_decorate(device):
     @torchacc.eager()
     def double(x):
