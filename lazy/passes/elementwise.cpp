@@ -248,7 +248,8 @@ class Analysis {
     const bool number = tag == Tag::kNumber;
     if (number && in_place_ && widens(word, type)) return false;
     const bool slot = (graph::flags_of(*word) & graph::kValueFlag) != 0;
-    if (checked && !slot && !number) return false;
+    const bool one = tag == Tag::kInt && word[1] == 1;  // a factor that nobody gave
+    if (checked && !slot && !number && !one) return false;
     // Truths are compared with a number as integers.
     const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);
     if (made_.formula->truth() && type == dtype::kBool && integer) return false;
