@@ -92,9 +92,39 @@ def _dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
             # torch would let the reader's stream wait by what is acc's now.
             _C.synchronize(self.device.index)
             options["stream"] = -1
-        return original(_C.share(self), **options)
+        return _exported(original, self, options)
 
     return __dlpack__
+
+
+def _exported(export: Callable[..., Any], tensor: torch.Tensor, options: dict[str, Any]) -> Any:
+    exported = export(_C.alias(tensor), **options)
+    _C.share(tensor)  # not before: what is refused stays lazy
+    return exported
+
+
+def _to_dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
+    def to_dlpack(data: torch.Tensor, **options: Any) -> Any:
+        if not isinstance(data, torch.Tensor) or not _has_acc_memory(data):
+            return original(data, **options)
+        return _exported(original, data, options)
+
+    return to_dlpack
+
+
+def _from_dlpack(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What other libraries call an extension's device is not acc, as torch takes for granted."""
+
+    def from_dlpack(*args: Any, **options: Any) -> torch.Tensor:
+        made = original(*args, **options)
+        if made.device.type == _DEVICE:
+            raise BufferError(
+                f"[torch.from_dlpack] this memory of another library is not of {_DEVICE}: a tensor "
+                "can be made of memory of the CPU or a GPU only."
+            )
+        return made
+
+    return from_dlpack
 
 
 def _dlpack_device(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,6 +304,13 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.Tensor, "data_ptr", _data_ptr),
     (torch.Tensor, "__dlpack__", _dlpack),
     (torch.Tensor, "__dlpack_device__", _dlpack_device),
+    (torch.Tensor, "__dlpack_c_exchange_api__", _C.dlpack_exchange_api),
+    (torch._C, "_to_dlpack", _to_dlpack),
+    (torch._C, "_to_dlpack_versioned", _to_dlpack),
+    (torch._C, "_from_dlpack", _from_dlpack),
+    # the first one of these under the names by which programs know it
+    (torch.utils.dlpack, "to_dlpack", _to_dlpack),
+    (torch, "to_dlpack", _to_dlpack),
     (torch.UntypedStorage, "_write_file", _write_file),
     (torch.UntypedStorage, "_set_from_file", _set_from_file),
     (torch.UntypedStorage, "_share_fd_cpu_", _share),

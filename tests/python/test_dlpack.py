@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -129,3 +133,99 @@ def test_both_sides_see_what_the_other_writes() -> None:
     assert doubled.tolist() == [2.0, 6.0, 10.0, 14.0]
     assert (x + 1).tolist() == [6.0] * 4
     assert (x.view(2, 2)[1] + 1).tolist() == [6.0] * 2
+
+
+EXPORTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "torch": lambda x: torch.to_dlpack(x),
+    "utils": lambda x: torch.utils.dlpack.to_dlpack(x),
+    "module": lambda x: torch._C._to_dlpack(x),
+    "versioned": lambda x: torch._C._to_dlpack_versioned(x),
+    "method": lambda x: x.__dlpack__(),
+}
+
+
+@pytest.mark.parametrize("export", EXPORTS.values(), ids=EXPORTS)
+def test_capsules_are_of_the_memory(export: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.arange(4.0, device="acc") * 2
+    y = torch.from_dlpack(export(x))
+    assert y.device.type in ("cpu", "cuda") and y.data_ptr() == x.data_ptr()
+    y.add_(1)
+    assert (x + 1).tolist() == (y + 1).tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+@pytest.mark.usefixtures("recording")
+def test_what_was_refused_stays_lazy() -> None:
+    z = torch.ones(4, dtype=torch.complex64, device="acc")
+    with pytest.raises(BufferError, match="conjugate"):
+        z.conj().__dlpack__()
+    extension().flush()
+    made = z + 1
+    assert extension().pending(0) == 1
+    assert made.tolist() == [2.0] * 4
+
+
+def test_an_unknown_device_of_another_library_is_not_acc() -> None:
+    from torchacc_device import _patches
+
+    unwrapped = _patches._before["torch._C._to_dlpack"]
+    capsule = unwrapped(torch.ones(3, device="acc"))  # of the device that torch calls an extension
+    with pytest.raises(BufferError, match="another library"):
+        torch.from_dlpack(capsule)
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class ExchangeApi(ctypes.Structure):
+    """DLPackExchangeAPI of dlpack.h."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("older", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("export", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)),
+        ("import_", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)),
+        ("borrow", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+def exchange_api() -> ExchangeApi:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
+    return ExchangeApi.from_address(pointer(capsule, b"dlpack_exchange_api"))
+
+
+@pytest.mark.parametrize("device", ["acc", "cpu"])
+def test_libraries_that_exchange_tensors_from_c(device: str) -> None:
+    api = exchange_api()
+    x = (torch.arange(6.0, device=device) * 2).view(2, 3)
+    borrowed = DLTensor()
+    assert api.borrow(x, ctypes.byref(borrowed)) == 0
+    assert borrowed.device_type == x.__dlpack_device__()[0]
+    assert borrowed.data == x.data_ptr()
+    assert borrowed.shape[: borrowed.ndim] == [2, 3]
+    assert borrowed.strides[: borrowed.ndim] == [3, 1]
+
+    managed = ctypes.c_void_p()
+    assert api.export(x, ctypes.byref(managed)) == 0
+    made = ctypes.py_object()
+    assert api.import_(managed, ctypes.byref(made)) == 0
+    y = made.value
+    ctypes.pythonapi.Py_DecRef(made)  # `y` has its own reference
+    assert y.data_ptr() == x.data_ptr() and y.tolist() == x.tolist()
+    y.add_(1)
+    assert (x + 1).tolist() == [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]

@@ -30,6 +30,7 @@
 #include "torchacc_device/csrc/capture_bindings.h"
 #include "torchacc_device/csrc/debug_bindings.h"
 #include "torchacc_device/csrc/distributed_bindings.h"
+#include "torchacc_device/csrc/dlpack_bindings.h"
 #include "torchacc_device/csrc/locator.h"
 #include "torchacc_device/csrc/plan_bindings.h"
 #include "torchacc_device/csrc/runtime_bindings.h"
@@ -298,4 +299,5 @@ PYBIND11_MODULE(_C, m) {
   acc::bindings::bind_capture(m);
   acc::bindings::bind_debugging(m);
   acc::bindings::bind_distributed(m);
+  acc::bindings::bind_dlpack(m);
 }
