@@ -147,6 +147,7 @@ Tensor& bernoulli_tensor(Tensor& self, const Tensor& p, MaybeGenerator generator
   check_bernoulli_tensor(self.scalar_type(), p.scalar_type());
   // Probabilities may be on the CPU, as for CUDA tensors.
   const Tensor given = p.to(self.device()).expand(self.sizes());
+  at::assert_no_partial_overlap(self, given);
   return fill(self, given, generator);
 }
 

@@ -411,6 +411,7 @@ BAD: dict[str, Bad] = {
     "rrelu_int": lambda d: nn.functional.rrelu(on(d, dtype=torch.int32), 0.1, 0.3, True),
     "rrelu_noise": lambda d: torch._C._nn.rrelu_with_noise(on(d), on(d, 2), 0.1, 0.3, True),
     "overlap": lambda d: on(d, 1).expand(3).uniform_(),
+    "bernoulli_overlap": lambda d: (lambda x: x.bernoulli_(x.t()))(on(d, 3, 3)),
     "leaf": lambda d: on(d).requires_grad_().uniform_(),
 }
 
