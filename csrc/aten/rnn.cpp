@@ -42,17 +42,26 @@ struct Stack {
   bool bidirectional;
 
   int64_t directions() const { return bidirectional ? 2 : 1; }
+  int64_t runs() const { return num_layers * directions(); }
+
+  // Throws for too few or too many parameters.
+  void check() const {
+    const auto given = static_cast<int64_t>(params.size());
+    const int64_t least = runs() * (has_biases ? 4 : 2);
+    // A projection is one weight more.
+    TORCH_CHECK(runs() > 0 && (given == least || given == least + runs()),
+                "got an incorrect number of RNN parameters: ", given, " for ", num_layers,
+                " layers in ", directions(), " directions");
+  }
 
   RnnWeights weights(size_t index) const {
-    const size_t each =
-        params.size() / (static_cast<size_t>(num_layers) * static_cast<size_t>(directions()));
+    const size_t each = params.size() / static_cast<size_t>(runs());
     const auto own = params.slice(index * each, each);
     RnnWeights made{own[0], own[1], {}, {}, {}};
     if (has_biases) {
       made.b_ih = own[2];
       made.b_hh = own[3];
     }
-    // A projection is one weight more.
     if (each % 2 == 1) made.w_hr = own.back();
     return made;
   }
@@ -76,6 +85,10 @@ struct Outcome {
 // h, c: [num_layers * directions, batch, hidden]
 Outcome run_stack(const Stack& stack, at::Tensor x, const at::Tensor& h, const at::Tensor& c,
                   const RunDirection& run) {
+  stack.check();
+  TORCH_CHECK(h.size(0) == stack.runs() && (!c.defined() || c.size(0) == stack.runs()),
+              "Expected hidden states for ", stack.runs(), " layers and directions, got ",
+              h.sizes(), c.defined() ? " and " : "", c.defined() ? c.sizes() : at::IntArrayRef());
   const auto first_h = h.unbind(0);
   const auto first_c = c.defined() ? c.unbind(0) : std::vector<at::Tensor>(first_h.size());
   std::vector<at::Tensor> last_h;

@@ -116,3 +116,30 @@ def test_dropout_between_layers_draws_and_keeps_the_rest() -> None:
 def test_no_step_is_refused(kind: str) -> None:
     with pytest.raises(RuntimeError, match="sequence length to be larger than 0"):
         LAYERS[kind](3, 4).to("acc")(torch.ones(0, 2, 3, device="acc"))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_states_and_parameters_for_other_layers_are_refused(kind: str, bidirectional: bool) -> None:
+    """ATen reads beyond what it is given, or says so."""
+    layer = LAYERS[kind](4, 5, 2, bidirectional=bidirectional).to("acc")
+    operator = torch._VF.lstm if kind == "lstm" else getattr(torch._VF, layer.mode.lower())
+    x = torch.ones(3, 2, 4, device="acc")
+    runs = 4 if bidirectional else 2
+
+    def run(states: int, weights: list[torch.Tensor], cells: int = runs) -> object:
+        h, c = (torch.zeros(n, 2, 5, device="acc") for n in (states, cells))
+        hx = (h, c) if kind == "lstm" else h
+        return operator(x, hx, weights, True, 2, 0.0, False, bidirectional, False)
+
+    weights = list(layer._flat_weights)
+    run(runs, weights)
+    for states in (0, 1, runs + 1):
+        with pytest.raises(RuntimeError, match="hidden states for"):
+            run(states, weights)
+        if kind == "lstm":
+            with pytest.raises(RuntimeError, match="hidden states for"):
+                run(runs, weights, cells=states)
+    for wrong in ([], weights[:1], weights[:runs], weights[:-1], weights + weights[4:]):
+        with pytest.raises(RuntimeError, match="incorrect number of RNN parameters"):
+            run(runs, wrong)
