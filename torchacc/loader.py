@@ -288,7 +288,7 @@ class _Iteration:
                 return
             # Not before the first batch is asked for: sampler and data set draw their first random
             # numbers while the training thread waits here, so their order is always the same.
-            self._thread = threading.Thread(
+            self._thread = thread = threading.Thread(
                 target=_fetch,
                 args=(
                     self._channel,
@@ -299,7 +299,12 @@ class _Iteration:
                 name="AsyncLoader",
                 daemon=True,
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except Exception:  # the system has no more of them
+                self._thread = None
+                self.close()
+                raise
 
     def _taken(self) -> Any:
         """The next batch that the thread has fetched; where it cannot be moved, the end."""

@@ -579,6 +579,22 @@ def test_an_exception_in_the_loop_ends_the_thread(device):
     assert threads() == []
 
 
+def test_a_thread_that_cannot_start_ends_the_pass(device, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    plain = DataLoader(Pids(), batch_size=1, num_workers=1, persistent_workers=True)
+    loader = torchacc.AsyncLoader(plain, device)
+    iterator = iter(loader)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
+        patched.setattr("torchacc.loader.threading.Thread.start", start)
+        next(iterator)
+    assert list(iterator) == []
+    iterator.close()
+    assert list(loader)  # by the same workers
+    del loader, plain
+
+
 def test_no_thread_is_left_when_an_epoch_is_over(device):
     loader = torchacc.AsyncLoader(numbers(4, batch_size=2), device)
     iterator = iter(loader)
