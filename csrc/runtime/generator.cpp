@@ -68,10 +68,13 @@ std::vector<StreamEvent>& draw_log() {
 }
 
 void note_event(StreamEvent::What what, const std::shared_ptr<PhiloxState>& stream,
-                const Position& from) {
+                const Position& from, Generator* generator) {
   if (!logging.load(std::memory_order_relaxed)) return;
+  c10::intrusive_ptr<Generator> held;
+  if (generator != nullptr) held = c10::intrusive_ptr<Generator>::reclaim_copy(generator);
+  const c10::weak_intrusive_ptr<Generator> weak(held);
   const std::lock_guard lock(log_mutex);
-  draw_log().push_back({what, stream, from, position(*stream)});
+  draw_log().push_back({what, stream, from, position(*stream), weak});
 }
 
 c10::DeviceIndex or_current(c10::DeviceIndex device) {
@@ -111,7 +114,7 @@ Generator::~Generator() = default;
 std::pair<uint64_t, uint64_t> Generator::reserve(uint64_t increments) {
   const auto piece =
       state_->advance((increments + kNumbersPerRound - 1) / kNumbersPerRound * kNumbersPerRound);
-  note_event(StreamEvent::What::kDrawn, state_, {piece.first, piece.second});
+  note_event(StreamEvent::What::kDrawn, state_, {piece.first, piece.second}, this);
   return piece;
 }
 
@@ -144,7 +147,7 @@ void move_to(PhiloxState& stream, const Position& position) {
 void Generator::set_current_seed(uint64_t seed) {
   const Position from = position(*state_);
   state_->set(seed, 0);
-  note_event(StreamEvent::What::kSeeded, state_, from);
+  note_event(StreamEvent::What::kSeeded, state_, from, this);
 }
 
 uint64_t Generator::current_seed() const { return state_->get().first; }
@@ -152,7 +155,7 @@ uint64_t Generator::current_seed() const { return state_->get().first; }
 // For putting it back there.
 Position Generator::read() const {
   const Position at = position(*state_);
-  note_event(StreamEvent::What::kRead, state_, at);
+  note_event(StreamEvent::What::kRead, state_, at, nullptr);
   return at;
 }
 
@@ -166,7 +169,7 @@ void Generator::set_offset(uint64_t offset) {
   check_offset(offset);
   const Position from = position(*state_);
   state_->set_offset(offset);
-  note_event(StreamEvent::What::kSet, state_, from);
+  note_event(StreamEvent::What::kSet, state_, from, this);
 }
 
 uint64_t Generator::get_offset() const { return read().offset; }
@@ -185,7 +188,7 @@ void Generator::set_state(const c10::TensorImpl& state) {
   check_offset(offset);
   const Position before = position(*state_);
   state_->set(seed, offset);
-  note_event(StreamEvent::What::kSet, state_, before);
+  note_event(StreamEvent::What::kSet, state_, before, this);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Generator::get_state() const {
@@ -207,6 +210,7 @@ void Generator::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>
   ACC_CHECK(other != nullptr,
             "[torch.Generator] graphsafe_set_state was given a generator of "
             "another device. Make it with torch.Generator('acc').");
+  note_event(StreamEvent::What::kLeft, state_, position(*state_), this);
   state_ = other->state_;
 }
 

@@ -41,6 +41,7 @@ class Generator final : public c10::GeneratorImpl {
   // A generator that shares this one's stream; and to share another one's.
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& generator) override;
+  const std::shared_ptr<PhiloxState>& stream() const { return state_; }
 
  private:
   Generator(c10::DeviceIndex device, std::shared_ptr<PhiloxState> state);

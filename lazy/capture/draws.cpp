@@ -15,6 +15,15 @@ runtime::Position drawn_at(const graph::Node& node, const std::vector<int64_t>& 
   return {static_cast<uint64_t>(values[end - 2]), static_cast<uint64_t>(values[end - 1])};
 }
 
+void note_generator(const runtime::StreamEvent& event, std::vector<CallGenerator>& generators) {
+  const auto* generator = event.generator._unsafe_get_target();
+  if (generator == nullptr) return;
+  const bool known = std::ranges::any_of(generators, [&](const CallGenerator& each) {
+    return each.generator._unsafe_get_target() == generator;
+  });
+  if (!known) generators.push_back({event.generator, event.stream});
+}
+
 }  // namespace
 
 bool is_draw(const graph::Op& op) {
@@ -33,6 +42,8 @@ void note_draws(const std::vector<runtime::StreamEvent>& events, Recording& reco
   };
   std::vector<Place> places;
   for (const runtime::StreamEvent& event : events) {
+    note_generator(event, recording.generators);
+    if (event.what == What::kLeft) continue;
     auto& streams = recording.streams;
     const auto found = std::ranges::find(streams, event.stream, &CallStream::state);
     if (event.what == What::kRead) {
@@ -145,6 +156,18 @@ void Draws::learn(const Recording& previous, const Recording& latest) {
                         .moves = !seeds,
                         .increments = stream.end.offset - stream.start.offset,
                         .end = stream.end});
+  }
+  generators_ = latest.generators;
+}
+
+void Draws::check() const {
+  for (const CallGenerator& each : generators_) {
+    const auto generator = each.generator.lock();
+    ACC_CHECK(
+        !generator || generator->stream() == each.stream,
+        "[torchacc.capture] a generator that the step uses was given the state of another one "
+        "since capture (graphsafe_set_state), and a replay would go on with the one it had. "
+        "Seed it instead (manual_seed, set_state), or capture the step again.");
   }
 }
 

@@ -23,6 +23,9 @@ class Draws {
   // when they do not move by as much, or to the same place, in both.
   void learn(const Recording& before, const Recording& latest);
 
+  // Throws when a generator has another stream than when the call began.
+  void check() const;
+
   // Takes from the streams what one call takes, and notes in its values where they stood.
   void draw(std::vector<int64_t>& values) const;
 
@@ -41,6 +44,7 @@ class Draws {
 
   std::vector<Stream> streams_;
   std::vector<Slot> slots_;
+  std::vector<CallGenerator> generators_;
 };
 
 }  // namespace acc::capture

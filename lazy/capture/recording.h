@@ -35,6 +35,12 @@ struct CallStream {
   Follows follows = Follows::kYes;  // the end
 };
 
+// A generator that a call used, and the stream that it had before.
+struct CallGenerator {
+  c10::weak_intrusive_ptr<runtime::Generator> generator;
+  std::shared_ptr<runtime::PhiloxState> stream;
+};
+
 // A piece that a call took of a stream.
 struct CallDraw {
   size_t stream;  // of the call's
@@ -53,6 +59,7 @@ struct Recording {
   std::vector<int64_t> values;
   std::vector<CallStream> streams;
   std::vector<CallDraw> draws;
+  std::vector<CallGenerator> generators;
   std::vector<Given> arguments;
   std::vector<Given> results;
 

@@ -218,6 +218,7 @@ std::vector<at::Tensor> Step::replay(const std::vector<at::Tensor>& arguments, b
             "[torchacc.capture] a captured step was called within another one. Call the function "
             "that it was made of.");
   check_arguments(arguments);
+  draws_.check();
   Filling filling(*plan_, bindings_, draws_, values_, arguments, device_);
   session::replay(device_, plan_,
                   {[&](record::Trace& trace) {

@@ -178,6 +178,39 @@ def test_generators_that_are_put_back_where_they_were_twice() -> None:
     refused(fn, x, match="a generator is put back to seed 7, offset 4.* before and after")
 
 
+def test_generators_that_are_given_another_state() -> None:
+    generator = torch.Generator(ACC).manual_seed(1)
+    x = torch.zeros(3, device=ACC)
+    step = captured(lambda x: x + torch.rand(3, device=ACC, generator=generator), x)
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(torch.Generator(ACC).manual_seed(7).graphsafe_get_state())
+    with pytest.raises(RuntimeError, match=r"generator .* the state of another one"):
+        step(x)
+    generator.graphsafe_set_state(own)
+    same = own.clone_state()
+    assert torch.equal(step(x), torch.rand(3, device=ACC, generator=same))
+
+
+def test_generators_that_the_function_gives_another_state() -> None:
+    """And its own one again: the draws follow both."""
+    generator = torch.Generator(ACC).manual_seed(1)
+    first = generator.graphsafe_get_state()
+    second = torch.Generator(ACC).manual_seed(7)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        generator.graphsafe_set_state(second)
+        noise = torch.rand(3, device=ACC, generator=generator)
+        generator.graphsafe_set_state(first)
+        return x + noise * torch.rand(3, device=ACC, generator=generator)
+
+    def draws(step: Callable[..., torch.Tensor]) -> list[list[float]]:
+        first.manual_seed(1)
+        second.manual_seed(7)
+        return [step(torch.zeros(3, device=ACC)).tolist() for _ in range(6)]
+
+    assert draws(fn) == draws(torchacc.capture(fn))
+
+
 # --- memory that is shared ------------------------------------------------------------------------
 
 
