@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -45,8 +46,9 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     * Tensor arguments are taken by reference at each call. They may be other tensors every time,
       of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
       sees acc tensors. They may stand in nested lists, tuples, dicts and whatever else
-      `torch.utils._pytree` knows. Everything else must be equal to what it was at capture, arrays
-      of numpy number by number.
+      `torch.utils._pytree` knows. Everything else must be equal to what it was at capture: arrays
+      of numpy number by number, and objects that define equality (sets, dataclasses, namespaces)
+      also where they are the same ones, changed in place.
       An argument that was in the memory of a tensor which `fn` knows as well (a buffer of the
       model, a variable) in both recorded calls that are compared has to stay there, and to begin
       where it began if that was one place: `fn` may use either.
@@ -236,7 +238,8 @@ class CapturedStep:
         ]
         if len(args) == len(leaves) and all(map(tree_is_leaf, args)):
             self._flat = len(args)
-        self._step = _C.CapturedStep(self._moved(leaves), _names(self._structure))
+        kept = tuple(map(_as_it_is, self._moved(leaves)))
+        self._step = _C.CapturedStep(kept, _names(self._structure))
 
     def _moved(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         """The leaves with acc tensors for CPU tensors."""
@@ -459,6 +462,28 @@ def _names(structure: TreeSpec) -> list[str]:
         begin = f"args{keystr((first,))}" if which.idx == 0 else f"argument '{first.key}'"
         names.append(begin + keystr(tuple(rest)))
     return names
+
+
+def _as_it_is(leaf: Any) -> Any:
+    """What tells later whether an argument changed: a copy, if it may change in place."""
+    kept: dict[int, object] = {}  # what is told by identity, which a copy has in common
+    seen: set[int] = set()
+    found = [leaf]
+    while found:
+        each = found.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        kind = type(each)
+        if issubclass(kind, torch.Tensor) or kind.__eq__ is object.__eq__:
+            kept[id(each)] = each
+        else:
+            found += gc.get_referents(each)
+    try:
+        made = copy.deepcopy(leaf, kept)
+    except Exception:  # whatever an object raises that is not made for it
+        return leaf
+    return made if _C.are_equal(made, leaf) else leaf
 
 
 def _detached(leaf: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import gc
 import threading
 from collections.abc import Callable
@@ -465,6 +467,59 @@ def test_arguments_that_are_written_in_place() -> None:
     mask[0] = 0
     with pytest.raises(RuntimeError, match=r"args\[1\] is bytearray.* and was bytearray\(b'ab'\)"):
         step(torch.ones(2, device=ACC), mask)
+
+
+@dataclasses.dataclass
+class Settings:
+    model: nn.Module
+    weight: torch.Tensor
+    numbers: list[float]
+    lock: Any = None
+
+    def set(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+
+def settings(**more: Any) -> Settings:
+    return Settings(nn.Linear(2, 2).to(ACC), torch.ones(2, device=ACC), [1.0, 2.0], **more)
+
+
+DAY = np.timedelta64(1, "D")
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: argparse.Namespace(k=2.0), lambda each: setattr(each, "k", 3.0)),
+        (lambda: {1, 2}, lambda each: each.add(3)),
+        (lambda: np.array(["2020-01-01"], "M8[D]"), lambda each: np.add(each, DAY, out=each)),
+        (settings, lambda each: each.numbers.append(3.0)),
+        (settings, lambda each: each.set("weight", each.weight * 2)),
+        (settings, lambda each: each.set("model", nn.Linear(2, 2))),
+        (lambda: settings(lock=threading.Lock()), lambda each: each.set("numbers", [2.0])),
+    ],
+)
+def test_objects_that_are_changed_in_place(
+    make: Callable[[], Any], change: Callable[[Any], Any]
+) -> None:
+    """Those that define equality; what does not, and tensors, in them are told by identity."""
+    x, each = torch.ones(2, device=ACC), make()
+    step = captured(lambda x, each: x * 2, x, each)
+    assert step(x, each).tolist() == [2.0, 2.0]
+    change(each)
+    with pytest.raises(RuntimeError, match=r"args\[1\] is .* and was "):
+        step(x, each)
+
+
+def test_objects_that_are_the_same_or_equal_are_taken() -> None:
+    x = torch.ones(2, device=ACC)
+    for same, equal in ((argparse.Namespace(k=2.0), argparse.Namespace(k=2.0)), ({1, 2}, {2, 1})):
+        step = captured(lambda x, each: x * 2, x, same)
+        assert step(x, equal).tolist() == [2.0, 2.0]
+    untimely = np.array(["NaT"], "M8[D]")  # is not equal to itself
+    for each in (settings(), settings(lock=threading.Lock()), object(), float("nan"), untimely):
+        step = captured(lambda x, each: x * 2, x, each)
+        assert step(x, each).tolist() == [2.0, 2.0]
 
 
 def test_arrays_that_are_arguments() -> None:

@@ -84,7 +84,9 @@ class PyStep {
       }
       leaf.value = leaves[i];
       leaf.contents = contents_of(leaf.value.ptr());
-      if (leaf.contents.has_value()) leaf.text = text_of(leaf.value);
+      if (!leaf.contents.has_value()) continue;
+      leaf.text = text_of(leaf.value);
+      leaf.value = py::type::of(leaf.value);
     }
     step_.name_arguments(std::move(tensors));
   }
@@ -197,8 +199,8 @@ class PyStep {
   // Of the arguments.
   struct Leaf {
     bool is_tensor = false;
-    py::object value;                     // of what is no tensor
-    std::optional<std::string> contents;  // of what may change in place,
+    py::object value;                     // of what is no tensor; the type, if it
+    std::optional<std::string> contents;  // lends out its memory,
     std::string text;                     // and what it was
   };
 
@@ -278,7 +280,7 @@ class PyStep {
   static bool is_equal(const Leaf& expected, PyObject* leaf) {
     PyObject* was = expected.value.ptr();
     if (expected.contents.has_value()) {
-      return Py_TYPE(leaf) == Py_TYPE(was) && holds(leaf, *expected.contents);
+      return py::type::handle_of(leaf).ptr() == was && holds(leaf, *expected.contents);
     }
     if (leaf == was) return true;
     return !THPVariable_Check(leaf) && Py_TYPE(leaf) == Py_TYPE(was) && are_equal(was, leaf);
@@ -350,6 +352,8 @@ py::list living(const std::vector<py::type>& kinds) {
 }  // namespace
 
 void bind_capture(py::module_& m) {
+  m.def("are_equal", guarded(are_equal), py::arg("a"), py::arg("b"),
+        "Whether two objects are equal, arrays number by number; False if Python cannot tell.");
   m.def("living", guarded(living), py::arg("kinds"),
         "The objects of these types and of those derived from them that the collector knows.");
   py::class_<PyStep>(m, "CapturedStep", py::custom_type_setup(let_collect),

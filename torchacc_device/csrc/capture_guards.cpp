@@ -22,6 +22,10 @@ PyObject* referent(const py::object& weak) {
   return object && !object.is_none() ? object.ptr() : nullptr;
 }
 
+bool is_array(py::handle object) {
+  return std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0;
+}
+
 bool hold_the_same(const at::Tensor& a, const at::Tensor& b) {
   if (!a.device().is_cpu() || a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
     return false;
@@ -42,9 +46,15 @@ void fail_changed(const std::string& text, py::handle is, py::handle was) {
 std::string text_of(py::handle value) { return py::repr(value).cast<std::string>(); }
 
 bool are_equal(py::handle a, py::handle b) {
-  const int equal = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
-  if (equal < 0) PyErr_Clear();
-  return equal > 0;
+  try {
+    // The answer of numpy's arrays to == is an array.
+    if (is_array(a) && is_array(b)) {
+      return py::module_::import("numpy").attr("array_equal")(a, b).cast<bool>();
+    }
+    return a.equal(b);
+  } catch (const py::error_already_set&) {
+    return false;
+  }
 }
 
 void Guards::keep_tensor(const py::dict& owner, const py::object& key, const std::string& text,

@@ -14,7 +14,8 @@ namespace acc::bindings {
 // As Python's repr.
 std::string text_of(pybind11::handle value);
 
-// As Python's ==, but that what cannot be compared so (an array's answer is an array) is not equal.
+// As Python's ==, but that arrays are equal where all their numbers are, and that what cannot be
+// compared is not equal.
 bool are_equal(pybind11::handle a, pybind11::handle b);
 
 class Guards {
