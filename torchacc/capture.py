@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from torchacc.device import device_type
 from torchacc.reach import Reached, reached
+from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _C, _boundary
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
@@ -58,8 +59,9 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       parameters, the settings and parameter groups of optimizers, train() or eval() of modules, and
       the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
       is a reason to capture again.
-    * Results are fresh tensors, in the structure in which `fn` returned them. They carry no
-      gradient graph, in the first calls neither. An argument that `fn` returns comes back itself.
+    * Results are fresh tensors, in the structure in which `fn` returned them, of whatever pytree
+      knows. They carry no gradient graph, in the first calls neither. An argument that `fn` returns
+      comes back itself.
     * What `fn` leaves behind gets new contents: after a call, a `p.grad` that the step makes is the
       same tensor object as after the last recorded call, with new contents. A gradient that was
       set to None meanwhile stays None; one that was put in its place is replaced by a new tensor.
@@ -486,6 +488,17 @@ def _as_it_is(leaf: Any) -> Any:
     return made if _C.are_equal(made, leaf) else leaf
 
 
+def _holds_tensors(value: Any) -> bool:
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    apply_to_tensors(note, value)
+    return bool(found)
+
+
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -503,7 +516,16 @@ def _compare(before: Any, now: Any) -> None:
                 "[torchacc.capture] the function returns a tensor that is not on acc, which a "
                 "replay would not compute. Return the acc tensor."
             )
-        if old_kind != kind or type(old) is not type(new) or old != new:
+        if old is new and old_kind == kind:
+            continue
+        if _holds_tensors(new):
+            raise RuntimeError(
+                f"[torchacc.capture] the function returns tensors in a {type(new).__name__}, which "
+                "torch.utils._pytree does not know, so a replay would not put new ones there. "
+                "Return them in a tuple or dict, or call "
+                f"torch.utils._pytree.register_dataclass({type(new).__name__}) if it is one."
+            )
+        if old_kind != kind or type(old) is not type(new) or not _C.are_equal(old, new):
             raise RuntimeError(
                 f"[torchacc.capture] the function returned {old!r} and then {new!r}, which Python "
                 "computed and a replay would not. Return a tensor of acc, or nothing."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +146,36 @@ def test_results_that_python_computes() -> None:
     x = torch.ones(2, device=ACC)
     refused(counted, x, match="returned 2 and then 3")
     refused(lambda x: (x + 1, torch.ones(2)), x, match="not on acc")
+
+
+@dataclasses.dataclass
+class Output:
+    loss: Any
+    n: int = 3
+
+
+def test_results_in_objects_that_pytree_does_not_know() -> None:
+    x = torch.ones(2, device=ACC)
+    for shape in ((), (2,)):  # a number that is equal at each call, and what has no truth value
+        refused(
+            lambda x, shape=shape: Output((x + 1).sum().expand(shape)),
+            x,
+            match=r"returns tensors in a Output.*register_dataclass\(Output\)",
+        )
+    # Equal values, and what the function keeps, are results.
+    kept = Output(torch.zeros(2, device=ACC))
+
+    def fn(x: torch.Tensor) -> Any:
+        kept.loss.add_(x)
+        return Output(1.5), kept, np.arange(3)
+
+    step = torchacc.capture(fn)
+    for i in range(1, 6):
+        plain, tensors, array = step(x)
+        assert plain == Output(1.5) and array.tolist() == [0, 1, 2]
+        assert tensors is kept and kept.loss.tolist() == [i, i]
+    calls = itertools.count()
+    refused(lambda x: (x + 1, np.arange(3) + next(calls)), x, match=r"returned array.* and then")
 
 
 def test_constants_from_the_host() -> None:
