@@ -46,7 +46,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
 
     * Tensor arguments are taken by reference at each call. They may be other tensors every time,
       of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
-      sees acc tensors. They may stand in nested lists, tuples, dicts and whatever else
+      sees acc tensors. They are read only: one that `fn` writes, or that requires gradients, is
+      refused. Tensors may stand in nested lists, tuples, dicts and whatever else
       `torch.utils._pytree` knows. Everything else must be equal to what it was at capture: arrays
       of numpy number by number, and objects that define equality (sets, dataclasses, namespaces)
       also where they are the same ones, changed in place.
@@ -99,6 +100,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
             after that: the step cannot be replayed. It reads on the host, is submitted in parts,
             computes numbers anew at each call (both values are given), uses other tensors at each
             call, or records on several devices or nothing. The message names operator and line.
+            Where it writes an argument on the CPU, by the first call.
+        RuntimeError: by any call with an argument on the CPU that requires gradients.
         RuntimeError: by a replay that a guard forbids; nothing was run then.
     """
     if warmup < 2:
@@ -166,7 +169,8 @@ class CapturedStep:
         leaves = self._leaves_of(args, kwargs)
         if self.recorded == 0:
             self._look_at(args, leaves)
-        moved = self._moved(leaves)
+        with torch.inference_mode(False):  # where writes are counted
+            moved = self._moved(leaves)
         args, kwargs = tree_unflatten(moved, self._structure)
         last = self.recorded + 1 >= self._warmup
         if last:
@@ -192,6 +196,7 @@ class CapturedStep:
             self._step.end(tensors, last)
             before, self._results = self._results, results
             self.recorded += 1
+            self._check_not_written(leaves, moved)
             if not last:
                 return self._rebuilt(leaves, tensors)
             _compare(before, results)
@@ -249,9 +254,26 @@ class CapturedStep:
             return leaves
         moved = list(leaves)
         for index in self._on_cpu:
-            if isinstance(moved[index], torch.Tensor):
-                moved[index] = moved[index].detach().to(self._device)
+            leaf = moved[index]
+            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
+                continue
+            if leaf.requires_grad:
+                raise RuntimeError(
+                    f"[torchacc.capture] {_names(self._structure)[index]} is on the CPU and "
+                    "requires gradients, which a copy on acc would keep from it. Pass detach(), or "
+                    "a tensor on acc."
+                )
+            moved[index] = leaf.detach().to(self._device)
         return tuple(moved)
+
+    def _check_not_written(self, leaves: tuple[Any, ...], moved: tuple[Any, ...]) -> None:
+        for index in self._on_cpu:
+            if moved[index] is not leaves[index] and moved[index]._version > 0:
+                raise RuntimeError(
+                    f"[torchacc.capture] the function writes {_names(self._structure)[index]}, "
+                    "which is on the CPU: it writes a copy on acc, and the tensor stays as it was. "
+                    "Pass a tensor on acc, or write another one than the argument."
+                )
 
     def _look_at_results(
         self, returned: Any, arguments: tuple[Any, ...]

@@ -86,6 +86,33 @@ def test_a_cpu_argument_that_is_read_on_the_host() -> None:
     )
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_cpu_argument_that_is_written(mode: Callable[[], Any]) -> None:
+    """The first call says so, and those after it, which run nothing."""
+    step = torchacc.capture(lambda x: x[1:].add_(1))
+    x = torch.zeros(3)
+    with mode():
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match=r"writes args\[0\].*CPU.*Pass a tensor on acc"):
+                step(x)
+    assert step.recorded == 1 and x.tolist() == [0.0] * 3
+
+
+def test_cpu_arguments_that_require_gradients() -> None:
+    step = torchacc.capture(lambda x, *, w: (x * w).sum())
+    x, w = torch.ones(3), torch.ones(3)
+    text = r"argument 'w' is on the CPU and requires gradients"
+    with pytest.raises(RuntimeError, match=text):
+        step(x, w=w.requires_grad_())
+    for _ in range(4):
+        step(x, w=w.detach())
+    assert step.replays == 1
+    with pytest.raises(RuntimeError, match=text):
+        step(x, w=w)
+    # One that is on acc now is what it is there.
+    assert step(x, w=torch.ones(3, device=ACC).add_(1)).item() == 6.0
+
+
 def test_nothing_and_several_devices_and_caps() -> None:
     refused(lambda: None, match="recorded nothing")
     refused(lambda x: x, torch.ones(2, device=ACC), match="recorded nothing")
