@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -165,7 +165,7 @@ class CapturedStep:
         if self._error is not None:
             raise RuntimeError(self._error)
         if self._runs_fn:
-            return tree_map(_detached, self._fn(*args, **kwargs))
+            return self._run(args, kwargs)
         leaves = self._leaves_of(args, kwargs)
         if self.recorded == 0:
             self._look_at(args, leaves)
@@ -221,6 +221,21 @@ class CapturedStep:
         self._ready = True
         return self._rebuilt(leaves, tensors)
 
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call where nothing is recorded: with the arguments and the results of the others."""
+        leaves, self._structure = tree_flatten((args, kwargs))
+        self._find_devices(leaves)
+        with torch.inference_mode(False):
+            moved = self._moved(leaves)
+        args, kwargs = tree_unflatten(moved, self._structure)
+        given = {id(copy): leaf for copy, leaf in zip(moved, leaves, strict=True)}
+        returned = tree_map(
+            lambda leaf: given[id(leaf)] if id(leaf) in given else _detached(leaf),
+            self._fn(*args, **kwargs),
+        )
+        self._check_not_written(leaves, moved)
+        return returned
+
     def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         leaves, structure = tree_flatten((args, kwargs))
         if self._structure is None:
@@ -234,6 +249,13 @@ class CapturedStep:
         return tuple(leaves)
 
     def _look_at(self, args: tuple[Any, ...], leaves: tuple[Any, ...]) -> None:
+        self._find_devices(leaves)
+        if len(args) == len(leaves) and all(map(tree_is_leaf, args)):
+            self._flat = len(args)
+        kept = tuple(map(_as_it_is, self._moved(leaves)))
+        self._step = _C.CapturedStep(kept, _names(self._structure))
+
+    def _find_devices(self, leaves: Sequence[Any]) -> None:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         on_acc = [tensor.device for tensor in tensors if tensor.device.type == device_type()]
         current = torch.device(device_type(), _C.current_device())
@@ -243,15 +265,11 @@ class CapturedStep:
             for index, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
         ]
-        if len(args) == len(leaves) and all(map(tree_is_leaf, args)):
-            self._flat = len(args)
-        kept = tuple(map(_as_it_is, self._moved(leaves)))
-        self._step = _C.CapturedStep(kept, _names(self._structure))
 
-    def _moved(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _moved(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The leaves with acc tensors for CPU tensors."""
         if not self._on_cpu:
-            return leaves
+            return tuple(leaves)
         moved = list(leaves)
         for index in self._on_cpu:
             leaf = moved[index]
@@ -266,7 +284,7 @@ class CapturedStep:
             moved[index] = leaf.detach().to(self._device)
         return tuple(moved)
 
-    def _check_not_written(self, leaves: tuple[Any, ...], moved: tuple[Any, ...]) -> None:
+    def _check_not_written(self, leaves: Sequence[Any], moved: tuple[Any, ...]) -> None:
         for index in self._on_cpu:
             if moved[index] is not leaves[index] and moved[index]._version > 0:
                 raise RuntimeError(

@@ -365,3 +365,26 @@ def test_checkpointing_and_own_generators(unfused: None) -> None:
         return [each.item() for each in losses] + [p.grad.tolist() for p in model.parameters()]
 
     assert grads(True) == grads(False)
+
+
+@pytest.mark.parametrize("mode", ["full", "eager", "nofuse"])
+def test_arguments_and_results_do_not_depend_on_the_mode(mode: str) -> None:
+    helpers.run_python(
+        """
+import torchacc
+weight = torch.ones(3, device=DEVICE, requires_grad=True)
+step = torchacc.capture(lambda x, y: (weight * x, x, {"y": y}))
+for i in range(4):
+    x = torch.full((3,), float(i))
+    product, same, rest = step(x, y="y")
+    assert product.tolist() == [float(i)] * 3 and not product.requires_grad
+    assert same is x and rest == {"y": "y"}
+try:
+    torchacc.capture(lambda x: x.add_(1))(torch.zeros(3))
+except RuntimeError as error:
+    assert "the function writes args[0], which is on the CPU" in str(error)
+else:
+    raise AssertionError("accepted")
+""",
+        ACC_MODE=mode,
+    )
