@@ -37,6 +37,10 @@ READ_LATER = {
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
     "REPORTS",
+    "LIGHT_2D_ALLREDUCE",
+    "LIGHT_INTRA_SIZE",
+    "TIACC_TRAINING_FUSION_THRESHOLD",
+    "TIACC_TRAINING_NUM_NCCL_STREAMS",
     # torch sets it in the process that runs the tests, as soon as one of these imports inductor.
     "TORCHINDUCTOR_CACHE_DIR",
 }
