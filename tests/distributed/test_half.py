@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.distributed.ranks import run_ranks
@@ -45,35 +47,38 @@ def train(half, overflows=(), steps=12, region=False, **fsdp):
             found["part"] = str(model.blocks(torch.ones(2, 6, device=model.device)).dtype)
     return found
 """
-WAYS = [
-    {"size": 2},
-    {"size": 2, "wrap_layer_cls": {"Block"}, "flatten_parameters": False},
-    {},
-]
+WAYS: dict[str, dict[str, Any]] = {
+    "flat": {"size": 2},
+    "units": {"size": 2, "wrap_layer_cls": {"Block"}, "flatten_parameters": False},
+    "replicas": {},
+}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["flat", "units", "replicas"])
-def test_trainings_follow_float32(way):
-    options = ", ".join(f"{name}={value!r}" for name, value in way.items())
+def test_trainings_follow_float32():
     code = f"""
-for half, region in ((None, False), ("fp16", True), ("fp16", False), ("bf16", False)):
-    if region or half is None or {bool(way)}:
-        report(**{{f"{{half}} {{region}}": train(half, region=region, {options})}})
+KINDS = ((None, False), ("fp16", True), ("fp16", False), ("bf16", False))
+for way, options in {WAYS!r}.items():
+    report(**{{way: {{
+        f"{{half}} {{region}}": train(half, region=region, **options)
+        for half, region in KINDS if region or half is None or options
+    }}}})
 """
     for rank in run_ranks(CODE + code, 2):
-        plain = rank.reports.pop("None False")
-        assert plain["losses"][-1] < 0.7 * plain["losses"][0]
-        assert len(rank.reports) == (3 if way else 1)
-        for name, found in rank.reports.items():
-            # bfloat16 has eight bits
-            bound = 0.03 if name.startswith("fp16") else 0.1
-            assert found["losses"] == pytest.approx(plain["losses"], rel=bound)
-            assert found["losses"] != plain["losses"], "nothing was in half precision"
-            # The region's own type stays; else float32 comes out.
-            assert found["kinds"] == ("torch.float16" if "True" in name else "torch.float32")
-            assert found["scale"] == (1024.0 if name.startswith("fp16") else 1.0)
-            assert found.get("part", "torch.float32") == "torch.float32"
-            assert ("part" in found) == ("wrap_layer_cls" in way)
+        assert list(rank.reports) == list(WAYS)
+        for way, trainings in rank.reports.items():
+            plain = trainings.pop("None False")
+            assert plain["losses"][-1] < 0.7 * plain["losses"][0], way
+            assert len(trainings) == (3 if WAYS[way] else 1)
+            for name, found in trainings.items():
+                # bfloat16 has eight bits
+                bound = 0.03 if name.startswith("fp16") else 0.1
+                assert found["losses"] == pytest.approx(plain["losses"], rel=bound), (way, name)
+                assert found["losses"] != plain["losses"], "nothing was in half precision"
+                # The region's own type stays; else float32 comes out.
+                assert found["kinds"] == ("torch.float16" if "True" in name else "torch.float32")
+                assert found["scale"] == (1024.0 if name.startswith("fp16") else 1.0)
+                assert found.get("part", "torch.float32") == "torch.float32"
+                assert ("part" in found) == ("wrap_layer_cls" in WAYS[way])
 
 
 def test_batch_norms_stay_in_float32():
@@ -95,16 +100,18 @@ report(kind=str(norm.running_mean.dtype), moved=bool(norm.running_mean.abs().sum
         assert rank.reports == {"kind": "torch.float32", "moved": True}
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["flat", "units", "replicas"])
-def test_an_overflow_on_one_rank_is_one_on_all(way):
-    options = ", ".join(f"{name}={value!r}" for name, value in way.items())
-    code = f'report(**train("fp16", (3, 4, 8), region=True, {options}))'
-    ranks = run_ranks(CODE + code, 2)
-    for rank in ranks:
-        sums = rank.reports["sums"]
-        skipped = [i for i in range(1, len(sums)) if sums[i] == sums[i - 1]]
-        assert skipped == [3, 4, 8]
-        assert rank.reports["scale"] == 128.0
+def test_an_overflow_on_one_rank_is_one_on_all():
+    code = f"""
+for way, options in {WAYS!r}.items():
+    report(**{{way: train("fp16", (3, 4, 8), region=True, **options)}})
+"""
+    for rank in run_ranks(CODE + code, 2):
+        assert list(rank.reports) == list(WAYS)
+        for way, found in rank.reports.items():
+            sums = found["sums"]
+            skipped = [i for i in range(1, len(sums)) if sums[i] == sums[i - 1]]
+            assert skipped == [3, 4, 8], way
+            assert found["scale"] == 128.0, way
 
 
 def test_torchs_own_sharding_takes_a_scaler_and_stages_without_gradients_take_part():

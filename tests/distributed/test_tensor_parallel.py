@@ -219,27 +219,30 @@ report(done=True)
         assert each.reports["done"]
 
 
-@pytest.mark.parametrize(
-    ("plan", "text"),
-    [
-        ("{'lasst': columns}", "ValueError: [tp] the plan names lasst, and the model has no such"),
-        ("{'middle': columns, '*.up': rows}", "the plan names *.up, and the model has no such"),
-        ("{'middle': columns, 'norm': columns}", "splits Linear and Embedding, and norm is a Lay"),
-        ("rows", "splits Linear and Embedding, and this is a Words"),
-        ("{'middle': columns, 'odd': tp.RowwiseParallel()}", "odd has 7 inputs, which dist.tp"),
-        ("{'middle': 'columns'}", "TypeError: [tp] the plan has 'columns' for 'middle'"),
-        ("{'last': columns}", "splits words.weight not at all, last.weight along 0"),
-        ("{'words': columns, 'last': columns}", "splits words.weight along 1, last.weight along 0"),
-    ],
-)
-def test_plans_that_cannot_be_are_refused_before_anything_changes(device, plan, text):
-    code = f"""
-before = layout()
-report(error=refused(lambda: tp.parallelize(plain, {plan}, config)), same=layout() == before)
+REFUSED = {
+    "{'lasst': columns}": "ValueError: [tp] the plan names lasst, and the model has no such",
+    "{'middle': columns, '*.up': rows}": "the plan names *.up, and the model has no such",
+    "{'middle': columns, 'norm': columns}": "splits Linear and Embedding, and norm is a Lay",
+    "rows": "splits Linear and Embedding, and this is a Words",
+    "{'middle': columns, 'odd': tp.RowwiseParallel()}": "odd has 7 inputs, which dist.tp",
+    "{'middle': 'columns'}": "TypeError: [tp] the plan has 'columns' for 'middle'",
+    "{'last': columns}": "splits words.weight not at all, last.weight along 0",
+    "{'words': columns, 'last': columns}": "splits words.weight along 1, last.weight along 0",
+}
+
+
+def test_plans_that_cannot_be_are_refused_before_anything_changes(device):
+    code = WORDS + "before = layout()\n"
+    for plan in REFUSED:
+        code += f"""
+error = refused(lambda: tp.parallelize(plain, {plan}, config))
+report(**{{{plan!r}: [error, layout() == before]}})
 """
-    for each in run_ranks(WORDS + code, 2):
-        assert text in each.reports["error"]
-        assert each.reports["same"]
+    for each in run_ranks(code, 2):
+        assert list(each.reports) == list(REFUSED)
+        for plan, (error, same) in each.reports.items():
+            assert REFUSED[plan] in error, plan
+            assert same, plan
 
 
 def test_what_is_replicated_is_the_first_process_s_and_stays_frozen(device):
