@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
@@ -61,6 +63,11 @@ def trained(model: nn.Module, batches: list[tuple[Tensor, Tensor]], **options) -
         optimizer.step()
         losses.append(loss.detach())
     return [float(loss) for loss in losses]
+
+
+def largest(values: Iterable[float]) -> float:
+    """NaN if any is: Python's max forgets one that is not the first."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())
 
 
 def alone(seed: int = 0) -> tuple[list[float], dict[str, list]]:

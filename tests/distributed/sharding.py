@@ -153,5 +153,5 @@ def compare(kind: str, device: torch.device) -> dict[str, float]:
     found = {"losses": _away(mean.cpu(), expected[0]), "norms": _away(norms, expected[1])}
     if rank == 0:
         assert list(state) == list(wanted)
-        found["state"] = max(_away(state[name], wanted[name]) for name in wanted)
+        found["state"] = models.largest(_away(state[name], wanted[name]) for name in wanted)
     return found

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.distributed.models import largest
 from tests.models import zoo
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -110,7 +111,11 @@ def steps_from_equal_states(
             parameters.append(_distance(after, _plain(get_model_state_dict(reference)), names))
         else:
             get_model_state_dict(reference)
-    return {"losses": max(losses), "parameters": max(parameters, default=0.0), "before": before}
+    return {
+        "losses": largest(losses),
+        "parameters": largest(parameters) if rank == 0 else 0.0,
+        "before": before,
+    }
 
 
 def joined(name: str, device: torch.device, steps: int) -> dict[str, Any]:
@@ -174,4 +179,4 @@ def synchronised(device: torch.device, steps: int) -> dict[str, Any]:
         expected.append(whole.item())
     ours, theirs = mine.module.state_dict(), alone.state_dict()
     away = {name: float((ours[name].cpu() - theirs[name]).abs().max()) for name in theirs}
-    return {"found": found, "expected": expected, "away": max(away.values())}
+    return {"found": found, "expected": expected, "away": largest(away.values())}
