@@ -39,6 +39,15 @@ def refused(function):
         return f"{type(error).__name__}: {error}"
     return "accepted"
 """
+# The end of a rank but for the interpreter's own and the destructors of torch's libraries, 0.17 s
+# of a core, where it has come to the end of its code: with an error it ends as processes do.
+_SHORT_END = """
+import atexit
+atexit._run_exitfuncs()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
+"""
 
 # A group for tensors of both devices, and the rank's own device; and the end of it.
 GROUP = """
@@ -75,18 +84,26 @@ def _template() -> Template:
 
 
 def run_ranks(
-    code: str, ranks: int, *, timeout: float = 240, check: bool = True, **env: str | None
+    code: str,
+    ranks: int,
+    *,
+    timeout: float = 240,
+    check: bool = True,
+    whole_end: bool = helpers.FULL,
+    **env: str | None,
 ) -> list[Rank]:
     """Runs `code` in `ranks` processes; it finds RANK, WORLD, DEVICE, dist and report(**values).
 
     With `check` a status other than 0 of any fails the test with the output of the first such.
     Processes that have not ended after `timeout` seconds are killed, and the test fails.
+    Without `whole_end` what `atexit` knows is the last that a process does.
     """
+    program = _PRELUDE + code + ("" if whole_end else _SHORT_END)
     _template()  # before the threads ask for it: each would make one
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
         running = [
-            pool.submit(_run, code, _environment(rank, ranks, store.port, folder, env), timeout)
+            pool.submit(_run, program, _environment(rank, ranks, store.port, folder, env), timeout)
             for rank in range(ranks)
         ]
         done = [
@@ -117,14 +134,18 @@ def _environment(
     return helpers.child_env(**changes)
 
 
+# For tests of groups and of how they end: the libraries' threads and objects end, too.
+run_to_end = functools.partial(run_ranks, whole_end=True)
+
+
 def _run(
-    code: str, env: dict[str, str], timeout: float
+    program: str, env: dict[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str] | subprocess.TimeoutExpired:
     """Forked from the template, unless what its environment says is read when torch is imported."""
     try:
         if _template().can_run(env):
-            return _template().run(_PRELUDE + code, env, timeout)
-        command = [sys.executable, "-c", _PRELUDE + code]
+            return _template().run(program, env, timeout)
+        command = [sys.executable, "-c", program]
         return subprocess.run(
             command,
             cwd=helpers.ROOT,

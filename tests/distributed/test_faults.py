@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import helpers
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import run_to_end
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -40,7 +40,7 @@ os._exit(0)
 
 
 def reduced(code: str, ranks: int = 2, **options) -> list[dict]:
-    return [rank.reports for rank in run_ranks(BEGIN + code + END, ranks, timeout=60, **options)]
+    return [rank.reports for rank in run_to_end(BEGIN + code + END, ranks, timeout=60, **options)]
 
 
 def test_ranks_that_call_other_collectives_are_told_both():
@@ -137,7 +137,7 @@ def train():
 def test_a_rank_that_is_killed_ends_the_others(where):
     code = BEGIN + TRAIN.replace("{where}", where) + "heard(train)\n" + END
     began = time.monotonic()
-    first, second = run_ranks(code, 2, timeout=60, check=False)
+    first, second = run_to_end(code, 2, timeout=60, check=False)
     assert second.status == -9
     assert first.reports["kind"] == "DistBackendError"
     assert "[acc::a" in first.reports["text"]
@@ -177,7 +177,7 @@ time.sleep(6)
 # At its end the other one still does what this one waits for, and no more.
 heard(lambda: (dist.all_reduce(x), dist.all_reduce(x), x.sum().item()))
 """
-    first, second = run_ranks(BEGIN + code + END, 2, timeout=60, check=False)
+    first, second = run_to_end(BEGIN + code + END, 2, timeout=60, check=False)
     assert first.status in (1, -signal.SIGINT)
     assert "interrupted while waiting for other processes" in first.stderr
     assert second.reports["kind"] == "DistBackendError"
@@ -473,7 +473,7 @@ else:
         dist.recv(big, 0)
         assert big[-1].item() == i
 """
-    run_ranks(BEGIN + code + END, 2, timeout=60)
+    run_to_end(BEGIN + code + END, 2, timeout=60)
 
 
 def test_an_error_inside_a_batch_loses_nothing_silently():

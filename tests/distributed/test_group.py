@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import run_to_end
 from tests.helpers import run_python
 from torchacc_device import _distributed
 
@@ -127,7 +127,7 @@ print(dist.is_initialized(), set(_patches.LATER) & set(_patches.applied()))
 
 
 def test_a_launched_process_joins_the_others_though_it_is_the_only_one(device):
-    done = run_ranks(
+    done = run_to_end(
         ACCELERATE + "report(world=dist.get_world_size(), name=type(model).__name__)", 1
     )
     assert done[0].reports == {"world": 1, "name": "Linear"}
@@ -146,7 +146,7 @@ report(name=type(model).__name__, device=str(model.device), grad=model.weight.gr
 dist.destroy_process_group()
 """
     )
-    done = run_ranks(code, 2)
+    done = run_to_end(code, 2)
     assert [each.reports for each in done] == [
         {
             "name": "DistributedParallel",
@@ -192,7 +192,7 @@ def test_programs_that_do_not_leave_their_group_end_quietly(device):
 model(torch.ones(4, 3, device=model.device)).sum().backward()  # nobody reads the gradients
 """
     )
-    for rank, each in enumerate(run_ranks(code, 2, timeout=120)):
+    for rank, each in enumerate(run_to_end(code, 2, timeout=120)):
         said = [line for line in each.stderr.splitlines() if "Time stats" not in line]
         # what is patched, and how the processes train together
         assert len(said) <= (2 if rank == 0 else 0), each.stderr
@@ -200,7 +200,7 @@ model(torch.ones(4, 3, device=model.device)).sum().backward()  # nobody reads th
 
 def test_an_error_of_the_program_is_its_end(device):
     code = ACCELERATE + "raise KeyError('mine')"
-    for each in run_ranks(code, 2, check=False, timeout=120):
+    for each in run_to_end(code, 2, check=False, timeout=120):
         assert each.status == 1 and "KeyError: 'mine'" in each.stderr
 
 
@@ -224,7 +224,7 @@ if RANK != 1:  # process 2 was not there: nothing depends on how often
     rendezvous("other pair", b"", [0, 2])
 rendezvous("end")
 """
-    first, second, third = (each.reports for each in run_ranks(code, 3))
+    first, second, third = (each.reports for each in run_to_end(code, 3))
     for each in (first, second, third):
         assert each["all"] == ["from 0", "from 1", "from 2"] and each["empty"] == ["", "", ""]
     assert first["some"] == third["some"] == ["", "xx"]
@@ -263,7 +263,7 @@ if RANK == 0:
 store.wait(["told"], timedelta(seconds=60))
 dist.destroy_process_group()
 """
-    first, _ = run_ranks(code, 2)
+    first, _ = run_to_end(code, 2)
     assert "'here' of ranks [0, 1]: after 3 s ranks [1] have not come" in first.reports["error"]
 
 
@@ -292,7 +292,7 @@ try:
 except RuntimeError as error:
     report(error=str(error))
 """
-    done = run_ranks(code, 2)
+    done = run_to_end(code, 2)
     assert "process 0 is at 'left' and process 1 at 'right'" in done[0].reports["error"]
     assert "process 1 is at 'right' and process 0 at 'left'" in done[1].reports["error"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import helpers
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import run_to_end
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -44,7 +44,7 @@ dist.destroy_process_group()
 
 
 def one(code: str, ranks: int = 2) -> list:
-    return run_ranks(BEGIN + code + END, ranks)
+    return run_to_end(BEGIN + code + END, ranks)
 
 
 @pytest.mark.parametrize("backend", ['"acc"', '"lazy"', "None", '"cpu:gloo,acc:acc"'])
@@ -165,7 +165,7 @@ if RANK == 0:
     store.set("told", "1")
 store.wait(["told"])
 """
-    first, _ = run_ranks(BEGIN + code, 2, check=False)
+    first, _ = run_to_end(BEGIN + code, 2, check=False)
     assert "rank 0 failed: it has aborted the group" in first.reports["error"]
     assert first.reports["seconds"] < 10
 
@@ -250,7 +250,7 @@ if RANK == 0:
 store.wait(["over"])
 os._exit(0)
 """
-    first, _ = run_ranks(BEGIN + code, 2)
+    first, _ = run_to_end(BEGIN + code, 2)
     assert 0.5 < first.reports["seconds"] < 60
 
 
@@ -519,7 +519,7 @@ if RANK == 0:
         report(**{optimizer.__name__: [run(kind, optimizer) for kind in ("cpu", DEVICE)]})
 rpc.shutdown()
 """
-    first, _ = run_ranks(BEGIN + code, 2)
+    first, _ = run_to_end(BEGIN + code, 2)
     for name in ("SGD", "AdamW"):
         expected, found = first.reports[name]
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -579,7 +579,7 @@ found = train(None)
 report(equal=equal_on_all_ranks(found), total=float(sum(t.double().sum() for t in found)))
 """
     totals = [
-        run_ranks(BEGIN + code + END, 2, ACC_MODE=each)[0].reports["total"]
+        run_to_end(BEGIN + code + END, 2, ACC_MODE=each)[0].reports["total"]
         for each in ("full", mode)
     ]
     assert totals[1] == pytest.approx(totals[0], rel=1e-5)
@@ -605,5 +605,5 @@ while transports() and time.monotonic() < until:
 report(before=before, after=transports())
 """
     # Not a child of the template, which has imported everything before there is a group.
-    for rank in run_ranks(BEGIN + code, 2, PYTHONHASHSEED="0"):
+    for rank in run_to_end(BEGIN + code, 2, PYTHONHASHSEED="0"):
         assert rank.reports["before"] > 0 and rank.reports["after"] == 0

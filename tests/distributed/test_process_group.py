@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import helpers
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import run_to_end
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -90,7 +90,7 @@ report(after=x.item())
 
 
 def test_works_say_what_has_become_of_them():
-    first, second = (rank.reports for rank in run_ranks(BEGIN + WORKS + END, 2))
+    first, second = (rank.reports for rank in run_to_end(BEGIN + WORKS + END, 2))
     assert second["early"] == [False] * 3 and second["success"]
     assert "ALLREDUCE is not over after the 50 ms" in second["late"]
     assert "RECV is not over after the 50 ms" in second["nothing"]
@@ -128,7 +128,7 @@ else:
 
 
 def test_a_thread_that_asks_for_success_does_not_wait_for_the_step():
-    first, second = (rank.reports for rank in run_ranks(BEGIN + MONITORED + END, 2))
+    first, second = (rank.reports for rank in run_to_end(BEGIN + MONITORED + END, 2))
     assert second["success"] and first["x"] == second["x"] == [11, 22, 33]
 
 
@@ -158,7 +158,7 @@ report(good=good.item(), all=manager.works[0].is_success())
 def test_what_fails_among_several_is_told():
     if helpers.extension().executor_name() != "host":
         pytest.skip("a GPU begins what a manager has at its end, and sends are NCCL's")
-    first, second = (rank.reports for rank in run_ranks(BEGIN + PENDING + END, 2))
+    first, second = (rank.reports for rank in run_to_end(BEGIN + PENDING + END, 2))
     assert "the others have not received 1 sends of this group within 1000 ms" in first["said"]
     assert second["y"] == [1, 2, 3]
     for rank in (first, second):
@@ -203,7 +203,7 @@ report(
 
 
 def test_groups_count_gather_together_and_refuse_what_they_have_not():
-    for number, rank in enumerate(run_ranks(BEGIN + GROUP + END, 2)):
+    for number, rank in enumerate(run_to_end(BEGIN + GROUP + END, 2)):
         found = rank.reports
         assert found["counted"] == 3 and found["error"] == "ErrorType.SUCCESS"
         assert found["gathered"] == [[[1, 2], [1, 2, 3]], [[10, 20], [10, 20, 30]]]
@@ -253,7 +253,7 @@ report(kept=kept.item(), after=reduced(numbers()))
 
 def test_tensors_of_several_types_are_reduced_each_as_its_own():
     """An average of integers is divided behind the sum, one of others before it."""
-    for number, rank in enumerate(run_ranks(BEGIN + MIXED + END, 2)):
+    for number, rank in enumerate(run_to_end(BEGIN + MIXED + END, 2)):
         found = rank.reports
         assert found["reduced"] == found["scattered"] == [[1.5, 4], [4, 1.5]]
         assert found["halved"] == [[1.5, 1.5]] * 2

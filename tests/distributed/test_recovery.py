@@ -14,7 +14,7 @@ import torch
 
 from tests import helpers
 from tests.distributed import models
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import run_to_end
 from tests.distributed.test_faults import BEGIN, END
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -70,7 +70,7 @@ def die(i):
 heard(lambda: train(400, die))
 """
     alone = {"TORCHELASTIC_USE_AGENT_STORE": None, "MASTER_PORT": str(free_port())}
-    first, *others = run_ranks(BEGIN + TRAIN + code + END, 3, timeout=60, check=False, **alone)
+    first, *others = run_to_end(BEGIN + TRAIN + code + END, 3, timeout=60, check=False, **alone)
     assert first.status == -9
     for rank in others:
         assert rank.reports["kind"] == "DistBackendError"
@@ -104,7 +104,7 @@ except Exception as error:
 """
     with kept_store() as (keeper, port):
         program = f"KEEPER = {keeper}\n" + BEGIN + TRAIN + code + END
-        first, second = run_ranks(program, 2, timeout=60, MASTER_PORT=str(port))
+        first, second = run_to_end(program, 2, timeout=60, MASTER_PORT=str(port))
     assert first.reports["weight"] == second.reports["weight"]
     for rank in (first, second):
         assert rank.reports["text"] == "" and rank.reports["alone"]
@@ -127,7 +127,7 @@ heard(lambda: (dist.all_reduce(x), x.sum().item()))
 """
     with kept_store() as (keeper, port):
         program = f"KEEPER = {keeper}\n" + BEGIN.replace("TIMEOUT = 8", "TIMEOUT = 4") + TRAIN
-        first, second = run_ranks(program + code + END, 2, timeout=60, MASTER_PORT=str(port))
+        first, second = run_to_end(program + code + END, 2, timeout=60, MASTER_PORT=str(port))
     assert second.reports["text"] == "" and second.reports["seconds"] < 10
     assert first.reports["kind"] == "DistBackendError"
     assert first.reports["seconds"] < 14
@@ -158,7 +158,7 @@ else:
     with kept_store() as (keeper, port):
         program = f"KEEPER = {keeper}\n" + BEGIN.replace("TIMEOUT = 8", "TIMEOUT = 30") + TRAIN
         end = "os._exit(0)\n"
-        first, second = run_ranks(program + code + end, 2, timeout=90, MASTER_PORT=str(port))
+        first, second = run_to_end(program + code + end, 2, timeout=90, MASTER_PORT=str(port))
     assert first.reports["kind"] == "IndexError"
     assert second.reports["kind"] == "DistBackendError"
     assert "rank 0 failed: [aten::index_select] failed" in second.reports["text"]
