@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import helpers
 from tests.distributed import models
 from tests.distributed.ranks import run_ranks
 
@@ -35,7 +36,7 @@ def alone():
     return models.alone()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])
 def test_parts_of_a_batch_train_like_the_whole(device, ranks, alone):
     """Every process has another model to begin with; all start from the first one's."""
     losses, state = alone

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests import helpers
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -211,7 +212,7 @@ train(model, optimizer, scaler, backward)
         assert norms[:2] + norms[3:] == pytest.approx(rank.reports["expected"], rel=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [4])
 def test_a_scaler_takes_split_layers(ranks):
     code = """
 config.dist.tp.size = 2

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import torchacc
+from tests import helpers
 from tests.distributed import models
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import SETUP, close
@@ -123,7 +124,7 @@ report(state={name: value.tolist() for name, value in model.state_dict().items()
 )
 
 
-@pytest.mark.parametrize(("ranks", "micro"), [(2, 4), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "micro"), [(2, 4), (2, 1), *([(4, 2)] if helpers.FULL else [])])
 def test_a_pipeline_trains_like_one_process(device, ranks, micro):
     losses, state = models.alone()
     done = [each.reports for each in run_ranks(f"MICRO = {micro}" + PIPELINE, ranks)]
@@ -387,7 +388,9 @@ report(done=True)
 )
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "dp"), (4, "dp"), (4, "fsdp")])
+@pytest.mark.parametrize(
+    ("ranks", "kind"), [(2, "dp"), (4, "fsdp"), *([(4, "dp")] if helpers.FULL else [])]
+)
 def test_gradients_of_several_steps_add_up(device, ranks, kind):
     for each in run_ranks(f"KIND = {kind!r}" + ACCUMULATED, ranks):
         assert each.reports["done"]
@@ -421,7 +424,7 @@ report(names=[name for name, _ in model.named_parameters()])
     assert "a.weight" in first and "a.weight" in second
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])
 def test_a_stage_takes_its_part_of_a_whole_state(device, ranks):
     code = (
         SETUP

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import helpers
 from tests.distributed import models
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_data_parallel import SETUP, close
@@ -294,7 +295,10 @@ with torch.no_grad():
     assert all(each["again"] == 0 for each in done), "nothing had changed"
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "tp"), (4, "dp"), (4, "fsdp"), (4, "pp")])
+@pytest.mark.parametrize(
+    ("ranks", "kind"),
+    [(2, "tp"), (4, "fsdp"), *([(4, "dp"), (4, "pp")] if helpers.FULL else [])],
+)
 def test_steps_without_an_exchange_add_up(device, ranks, kind):
     code = """
 if KIND == "pp":
