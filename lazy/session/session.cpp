@@ -110,7 +110,8 @@ Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
   Cached wider = build(plan->graph, plan->key, std::move(outputs), pass_observer());
-  wider->next = plan->next;
+  const Cached next = plan->next.lock();
+  wider->next = next == plan ? wider : next;  // a loop of one plan stays one
   if (Cached* cached =
           device.plans.find(plan->key, [&](const Cached& other) { return other == plan; })) {
     *cached = wider;

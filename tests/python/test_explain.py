@@ -177,6 +177,19 @@ def test_a_result_that_is_held_from_now_on_is_named(device):
     del y
 
 
+def test_a_plan_that_repeats_is_widened_once(device):
+    x = helpers.drawn(4, device=device)
+    with helpers.counting() as counted:
+        for keep in (False, False, True, True, True):
+            held = [x.exp()]
+            y = held[0] * 2
+            if not keep:
+                held.clear()
+            helpers.flush()
+    assert counted["plans_widened"] == 1
+    del y
+
+
 def test_memory_that_arguments_share_is_named(device):
     x, y = helpers.drawn(4, device=device), helpers.drawn(4, device=device, seed=1)
     for other in (y, y, x):
