@@ -103,7 +103,7 @@ SHOWN = {
     ),
     "H14: a process ends, whatever is under way": (
         "tests/python/test_loader.py::test_the_process_ends_with_an_epoch_under_way",
-        "tests/python/test_threads.py::test_exit_with_work_in_flight",
+        "tests/python/test_exit.py::test_exit_with_work_in_flight",
         "tests/distributed/test_group.py::test_programs_that_do_not_leave_their_group_end_quietly",
     ),
     "H15: the first steps are quick: nothing is planned after the third, kernels are kept": (
