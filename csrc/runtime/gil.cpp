@@ -40,6 +40,10 @@ bool is_interrupt(const std::exception& error) {
   return interpreter.is_interrupt != nullptr && interpreter.is_interrupt(error);
 }
 
+bool add_note(const std::exception& error, const std::string& note) {
+  return interpreter.add_note != nullptr && interpreter.add_note(error, note);
+}
+
 bool interrupted() { return main_is_kept.load(std::memory_order_relaxed) || told(); }
 
 void handle_signals() {

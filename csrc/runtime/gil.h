@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <mutex>
+#include <string>
 
 // Python's interpreter lock and its signals, known here through functions that the extension module
 // installs: nothing below the bindings includes Python.
@@ -16,6 +17,8 @@ struct Gil {
   void (*let_go)(void*) = nullptr;  // of what `hold` returned
   // Whether a caught exception is Python's KeyboardInterrupt.
   bool (*is_interrupt)(const std::exception&) = nullptr;
+  // Adds a note (PEP 678) to a caught exception if it is one of Python's own; false: it is not.
+  bool (*add_note)(const std::exception&, const std::string& note) = nullptr;
   // Whether Ctrl-C came, which Python's main thread, and no other, is told when it goes on.
   bool (*interrupted)() = nullptr;
   // Lets the handlers of signals run, in Python's main thread; throws what they raise.
@@ -25,6 +28,9 @@ void install_gil(const Gil& gil);
 
 // Whether the user asked to stop: whoever catches everything lets this one through.
 bool is_interrupt(const std::exception& error);
+
+// Adds a note to a caught exception of Python's, to be thrown as it is; false for others.
+bool add_note(const std::exception& error, const std::string& note);
 
 // Whether this thread should not wait any longer, since Ctrl-C came. Its handler runs as soon as
 // Python goes on. Python's main thread is the one that is told; where it waits for a mutex, so are

@@ -7,6 +7,7 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/errors.h"
+#include "csrc/runtime/gil.h"
 
 namespace acc::session {
 namespace {
@@ -19,6 +20,16 @@ runtime::Undone& undone_for(const graph::Graph& graph, const graph::Node& node,
   return found != undone.end() ? *found : undone.emplace_back(group);
 }
 
+// Throws `message` as the first of these types that the error is one of.
+template <class... Types>
+void throw_like(const std::exception& error, const c10::SourceLocation& where,
+                const std::string& message) {
+  const auto try_type = [&]<class Type>(const Type* same) {
+    if (same != nullptr) throw Type(where, message);
+  };
+  (try_type(dynamic_cast<const Types*>(&error)), ...);
+}
+
 }  // namespace
 
 void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::string& message) {
@@ -26,14 +37,6 @@ void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::stri
   if (no_memory) throw c10::OutOfMemoryError(where, message);
   try {
     std::rethrow_exception(error);
-  } catch (const c10::IndexError&) {
-    throw c10::IndexError(where, message);
-  } catch (const c10::ValueError&) {
-    throw c10::ValueError(where, message);
-  } catch (const c10::TypeError&) {
-    throw c10::TypeError(where, message);
-  } catch (const c10::DistBackendError&) {
-    throw c10::DistBackendError(where, message);
   } catch (const c10::AcceleratorError& failed) {
     const int32_t code = failed.get_error_code();
     constexpr const char* kAdvice =
@@ -42,9 +45,12 @@ void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::stri
         "ACC_MODE=eager finds an operator that is to blame.";
     throw c10::AcceleratorError(
         where, code, base::concat(message, runtime::ends_the_device(code) ? kAdvice : ""));
-  } catch (const c10::NotImplementedError&) {
-    throw c10::NotImplementedError(where, message);
-  } catch (const std::exception&) {
+  } catch (const std::exception& failed) {
+    if (runtime::add_note(failed, message)) throw;  // Python's own: an interrupt, say
+    throw_like<c10::IndexError, c10::ValueError, c10::TypeError, c10::NotImplementedError,
+               c10::LinAlgError, c10::BufferError, c10::DistBackendError, c10::DistNetworkError,
+               c10::DistQueueEmptyError, c10::DistStoreError, c10::DistError>(failed, where,
+                                                                              message);
     throw base::Error(message);
   }
 }

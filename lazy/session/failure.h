@@ -19,7 +19,7 @@
 namespace acc::session {
 
 // Throws `message` with the type that the operator threw, so that user code catches what it would
-// catch in eager mode.
+// catch in eager mode; what Python raised as it is, with the message as a note.
 [[noreturn]] void rethrow_as(const std::exception_ptr& error, bool no_memory,
                              const std::string& message);
 

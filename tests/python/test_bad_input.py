@@ -141,6 +141,12 @@ def test_an_index_error_in_a_replayed_plan(device):
 
 
 @pytest.mark.usefixtures("recording")
+def test_what_no_algorithm_solves_raises_as_on_the_cpu(device):
+    matrix = torch.full((3, 3), float("nan"), device=device)
+    with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"):
+        torch.linalg.svd(matrix).S.sum().item()
+
+
 def test_more_memory_than_there_is_is_refused_at_the_line(acc_only):
     kept = torch.ones(4, device=acc_only)
     with pytest.raises(torch.OutOfMemoryError, match=r"67108864 MiB.*Use a smaller size"):

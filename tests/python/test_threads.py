@@ -328,6 +328,30 @@ def with_kernel(body: str, code: str) -> str:
 
 
 @pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("kind", ["KeyError", "KeyboardInterrupt", "Own"])
+@pytest.mark.parametrize("end", ["y.cpu()", "_C.flush()"])
+def test_a_kernel_that_raises(acc_only, kind, end):
+    told = with_kernel(
+        f"raise {kind}('why')",
+        f"""
+from torchacc_device import _C
+class Own(Exception):
+    pass
+y = torch.erfinv(ones[0])
+try:
+    {end}
+except {kind} as error:
+    print(error.args, "aten::erfinv" in "".join(getattr(error, "__notes__", ["aten::erfinv"])))
+try:
+    y.cpu()
+except RuntimeError as error:
+    print("no valid contents" in str(error))
+""",
+    )
+    assert told.splitlines() == ["('why',) True", "True"]
+
+
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(
     "use",
     ["ones[0].sum().item()", "ones[1].add_(1)", "torch.acc.empty_cache()", "made.cpu()"]
@@ -433,12 +457,12 @@ x.cpu()
 for act in ["", "shape", "raise", ""]:
     try:
         print(torch.erfinv(x).tolist())
-    except RuntimeError as error:
-        print("promised" in str(error), "once" in str(error))
+    except (RuntimeError, ValueError) as error:
+        print(type(error).__name__, "promised" in str(error), "once" in str(error))
 """,
     )
     good = "[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]"
-    assert told.splitlines() == [good, "True False", "False True", good]
+    assert told.splitlines() == [good, "RuntimeError True False", "ValueError False True", good]
 
 
 # --- settings of the process --------------------------------------------------------------------

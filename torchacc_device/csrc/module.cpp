@@ -84,6 +84,16 @@ void install_python() {
     const auto* raised = dynamic_cast<const py::error_already_set*>(&error);
     return raised != nullptr && raised->matches(PyExc_KeyboardInterrupt);
   };
+  gil.add_note = [](const std::exception& error, const std::string& note) {
+    const auto* raised = dynamic_cast<const python_error*>(&error);
+    const auto* caught = dynamic_cast<const py::error_already_set*>(&error);
+    if (raised == nullptr && caught == nullptr) return false;
+    py::gil_scoped_acquire acquire;
+    const py::handle value(raised != nullptr ? raised->value : caught->value().ptr());
+    // Python before 3.11 has no notes, and before 3.12 an error may still be without its object.
+    if (value && py::hasattr(value, "add_note")) value.attr("add_note")(note);
+    return true;
+  };
   // Looks and puts it back: no handler runs under our locks.
   gil.interrupted = [] {
     if (!python_runs()) return false;
