@@ -1,8 +1,10 @@
 #include "lazy/capture/recording.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "csrc/base/check.h"
+#include "csrc/runtime/errors.h"
 #include "lazy/capture/draws.h"
 #include "lazy/capture/text.h"
 #include "lazy/record/source.h"
@@ -15,18 +17,23 @@ void Recording::note(const record::Trace& trace, const std::shared_ptr<plan::Pla
   entries = trace.entries;
   values = trace.values;
   alive = held;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    record::Entry& entry = entries[i];
-    const record::LazyStorage* storage = entry.storage._unsafe_get_target();
-    born.push_back(storage == nullptr || record::was_born(storage));
-    if (!born[i]) entry.memory = c10::Storage();
-    if (!entry.memory) continue;
-    if (entry.group != i) {
-      entry.memory = entries[entry.group].memory;
-    } else if (plan->graph.buffers[i].written || !entry.storage.expired()) {
-      // The plan is about to change it, or whoever keeps it may do so later.
-      entry.memory = copy_of(entry.memory, device);
+  try {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      record::Entry& entry = entries[i];
+      const record::LazyStorage* storage = entry.storage._unsafe_get_target();
+      born.push_back(storage == nullptr || record::was_born(storage));
+      if (!born[i]) entry.memory = c10::Storage();
+      if (!entry.memory) continue;
+      if (entry.group != i) {
+        entry.memory = entries[entry.group].memory;
+      } else if (plan->graph.buffers[i].written || !entry.storage.expired()) {
+        // The plan is about to change it, or whoever keeps it may do so later.
+        entry.memory = copy_of(entry.memory, device);
+      }
     }
+  } catch (...) {  // for want of memory, which the step itself may find
+    entries.clear();
+    lost = runtime::text_of(std::current_exception());
   }
 }
 
@@ -36,6 +43,9 @@ void check_whole(const Recording& recording) {
     ACC_FAIL("[torchacc.capture] the step cannot be replayed: it ", cut_text(cut.reason),
              record::source_text(cut.source), cut_advice(cut.reason));
   }
+  ACC_CHECK(recording.lost.empty(), "[torchacc.capture] the step cannot be replayed: what call ",
+            recording.call, " copied from the host could not be kept (", recording.lost,
+            "). Free memory, and capture it again.");
   ACC_CHECK(recording.devices > 0,
             "[torchacc.capture] the function recorded nothing on acc. Move its model and its "
             "arguments to acc.");

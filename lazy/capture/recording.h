@@ -62,8 +62,9 @@ struct Recording {
   std::vector<CallGenerator> generators;
   std::vector<Given> arguments;
   std::vector<Given> results;
+  std::string lost;  // why constants could not be kept; then there are no entries
 
-  // Notes a trace that is about to run.
+  // Notes a trace that is about to run, which it does whatever comes of this.
   void note(const record::Trace& trace, const std::shared_ptr<plan::Plan>& of,
             const std::vector<bool>& held, c10::DeviceIndex device);
 };

@@ -614,6 +614,40 @@ def test_failures_of_a_replay_poison_as_ever() -> None:
     assert total.tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("call", [0, 1, 2])
+def test_out_of_memory_for_a_copy_of_a_constant(call: int) -> None:
+    """The step itself is done: only what a replay would need is missing."""
+    if _C.executor_name() != "host":
+        pytest.skip("the allocations that fail are those of the host executor")
+    total = torch.zeros(2, device=ACC)
+    kept: list[torch.Tensor] = []
+
+    def fn(x: torch.Tensor) -> None:
+        kept[:] = [torch.ones(1 << 16).to(ACC)]
+        total.add_(kept[0][:2] * x)
+        if step.recorded == call:
+            _C.fail_allocations(0, 1 << 40, 1 << 18)
+
+    step = torchacc.capture(fn)
+    x = torch.ones(2, device=ACC)
+    told = []
+    for i in range(3):
+        try:
+            step(x)
+        except RuntimeError as error:
+            told.append(str(error))
+        finally:
+            _C.fail_allocations(0, 0)
+        assert total.tolist() == [i + 1.0] * 2
+    if call == 0:  # which is not one of those that are compared
+        assert told == []
+        step(x)
+        assert total.tolist() == [4.0] * 2
+    else:
+        assert len(told) == 1 and f"what call {call + 1} copied" in told[0], told
+        assert "can't allocate memory" in told[0]
+
+
 def test_out_of_memory_in_a_replay() -> None:
     """The work waits, and goes on where it stopped: nothing is done twice."""
     if _C.executor_name() != "host":
