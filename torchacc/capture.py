@@ -60,6 +60,9 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       parameters, the settings and parameter groups of optimizers, train() or eval() of modules, and
       the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
       is a reason to capture again.
+    * So have the settings of PyTorch that change what operators compute, such as deterministic
+      algorithms, flushing of denormals, the number of threads of the thread that calls, or the
+      default dtype.
     * Results are fresh tensors, in the structure in which `fn` returned them, of whatever pytree
       knows. They carry no gradient graph, in the first calls neither. An argument that `fn` returns
       comes back itself.

@@ -1,10 +1,13 @@
 #include "lazy/capture/step.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "lazy/capture/filling.h"
 #include "lazy/session/replay.h"
@@ -15,12 +18,19 @@ namespace acc::capture {
 using record::LazyStorage;
 using Kind = Binding::Kind;
 
+// The settings that a function finds, but for grad mode: what a step returns has no graph.
+static uint64_t settings_here() {
+  const c10::AutoGradMode any(false);
+  return runtime::ambient_word(/*products=*/true);
+}
+
 void Step::begin(const std::vector<at::Tensor>& arguments) {
   // Arguments without contents get some: the next ones will have them.
   for (const at::Tensor& tensor : arguments) {
     session::alias(tensor, record::FlushReason::kExplicit);
   }
   session::flush(-1, record::FlushReason::kExplicit);
+  settings_ = settings_here();
   record::start_watching();
   current_ = std::make_unique<Recording>();
   runtime::log_draws();
@@ -212,11 +222,21 @@ void Step::check_arguments(const std::vector<at::Tensor>& arguments) const {
   }
 }
 
+void Step::check_settings() const {
+  const uint64_t now = settings_here();
+  if (now == settings_) return;
+  const runtime::ChangedSetting changed = runtime::changed_settings(settings_, now).front();
+  ACC_FAIL("[torchacc.capture] a setting of PyTorch is not what it was at capture: ", changed.name,
+           ": ", changed.before, " -> ", changed.after,
+           ". Set it back, or capture another step with it.");
+}
+
 std::vector<at::Tensor> Step::replay(const std::vector<at::Tensor>& arguments, bool* began) {
   ACC_CHECK(plan_ != nullptr && arguments.size() == bindings_.arguments.size());
   ACC_CHECK(!record::watching_here(),
             "[torchacc.capture] a captured step was called within another one. Call the function "
             "that it was made of.");
+  check_settings();
   check_arguments(arguments);
   draws_.check();
   Filling filling(*plan_, bindings_, draws_, values_, arguments, device_);

@@ -74,12 +74,14 @@ class Step {
   };
 
   void check_arguments(const std::vector<at::Tensor>& arguments) const;
+  void check_settings() const;
 
   std::vector<std::string> names_;
   c10::DeviceIndex device_ = -1;
 
   // While calls are recorded.
   size_t calls_ = 0;
+  uint64_t settings_ = 0;  // in which the last call began
   std::unique_ptr<Recording> current_;
   std::unique_ptr<Recording> latest_;
   std::vector<c10::Storage> held_;  // per result of the last call, until `take_results`

@@ -403,6 +403,32 @@ def test_guards_of_settings() -> None:
     step(x, y)
 
 
+@pytest.mark.parametrize(
+    ("switch", "match"),
+    [
+        (torch.set_flush_denormal, "flushing of denormals: off -> on"),
+        (torch.use_deterministic_algorithms, "deterministic algorithms: off -> on"),
+        (lambda on: torch.set_num_threads(2 if on else 1), "number of threads: 1 -> 2"),
+        (lambda on: torch._C._set_mkldnn_enabled(not on), "oneDNN: on -> off"),
+    ],
+)
+@pytest.mark.usefixtures("one_thread")
+def test_guards_of_settings_of_pytorch(switch: Callable[[bool], object], match: str) -> None:
+    """The function would compute under those in force, and a replay computes as at capture."""
+    x = torch.full((8,), 1.5e-38, device=ACC)
+    step = torchacc.capture(lambda x: x * 0.5)
+    for _ in range(3):
+        expected = step(x).tolist()
+    switch(True)
+    try:
+        with pytest.raises(RuntimeError, match=match):
+            step(x)
+    finally:
+        switch(False)
+    with torch.no_grad():  # which no result shows
+        assert step(x).tolist() == expected
+
+
 def test_guards_of_what_is_trained() -> None:
     """Freezing a parameter, adding one to the optimizer: a replay would go on as before."""
     x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
