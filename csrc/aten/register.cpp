@@ -97,7 +97,8 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack) {
   runtime::keep_backward_in_this_thread();
   const base::env::Mode mode = base::env::mode();
-  if (mode == base::env::Mode::Eager ||
+  // Python still runs once the session has ended: functions at exit, finalizers, threads.
+  if (mode == base::env::Mode::Eager || session::has_ended() ||
       (eager_threads.load(std::memory_order_relaxed) != 0 && eager_here)) {
     record::check_devices(op, *stack);
     return run_now(handle, stack);

@@ -398,6 +398,8 @@ void Session::replay(Recorder& recorder, const Cached& plan, const Replay& repla
 
 static std::atomic<bool> stopped{false};
 
+bool has_ended() { return stopped.load(std::memory_order_relaxed); }
+
 bool submit_watched(c10::DeviceIndex device, const Look& look) {
   runtime::GilRelease release;
   return Session::get().submit_watched(record::recorder(device), look);
@@ -405,8 +407,7 @@ bool submit_watched(c10::DeviceIndex device, const Look& look) {
 
 void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,
             const Replay& replay) {
-  ACC_CHECK(!stopped.load(std::memory_order_relaxed),
-            "[torchacc.capture] a step was replayed while the process ends.");
+  ACC_CHECK(!has_ended(), "[torchacc.capture] a step was replayed while the process ends.");
   if (runtime::in_bad_fork()) runtime::note_use();
   runtime::GilRelease release;
   // What another thread records is submitted, too.
@@ -424,7 +425,7 @@ bool is_stopped(c10::DeviceIndex device) { return record::recorder(device).suspe
 bool runs(c10::DeviceIndex device) { return record::recorder(device).running(); }
 
 void flush(c10::DeviceIndex device, FlushReason reason, const MayBegin& may_begin) {
-  if (stopped.load(std::memory_order_relaxed)) return;
+  if (has_ended()) return;
   if (runtime::in_bad_fork()) runtime::note_use();
   if (strict().on) {
     for (const c10::DeviceIndex index : with_pending(device)) refuse_cut(index, reason);
@@ -481,17 +482,24 @@ void start() {
 
 void stop() {
   // A forked child has its parent's pending work and none of its threads.
-  if (stopped.load() || runtime::in_bad_fork()) return;
-  try {
-    flush(-1, FlushReason::kExit);
-  } catch (const std::exception&) {
-    // Nobody is left to read what the failed step was to make.
+  if (has_ended() || runtime::in_bad_fork()) return;
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto device = static_cast<c10::DeviceIndex>(i);
+    try {
+      try {
+        flush(device, FlushReason::kExit);
+      } catch (const c10::OutOfMemoryError&) {
+        settle(device);  // nothing goes on with it later
+      }
+    } catch (const std::exception&) {
+      // Whoever still reads what the failed step was to make is told.
+    }
   }
   stopped.store(true);
 }
 
 bool settle(c10::DeviceIndex device) {
-  if (stopped.load(std::memory_order_relaxed)) return false;
+  if (has_ended()) return false;
   runtime::GilRelease release;
   Session::get().settle(record::recorder(device));
   return true;

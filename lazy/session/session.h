@@ -129,8 +129,9 @@ std::string kernels_problem();
 // Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.
 void release_memory(c10::DeviceIndex device);
 
-// Runs once when the interpreter ends: work in flight is finished or dropped, later calls do
-// nothing.
+// Runs once when the interpreter ends: work in flight is finished or given up. From then on
+// operators are to run at once, and flushes do nothing.
 void stop();
+bool has_ended();
 
 }  // namespace acc::session

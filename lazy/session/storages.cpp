@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/exec/runner.h"
@@ -123,6 +124,10 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
       }
     }
     const auto lock = recorder.lock();
+    // Another thread may record while `stop` submits for the last time.
+    ACC_CHECK(!has_ended() || !recorder.knows(storage),
+              "[acc] what was recorded on this tensor is not done: the process ends. Join the "
+              "thread that computes it before the program ends.");
     materialise(storage);
     memory = storage.memory();
   }

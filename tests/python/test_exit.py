@@ -1,4 +1,4 @@
-"""The end of the process: what is pending, and who records."""
+"""The end of the process: what is pending, what fails, and what runs after acc's own end."""
 
 from __future__ import annotations
 
@@ -43,6 +43,73 @@ def test_exit_with_work_in_flight(device, how, status):
         assert "Fatal" not in done.stderr and "terminate" not in done.stderr, done.stderr[-2000:]
     if "atexit" in how:
         assert done.stdout.strip() == "True"
+
+
+def at_exit(function: str, code: str, **env: str) -> str:
+    """What is printed by a `function` that runs when acc's own at exit has run."""
+    code = f"import atexit\n@atexit.register\ndef last():\n    {function}\n" + code
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=helpers.ROOT,
+        env=helpers.child_env(**env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_operators_at_the_very_end(acc_only):
+    code = """
+import torch, torchacc_device
+total = torch.full((2,), 8.0, device="acc")
+class Late:
+    def __del__(self):
+        print((total / 8).tolist())
+late = Late()
+"""
+    told = at_exit("print((total / 4).tolist(), total.add_(1).tolist())", code)
+    assert told.splitlines() == ["[2.0, 2.0] [9.0, 9.0]", "[1.125, 1.125]"]
+
+
+@pytest.mark.usefixtures("recording")
+def test_what_fails_on_one_device_at_the_end_is_done_on_the_next(acc_only):
+    code = """
+import torch, torchacc_device
+table, other = torch.ones(3, device="acc:0"), torch.ones(3, device="acc:1")
+other.cpu(), table.cpu()
+picked = table.index_select(0, torch.tensor([9], device="acc:0"))
+other.mul_(3)
+def told():
+    try:
+        return picked.tolist()
+    except RuntimeError as error:
+        return "no valid contents" in str(error)
+"""
+    told = at_exit("print(other.tolist(), told())", code, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host")
+    assert told.strip() == "[3.0, 3.0, 3.0] True"
+
+
+@pytest.mark.usefixtures("recording")
+def test_work_that_waits_for_memory_at_the_end(acc_only):
+    code = """
+import torch
+from torchacc_device import _C
+source, small = torch.ones(300, device="acc"), torch.ones(3, device="acc")
+_C.flush()
+total = small + 1
+outer = torch.outer(source, source)
+_C.fail_allocations(0, 1 << 40, 100_000)
+def told():
+    try:
+        return outer.tolist()
+    except RuntimeError as error:
+        return "no valid contents" in str(error)
+"""
+    told = at_exit("print(total.tolist(), told())", code, ACC_EXECUTOR="host")
+    assert told.strip() == "[2.0, 2.0, 2.0] True"
 
 
 def test_exit_while_a_daemon_thread_records(device):
