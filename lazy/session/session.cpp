@@ -153,7 +153,7 @@ void Session::suspend(Recorder& recorder, Work work, exec::Outcome outcome) {
 
 // Ends a run. A failure poisons what was not, or suspends the work when it
 // may go on later, and is thrown.
-void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
+void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome, bool tells) {
   const plan::Plan& plan = *work.plan;
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   if (outcome.recaptured) count_captures(device);
@@ -193,6 +193,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome) {
   const bool no_memory = runtime::is_out_of_memory(outcome.error);
   if (no_memory) message += memory_situation(plan, schedule, recorder.device(), outcome.given_back);
   if (outcome.stopped != nullptr) {
+    work.told |= tells;
     suspend(recorder, std::move(work), outcome);
     message +=
         " Free tensors before the next operation (del, torch.acc.empty_cache()): the work then "
@@ -243,7 +244,13 @@ void Session::resume(Recorder& recorder, const MayBegin& may_begin) {
   } catch (...) {
     outcome = exec::give_up(*suspended->run, std::current_exception());
   }
-  finish(recorder, std::move(work), std::move(outcome));
+  // Whoever submits for others what is idle has nobody to tell.
+  finish(recorder, std::move(work), std::move(outcome), may_begin == nullptr);
+}
+
+bool Session::was_told(Recorder& recorder) const {
+  const auto& suspended = devices_[static_cast<size_t>(recorder.device())].suspended;
+  return suspended != nullptr && suspended->work.told;
 }
 
 void Session::give_up(Recorder& recorder) {
@@ -260,9 +267,11 @@ void Session::give_up(Recorder& recorder) {
 void Session::settle(Recorder& recorder) {
   const auto lock = recorder.lock();
   if (!recorder.suspended()) return;
+  const bool told = was_told(recorder);
   try {
     resume(recorder);
   } catch (const c10::OutOfMemoryError&) {
+    if (!told) throw;
     if (recorder.suspended()) give_up(recorder);
   }
 }
@@ -357,7 +366,7 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
     poison_all(work.trace, std::current_exception(), undone_of(work.plan->program));
     throw;
   }
-  finish(recorder, std::move(work), std::move(outcome));
+  finish(recorder, std::move(work), std::move(outcome), may_begin == nullptr);
 }
 
 bool Session::submit_watched(Recorder& recorder, const Look& look) {

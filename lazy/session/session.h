@@ -42,8 +42,8 @@ bool runs(c10::DeviceIndex device);
 
 // Ends the state in which work waits for memory, before something is recorded: goes on with it, and
 // gives it up where there still is none, which poisons what it was to write. Does not throw for
-// that, since the user was told; other failures of that work are thrown. False: the process ends,
-// and nothing goes on.
+// that if the user was told before; else it goes on waiting. Other failures of that work are
+// thrown. False: the process ends, and nothing goes on.
 bool settle(c10::DeviceIndex device);
 
 // The poison of a tensor that is about to be written as a whole, which is taken off; null when

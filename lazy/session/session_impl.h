@@ -38,6 +38,8 @@ class Session {
   void settle(record::Recorder& recorder);
   bool submit_watched(record::Recorder& recorder, const Look& look);
   void replay(record::Recorder& recorder, const Cached& plan, const Replay& replay);
+  // Whether work waits for memory and the user was told.
+  bool was_told(record::Recorder& recorder) const;
   // Whether work that waits for memory is going to write the storage.
   bool waits_to_write(record::Recorder& recorder, const record::LazyStorage& storage);
   std::string last_plan(c10::DeviceIndex device);
@@ -54,6 +56,7 @@ class Session {
     bool first = false;  // the plan was made of this very trace
     record::FlushReason reason = record::FlushReason::kExplicit;
     uint32_t place = 0;  // in the program, where it was submitted
+    bool told = false;   // the user, that it waits for memory
     std::optional<NewPlan> news;
   };
   // A plan that ran to its end.
@@ -87,7 +90,8 @@ class Session {
   Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
   void note_new(Device& device, Work& work, NewPlan made);
   static void count_captures(Device& device);
-  void finish(record::Recorder& recorder, Work work, exec::Outcome outcome);
+  // `tells`: who asked for the run hears of its errors.
+  void finish(record::Recorder& recorder, Work work, exec::Outcome outcome, bool tells = true);
   void suspend(record::Recorder& recorder, Work work, exec::Outcome outcome);
   Submitted submit(record::Recorder& recorder, record::FlushReason reason, uint32_t place = 0,
                    const Look& look = nullptr, const MayBegin& may_begin = nullptr);

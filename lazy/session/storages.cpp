@@ -103,8 +103,10 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   Recorder& recorder = record::recorder(tensor.device().index());
   c10::Storage memory;
   bool reads = true;  // contents, rather than makes room for them
+  bool told = false;  // the user, that memory ran out
   {
     const auto lock = recorder.lock();
+    told = Session::get().was_told(recorder);
     if (!recorder.knows(storage)) {
       reads = storage.has_memory();
       materialise(storage);
@@ -116,9 +118,9 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     try {
       flush(tensor.device().index(), reason);
     } catch (const c10::OutOfMemoryError&) {
-      // What is only read, and complete, can be read all the same.
+      // What is only read, and complete, can be read all the same, by who was told before.
       const auto lock = recorder.lock();
-      if (reason != FlushReason::kRead || !recorder.suspended() || !storage.has_memory() ||
+      if (!told || reason != FlushReason::kRead || !recorder.suspended() || !storage.has_memory() ||
           Session::get().waits_to_write(recorder, storage)) {
         throw;
       }

@@ -92,6 +92,31 @@ heard(slow)
     assert second["waited"] < 4
 
 
+def test_memory_that_runs_out_beside_the_program_is_told_by_the_next_operator():
+    """The thread that submits what is idle has nobody to tell."""
+    code = """
+from torchacc_device import _C
+source = torch.ones(300, device=device)
+torch.acc.synchronize()
+if RANK == 0:
+    outer = torch.outer(source, source)
+    x.add_(outer[0, 0])
+    _C.fail_allocations(0, 1 << 40, 100_000)
+dist.all_reduce(x)
+if RANK == 0:
+    time.sleep(1)
+    try:
+        x + 1
+    except torch.OutOfMemoryError as error:
+        report(told=str(error))
+    _C.fail_allocations(0, 0)
+report(x=(x + 1)[0].item())
+"""
+    first, second = reduced(code, ACC_EXECUTOR="host")
+    assert "goes on at this operator" in first["told"]
+    assert first["x"] == second["x"] == 5.0
+
+
 def test_ctrl_c_ends_a_wait_of_the_thread_beside_the_program():
     """Rank 0 has paused, so that thread waits for rank 1, and the program for that thread."""
     code = """

@@ -323,6 +323,20 @@ def test_memory_that_does_not_come_back(acc_only):
     assert (after + 1).tolist() == [3.0] * 300
 
 
+def test_who_reads_what_is_complete_hears_first_that_memory_ran_out(acc_only):
+    """Else the next operator would give the work up, and nobody was ever told."""
+    source, small = torch.ones(300, device=acc_only), torch.ones(3, device=acc_only)
+    extension().flush()
+    total = small + 1
+    outer = torch.outer(source, source)
+    with failing(0, at_least=100_000):
+        with pytest.raises(torch.OutOfMemoryError, match=r"aten::outer|aten::mul"):
+            total.tolist()
+        assert total.tolist() == [2.0] * 3
+    doubled = small * 2
+    assert outer.sum().item() == 90_000.0 and doubled.tolist() == [2.0] * 3
+
+
 def test_what_was_deleted_to_free_memory_is_not_made(acc_only):
     """The rest of the work goes on although the memory that was missing is still missing."""
     source, counter = torch.ones(300, device=acc_only), torch.zeros(3, device=acc_only)
