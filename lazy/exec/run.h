@@ -102,6 +102,9 @@ class Run {
 
   std::vector<c10::Storage> outputs() const;
   std::vector<c10::Storage> take_outputs();
+  // Somebody else has what the buffer holds, too, and counts it.
+  void share(uint32_t buffer) { held_.give(buffer); }
+  void release(uint32_t buffer);
 
   // What the memory is made of.
   std::vector<std::pair<void*, size_t>> blocks() const;
@@ -117,7 +120,6 @@ class Run {
   void point_arena(void* arena);
   void own(uint32_t buffer, c10::Storage memory);
   void take_over(const plan::Reuse& reuse);
-  void release(uint32_t buffer);
   void adopt(const Result& result, const at::Tensor& tensor);
 
   const plan::Plan& plan_;

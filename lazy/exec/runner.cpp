@@ -211,14 +211,10 @@ class Stopped {
 
   void leave_out_unneeded(std::vector<bool> needed) {
     needed_ = std::move(needed);
-    touched_.assign(plan_.program.buffers.size(), false);
-    for (size_t step = step_; step < schedule_.steps.size(); ++step) {
-      if (!is_needed(step)) continue;
-      for (const graph::Use& use : uses_of(step)) touched_[use.buffer] = true;
-    }
+    release_untouched();
   }
 
-  std::vector<c10::Storage> complete_outputs() const {
+  std::vector<c10::Storage> hand_over_complete(const std::vector<bool>& alive) {
     std::vector<c10::Storage> outputs(plan_.program.buffers.size());
     if (submitted_ != nullptr) outputs = submitted_->outputs();
     if (run_.has_value()) outputs = run_->outputs();
@@ -227,6 +223,10 @@ class Stopped {
         if (use.writes) outputs[use.buffer] = c10::Storage();
       }
     }
+    for (uint32_t i = 0; run_.has_value() && i < alive.size(); ++i) {
+      if (outputs[i] && alive[i]) run_->share(i);
+    }
+    release_untouched();
     return outputs;
   }
 
@@ -234,6 +234,20 @@ class Stopped {
   const plan::Schedule& schedule() const { return schedule_; }
 
  private:
+  // What no needed step that did not run touches is kept by who wants it.
+  void release_untouched() {
+    touched_.assign(plan_.program.buffers.size(), false);
+    for (size_t step = step_; step < schedule_.steps.size(); ++step) {
+      if (!is_needed(step)) continue;
+      for (const graph::Use& use : uses_of(step)) touched_[use.buffer] = true;
+    }
+    // What was made while work was captured is asked for again at the end (CapturedResults).
+    if (!run_.has_value() || capture_ != nullptr) return;
+    for (uint32_t i = 0; i < touched_.size(); ++i) {
+      if (!touched_[i]) run_->release(i);
+    }
+  }
+
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
   // What is captured is submitted. A step of it that finds no memory is made once more, without
@@ -474,8 +488,8 @@ Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bo
   return stopped.go_on(values, may_begin);
 }
 
-std::vector<c10::Storage> complete_outputs(const Stopped& stopped) {
-  return stopped.complete_outputs();
+std::vector<c10::Storage> hand_over_complete(Stopped& stopped, const std::vector<bool>& alive) {
+  return stopped.hand_over_complete(alive);
 }
 
 size_t next_step(const Stopped& stopped) { return stopped.next_step(); }

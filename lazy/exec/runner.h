@@ -82,8 +82,9 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
 Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed,
                const MayBegin& may_begin);
 
-// Per buffer, the memory that is complete: no step that did not run writes it.
-std::vector<c10::Storage> complete_outputs(const Stopped& stopped);
+// Per buffer, the memory of a result that is complete: no step that did not run writes it. Those
+// that are `alive` count as the receiver's, and the run lets go of what no step is going to read.
+std::vector<c10::Storage> hand_over_complete(Stopped& stopped, const std::vector<bool>& alive);
 
 // The first step that did not run, and the steps that it is one of.
 size_t next_step(const Stopped& stopped);

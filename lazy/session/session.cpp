@@ -143,7 +143,8 @@ void Session::count_captures(Device& device) {
 // What is complete is the user's already.
 void Session::suspend(Recorder& recorder, Work work, exec::Outcome outcome) {
   Device& device = devices_[static_cast<size_t>(recorder.device())];
-  std::vector<c10::Storage> complete = exec::complete_outputs(*outcome.stopped);
+  std::vector<c10::Storage> complete =
+      exec::hand_over_complete(*outcome.stopped, alive_buffers(work.trace));
   device.results.remember(work.trace, outcome, complete);
   hand_out(work.trace, complete);
   recorder.suspend(work.trace, outcome.error == nullptr);

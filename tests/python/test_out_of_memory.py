@@ -7,8 +7,10 @@ PyTorch's CPU allocator, which serves the host executor and the kernels it calls
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -335,6 +337,31 @@ def test_who_reads_what_is_complete_hears_first_that_memory_ran_out(acc_only):
         assert total.tolist() == [2.0] * 3
     doubled = small * 2
     assert outer.sum().item() == 90_000.0 and doubled.tolist() == [2.0] * 3
+
+
+def test_complete_results_of_work_that_waits_count_once_and_can_be_freed(acc_only):
+    large, source = torch.ones(1 << 23, device=acc_only), torch.ones(3000, device=acc_only)
+    extension().flush()
+    before = torch.acc.memory_allocated()
+    first, second = large * 2, large + 1
+    outer = torch.outer(source, source) + second[0]
+
+    def resident() -> int:
+        torch.acc.empty_cache()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    with failing(0, at_least=35_900_000):
+        with pytest.raises(torch.OutOfMemoryError):
+            extension().flush()
+        assert torch.acc.memory_allocated() - before == 2 * large.nbytes
+        held = resident()
+        del first  # nothing that is left to do reads it
+        assert torch.acc.memory_allocated() - before == large.nbytes
+        assert held - resident() > large.nbytes // 2
+        assert second[-1].item() == 2.0
+        del outer, second
+        assert (source + 1).sum().item() == 6000.0
+    assert torch.acc.memory_allocated() == before
 
 
 def test_what_was_deleted_to_free_memory_is_not_made(acc_only):
