@@ -9,6 +9,7 @@ starts. A program that ends the process fails alone: the others run on in a new 
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -23,11 +24,6 @@ from tests import helpers
 from tests.programs.batch import Finished, Frozen
 
 NAMES = sorted(p.stem for p in (Path(__file__).parent / "scripts").glob("[a-z]*.py"))
-
-# Programs whose bits may differ from the CPU's, with the operator that causes it. Their results
-# are compared as those of generated kernels are.
-CLOSE: dict[str, str] = {}
-
 
 # The ways in which plans that come again are run, and how often a program runs there: kernels are
 # made for what comes twice, and the first round may differ from the others in what it finds (lazily
@@ -124,10 +120,10 @@ def on_cpu(tmp_path_factory) -> dict[str, Finished]:
 @pytest.fixture(scope="module")
 def on_device(tmp_path_factory) -> dict[str, dict[str, Finished]]:
     """The results without generated kernels by mode; each mode is run when first asked for."""
-    folder = tmp_path_factory.mktemp("programs")
 
     class Modes(dict[str, dict[str, Finished]]):
         def __missing__(self, mode: str) -> dict[str, Finished]:
+            folder = _begin(tmp_path_factory, f"{mode}-unfused")
             self[mode] = _batch(
                 helpers.DEVICE, NAMES, folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
             )
@@ -142,7 +138,7 @@ def repeated(tmp_path_factory) -> dict[str, dict[str, Finished]]:
 
     class Ways(dict[str, dict[str, Finished]]):
         def __missing__(self, way: str) -> dict[str, Finished]:
-            folder = tmp_path_factory.mktemp(way)
+            folder = _begin(tmp_path_factory, way)
             env = {"ACC_SKIP_PASSES": None, **REPEATED[way]}
             self[way] = _batch(helpers.DEVICE, NAMES, folder, ROUNDS[way], **env)
             return self[way]
@@ -188,10 +184,22 @@ def _compare(mine: Finished, theirs: Finished, close: bool = False, apart: float
         a, b = helpers.leaves(result), helpers.leaves(theirs.result)
         assert len(a) == len(b), f"{len(a)} results instead of {len(b)} in round {number}"
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            text = _difference(x, y, close or mine.name in CLOSE, apart)
+            text = _difference(x, y, close, apart)
             if text:
                 lines.append(f"  round {number}, result {i}: {text}")
     assert not lines, "differs from the CPU:\n" + "\n".join(lines)
+
+
+def _begin(factory: pytest.TempPathFactory, batch: str) -> Path:
+    """A folder for a batch, whose beginning a file tells all processes that share the tests.
+
+    Fails where it has begun before: without `_apart` each process would run each batch, and every
+    test would still pass, in twice the time.
+    """
+    folder = factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    (shared / f"batch {batch} began").touch(exist_ok=False)
+    return factory.mktemp(batch)
 
 
 def _apart(names: Iterable[str]) -> list[Any]:
@@ -225,20 +233,3 @@ def test_programs_were_captured(repeated, acc_only, way):
 
 def test_there_are_enough_programs():
     assert len(NAMES) >= 60
-
-
-def test_exceptions_are_programs_and_needed(on_cpu, on_device, device):
-    assert set(CLOSE) <= set(NAMES)
-    if not helpers.ON_ACC:
-        return
-    for name in CLOSE:
-        pairs = [
-            pair
-            for mode in helpers.MODES
-            for pair in zip(
-                helpers.leaves(on_device[mode][name].result),
-                helpers.leaves(on_cpu[name].result),
-                strict=True,
-            )
-        ]
-        assert any(_difference(x, y, close=False) for x, y in pairs), f"{name} is bit-equal"
