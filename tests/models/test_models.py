@@ -16,10 +16,6 @@ from tests.models import zoo
 
 STEPS = 20
 
-# Cases whose bits differ, with the operator that causes it: (model, optimizer) -> reason. Their
-# losses are compared to 1e-4 relative.
-DIFFERENT: dict[tuple[str, str], str] = {}
-
 # Besides float32. Of the two half types make test has the one.
 DTYPES = (torch.bfloat16, torch.float64, *([torch.float16] if helpers.FULL else []))
 
@@ -90,12 +86,8 @@ def test_bit_equal_to_the_cpu(one_thread, unfused, references, device, model, op
     mine = train(zoo.make(model), optimizer, device)
     assert all(loss.isfinite() for loss in theirs.losses)
     lines = differences(mine, theirs)
-    if (model, optimizer) in DIFFERENT:
-        assert lines, f"{model} with {optimizer} is bit-equal: take it out of DIFFERENT"
-        torch.testing.assert_close(mine.losses, theirs.losses, rtol=1e-4, atol=1e-6)
-    else:
-        shown = "\n".join(lines[:20])
-        assert not lines, f"{len(lines)} differences from the CPU:\n{shown}"
+    shown = "\n".join(lines[:20])
+    assert not lines, f"{len(lines)} differences from the CPU:\n{shown}"
 
 
 @pytest.mark.parametrize("model", zoo.MODELS)
@@ -111,7 +103,7 @@ def test_bit_equal_with_two_threads(unfused, device, model):
         lines = differences(train(case, "adamw", device, steps=3), theirs)
     finally:
         torch.set_num_threads(before)
-    assert not lines or (model, "adamw") in DIFFERENT, "\n".join(lines[:20])
+    assert not lines, "\n".join(lines[:20])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
