@@ -117,7 +117,7 @@ def test_every_instruction_does_something(name):
     pytest.fail("it does nothing")
 
 
-def test_a_wrong_operator_is_found_and_shrunk(acc_only, monkeypatch):
+def test_a_wrong_operator_is_found_and_shrunk(acc_only, unfused, monkeypatch):
     """A sum that is wrong on the device in rows of 9 only."""
 
     def wrong(a: torch.Tensor, b: torch.Tensor, k: int) -> torch.Tensor:
