@@ -1,4 +1,8 @@
-"""Training goes on, unfused, where kernels cannot be compiled or kept; it says so once."""
+"""Training goes on, unfused, where kernels cannot be compiled or kept; it says so once.
+
+With ACC_TEST_FULL=1 also in cases much like others, and of failures that
+tests/cpp/test_compile.cpp has, too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +23,10 @@ import torch
 from tests import helpers
 
 pytestmark = pytest.mark.usefixtures("acc_only")
+full_only = pytest.mark.skipif(
+    not helpers.FULL,
+    reason="with ACC_TEST_FULL=1: one like it, or tests/cpp/test_compile.cpp, runs",
+)
 
 TRAINING = """
 import json
@@ -45,18 +55,25 @@ def broken_compiler(path: Path, text: str) -> str:
     return str(path)
 
 
-def train(cache: Path | str, **env: str) -> tuple[list[float], int, list[str]]:
-    """Losses, launches of kernels and warnings of a process that finds no kernel on the disk.
+def train(
+    cache: Path | str, *, fresh: bool = False, **env: str
+) -> tuple[list[float], int, list[str]]:
+    """Losses, launches of kernels and warnings of a process with kernels of the directory `cache`.
 
-    It shares nothing with the others: keys of kernels must not depend on hashes or addresses.
+    `fresh`: it shares nothing with others; keys of kernels must not depend on hashes or addresses.
     """
     done = helpers.run_python(
-        TRAINING, fresh=True, ACC_CACHE_DIR=str(cache), ACC_MODE="full", **env
+        TRAINING, fresh=fresh, ACC_CACHE_DIR=str(cache), ACC_MODE="full", **env
     )
     losses, launches = json.loads(done.stdout.splitlines()[-1])
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == len(losses)
     return losses, launches, [line for line in done.stderr.splitlines() if "Warning" in line]
+
+
+def _some(cases: Iterable[Any], *always: Any) -> list[Any]:
+    """Cases of which only those of `always` run without ACC_TEST_FULL=1."""
+    return [pytest.param(case, marks=() if case in always else full_only) for case in cases]
 
 
 def private(folder: Path) -> Path:
@@ -77,6 +94,7 @@ COMPILERS = {
 }
 
 
+@full_only
 def test_a_processor_that_the_compiler_does_not_know(tmp_path):
     """Kernels are made for what every processor of this kind has."""
     unknown = 'case "$*" in *=native*) echo "unknown value native" >&2; exit 1 ;; esac'
@@ -88,7 +106,7 @@ def test_a_processor_that_the_compiler_does_not_know(tmp_path):
     assert losses == pytest.approx(known, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", COMPILERS)
+@pytest.mark.parametrize("name", _some(COMPILERS, "missing", "fails"))
 def test_a_compiler_that(name, tmp_path):
     text, told = COMPILERS[name]
     compiler = "/nonexistent" if text is None else broken_compiler(tmp_path / "compiler", text)
@@ -100,6 +118,7 @@ def test_a_compiler_that(name, tmp_path):
     assert not list(cache.rglob("*.so")), "the cache holds what did not compile"
 
 
+@full_only
 def test_a_compiler_that_is_replaced_while_it_works(tmp_path):
     """Its kernels run. None is kept: which of the two made them, nobody knows."""
     cache = tmp_path / "cache"
@@ -113,7 +132,7 @@ def test_a_compiler_that_is_replaced_while_it_works(tmp_path):
     assert losses == train(cache)[0]
 
 
-@pytest.mark.parametrize("where", ["cannot be made", "a file", "of others"])
+@pytest.mark.parametrize("where", _some(["cannot be made", "a file", "of others"], "of others"))
 def test_a_cache_that_cannot_be_used(where, tmp_path):
     """Kernels are compiled all the same, and not kept."""
     cache: Path | str = tmp_path / "cache"
@@ -147,7 +166,7 @@ print(loaded_all, made() > 0)
 def test_a_cache_full_of_kernels_that_may_only_be_read(tmp_path):
     """They are loaded. What is missing is compiled and not kept, which is said once."""
     cache = private(tmp_path)
-    losses, launches, _ = train(cache)
+    losses, launches, _ = train(cache, fresh=True)
     files = sorted(os.listdir(cache))
     cache.chmod(0o500)
     # The kernel behind the loop may not have been kept by a process that ended right then.
@@ -185,13 +204,14 @@ def test_a_full_disk(tmp_path):
 def test_two_processes_that_need_the_same_kernels_at_once(tmp_path):
     cache = private(tmp_path)
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(train, cache) for _ in range(2)]
+        runs = [pool.submit(train, cache, fresh=True) for _ in range(2)]
     found = [run.result() for run in runs]
     assert found[0] == found[1]
     assert found[0][1] > 0 and not found[0][2]
-    assert train(cache) == found[0]
+    assert train(cache, fresh=True) == found[0]
 
 
+@full_only
 def test_losses_are_those_of_training_with_kernels(tmp_path):
     fused, launches, warnings = train(private(tmp_path))
     assert launches > 0 and not warnings
@@ -199,7 +219,7 @@ def test_losses_are_those_of_training_with_kernels(tmp_path):
     torch.testing.assert_close(torch.tensor(fused), torch.tensor(unfused), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("deterministic", ["0", "1"])
+@pytest.mark.parametrize("deterministic", _some(["0", "1"], "1"))
 def test_an_interrupt_while_a_compiler_works(tmp_path, deterministic):
     """Ctrl-C ends the program; neither a compiler nor half a file stays."""
     started = tmp_path / "started"
@@ -234,7 +254,7 @@ def test_an_interrupt_while_a_compiler_works(tmp_path, deterministic):
     assert not list(cache.rglob("*.so"))
 
 
-@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("terminal", _some([True, False], True))
 def test_a_terminal_shows_how_far_a_slow_compiler_is(tmp_path, terminal):
     """Where a run waits however long; the line goes at the end. Elsewhere nothing is printed."""
     slow = broken_compiler(tmp_path / "compiler", 'sleep 4; exec g++ "$@"')

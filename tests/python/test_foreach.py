@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import DEVICE
+from tests.helpers import DEVICE, FULL
 
 pytestmark = pytest.mark.usefixtures("acc_only")
 
@@ -50,7 +50,10 @@ def make(dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
     return [(torch.rand(shape) * 5 + 1).to(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.int64] + ([torch.float64] if FULL else []),
+)
 @pytest.mark.parametrize("name, arguments", CALLS, ids=lambda v: str(v))
 def test_lists_give_what_eager_gives(
     name: str, arguments: tuple[Any, ...], dtype: torch.dtype

@@ -64,6 +64,9 @@ print(json.dumps([launches, put_aside]))
 )
 
 
+GXX = '#!/bin/sh\nexec g++ "$@"\n'
+
+
 def _run(folder: Path, compiler: str, body: str, **env: str) -> tuple[Any, str]:
     """What a program prints last, and its warnings; its kernels come from a compiler of ours."""
     folder.chmod(0o700)
@@ -99,7 +102,7 @@ print(json.dumps([launches, put_aside, seconds]))
 def test_kernels_that_are_fast_stay(tmp_path):
     """The plan keeps the times that told so, for torchacc.graph."""
     body = RUNS.replace("1000,", "1_000_000,") + TIMES
-    (launches, put_aside, seconds), errors = _run(tmp_path, '#!/bin/sh\nexec g++ "$@"\n', body)
+    (launches, put_aside, seconds), errors = _run(tmp_path, GXX, body)
     assert len(seconds) == 1 and 0 < seconds[0] < 1
     assert launches[:6] == [1, 0] * 3 and launches[-10:] == [1] * 10
     assert put_aside == [] and "slower" not in errors
@@ -167,12 +170,18 @@ print(json.dumps([counts, p.tolist()]))
 """
 
 
+@pytest.fixture(scope="module")
+def of_other_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a rank does that reads nothing."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return _run(folder, GXX, UPDATES, WORLD_SIZE="2", READS="")[0]
+
+
 @pytest.mark.parametrize("reads", ["loss", "norm"])
-def test_a_rank_that_reads_alone_makes_the_same_updates(tmp_path, reads):
+def test_a_rank_that_reads_alone_makes_the_same_updates(of_other_ranks, tmp_path, reads):
     """Its step is cut in two there, and the second part is a plan that no other rank has."""
-    compiler = '#!/bin/sh\nexec g++ "$@"\n'
-    ((launches, flushes), others), _ = _run(tmp_path, compiler, UPDATES, WORLD_SIZE="2", READS="")
-    ((reading, more), own), _ = _run(tmp_path, compiler, UPDATES, WORLD_SIZE="2", READS=reads)
+    (launches, flushes), others = of_other_ranks
+    ((reading, more), own), _ = _run(tmp_path, GXX, UPDATES, WORLD_SIZE="2", READS=reads)
     assert launches == reading and launches > 24
     assert more == flushes + 2
     assert own == others
