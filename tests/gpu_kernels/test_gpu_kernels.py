@@ -2,7 +2,7 @@
 
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
-architectures are the better part of an hour, for `make test-full`: else every third is compiled for
+architectures are the better part of an hour, for `make test-full`: else every sixth is compiled for
 one, which the hash in its name decides. Those of some training steps are tests of their own
 (tests/python/test_cuda_kernels.py).
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("acc_only")
 DIRECTORY = os.environ.get("ACC_KERNEL_TEXTS", "")
 PATHS = sorted(Path(DIRECTORY).glob("acc_*.cu")) if DIRECTORY else []
 TOGETHER = 48  # kernels of a program
-EVERY = 3
+EVERY = 6
 
 
 def programs() -> list[Any]:

@@ -119,13 +119,14 @@ def many_columns() -> Callable[[], object]:
 STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "transformer": transformer,
     "convolutional, bfloat16": lambda: convolutional(torch.bfloat16),
-    "convolutional, float16": lambda: convolutional(torch.float16),
     "assorted types": assorted,
     "large maps": large_maps,
     "random numbers": drawing,
     "many results": many_results,
     "many columns": many_columns,
 }
+if helpers.FULL:
+    STEPS["convolutional, float16"] = lambda: convolutional(torch.float16)
 
 
 # Kernels of a step that need memory for want of registers: of the 22 of a transformer's step, 2 do

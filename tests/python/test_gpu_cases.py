@@ -8,6 +8,7 @@ import torch
 from benchmarks import gpu_probe, load, measure, models, programs, run, worker
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import Settings
+from tests import helpers
 from tests.fake_workers import Fakes
 
 
@@ -45,8 +46,8 @@ def test_losses_are_read_now_and_then_on_a_gpu():
     assert read == [4, 6]
 
 
-# Of each kind of program one.
-@pytest.mark.parametrize("name", ["seed_amp", "gpt2"])
+# Of each kind of program one, with ACC_TEST_FULL=1.
+@pytest.mark.parametrize("name", ["seed_amp", *(["gpt2"] if helpers.FULL else [])])
 def test_a_case_for_gpus_runs_small_on_a_host(acc_only, name):
     cores = (load.choose_cores(1)[0],)
     settings = Settings("host", ("eager", "acc"), cores, alternations=1, window_s=0.02)
