@@ -26,7 +26,7 @@ import signal
 import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # The name comes first: PyTorch's test helpers look at it when imported. The device itself is
@@ -41,6 +41,8 @@ if helpers.ON_ACC:
 from tests.opinfo import check, close
 
 Failure = tuple[int, str, str]  # index of the sample, category, text
+ALIKE = (check.FORWARD, check.INPLACE, check.VIEW, check.INPLACE_VIEW, check.OUT)
+_drawn_last: dict[tuple[str, torch.dtype], list[Any]] = {}  # of one operator
 AMONG = 40  # the first samples, that a few are chosen of
 PREPARED = 4  # samples of a request whose kernels are made before; they share most
 ENDED = 77  # the exit status of a child that has nothing left to do
@@ -153,6 +155,23 @@ def checker_of(op: Any, variant: str, dtype: torch.dtype) -> check.Checker:
     return kind(op, variant, dtype)
 
 
+def drawn(op: Any, variant: str, dtype: torch.dtype) -> Iterable[Any]:
+    """The database's samples. Those of the variants in `ALIKE` are the same, and made once for all.
+
+    Nothing changes a sample: what is called gets copies of its tensors.
+    """
+    if variant not in ALIKE:
+        seed()
+        return check.samples(op, variant, dtype)
+    key = check.full_name(op), dtype
+    if key not in _drawn_last:
+        seed()
+        made = list(check.samples(op, variant, dtype))
+        _drawn_last.clear()
+        _drawn_last[key] = made
+    return _drawn_last[key]
+
+
 def samples_of(op: Any, request: dict[str, Any]) -> list[tuple[int, Any]]:
     """The samples of a request, with their indices.
 
@@ -160,8 +179,7 @@ def samples_of(op: Any, request: dict[str, Any]) -> list[tuple[int, Any]]:
     least a number.
     """
     variant, dtype, few = request["variant"], getattr(torch, request["dtype"]), request.get("few")
-    seed()
-    made = check.samples(op, variant, dtype)
+    made = drawn(op, variant, dtype)
     if few is None:
         return list(enumerate(made))
     found = list(enumerate(itertools.islice(made, AMONG)))
