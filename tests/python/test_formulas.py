@@ -2,6 +2,7 @@
 
 Exactly where the arithmetic is exact or rounded once by both; functions within 4 ULP of eager's or
 of the correctly rounded value. With infinities, NaN, signed zeros and denormals among the elements.
+Arithmetic in every type, the rest in those of `DTYPES`; with ACC_TEST_FULL=1 in all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from tests.python import test_reductions
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-DTYPES = [*FLOATS, torch.int64, torch.int32, torch.bool]
+NUMBERS = [*FLOATS, torch.int64, torch.int32]
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
+if helpers.FULL:
+    DTYPES += [torch.float64, torch.float16, torch.int32]
 
 # Arguments of one call; "a", "b", "c" are tensors, "s" a tensor of no dimension, "m" a mask.
 Call = tuple[Any, ...]
@@ -130,6 +134,8 @@ CALLS: dict[str, list[Call]] = {
     "aten::mse_loss_backward": [("s", "a", "b", 0), ("s", "a", "b", 1), ("a", "b", "c", 2)],
     "aten::native_dropout_backward": [("a", "m", 1.25)],
 }
+
+ARITHMETIC = ("aten::add.Tensor", "aten::mul.Tensor", "aten::clone", "aten::maximum")
 
 # In which eager's value and the kernel's are the same bits, for float32 and float64: each rounds
 # once, or in the same order.
@@ -306,12 +312,13 @@ def compiled_together() -> None:
         moved = {k: v.to(helpers.DEVICE) for k, v in make_inputs(dtype).items()}
         return chain(name, call, moved, in_place)
 
-    for dtype in DTYPES:
+    for dtype in [*NUMBERS, torch.bool]:
+        names = CALLS if dtype in DTYPES else ARITHMETIC
         helpers.compile_together(
             [
                 functools.partial(run, name, call, dtype, in_place)
-                for name, calls in CALLS.items()
-                for call in calls
+                for name in names
+                for call in CALLS[name]
                 for in_place in (False, True)
                 if not in_place or (in_place_form(name) and call[0] in ("a", "m"))
                 if in_eager(name, call, make_inputs(dtype), in_place) is not None
@@ -380,9 +387,9 @@ def call_of(call: Call) -> str:
 
 
 @pytest.mark.usefixtures("recording")
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_arithmetic_is_fused_in_every_type(dtype):
-    for name in ("aten::add.Tensor", "aten::mul.Tensor", "aten::clone", "aten::maximum"):
+    for name in ARITHMETIC:
         assert check(name, ("a", "b")[: 1 if name == "aten::clone" else 2], dtype, False), name
 
 
