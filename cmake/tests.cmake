@@ -17,6 +17,11 @@ if(NOT GTest_FOUND)
   add_library(GTest::gtest_main ALIAS acc_gtest)
 endif()
 
+# Without ACC_TESTS_TWICE each program runs once, under the address sanitizer. But without one run
+# those that only compute, in long loops, and those whose code or sizes are others there, too.
+set(acc_only_plain hash|host_math)
+set(acc_plain ${acc_only_plain}|compile|cuda_kernels|cuda_products|kernels|memory_plan|recompute)
+
 # The thread sanitizer of g++ 13 and older gives up where the kernel spreads addresses widely
 set(acc_launcher ${CMAKE_CROSSCOMPILING_EMULATOR})  # a program that runs those of another processor
 if(ACC_SAN STREQUAL "thread")
@@ -33,6 +38,12 @@ foreach(source ${acc_test_sources})
   if(ACC_SAN STREQUAL "thread")
     file(STRINGS "${source}" acc_threads REGEX "std::thread|kernels/jit/" LIMIT_COUNT 1)
     if(NOT acc_threads OR name STREQUAL "test_host_math")  # its threads share nothing
+      continue()
+    endif()
+  endif()
+  if(NOT ACC_TESTS_TWICE)
+    if((ACC_SAN STREQUAL "address" AND name MATCHES "^test_(${acc_only_plain})$")
+        OR (NOT ACC_SAN AND NOT name MATCHES "^test_(${acc_plain})$"))
       continue()
     endif()
   endif()
@@ -63,9 +74,25 @@ foreach(source ${acc_test_sources})
       set(acc_owns_pch ${name})
     endif()
   endif()
-  add_test(NAME ${name} COMMAND ${acc_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
-    WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
-  set_tests_properties(${name} PROPERTIES
-    TIMEOUT 600
-    ENVIRONMENT "ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+  # What takes longest begins first, as two tests.
+  set(acc_shards 1)
+  if(name STREQUAL "test_cuda_kernels" AND NOT ACC_SAN)
+    set(acc_shards 2)
+  endif()
+  foreach(shard RANGE 1 ${acc_shards})
+    set(acc_test ${name})
+    set(acc_environment "ASAN_OPTIONS=detect_stack_use_after_return=1;TSAN_OPTIONS=halt_on_error=1")
+    set(acc_cost)
+    if(acc_shards GREATER 1)
+      set(acc_test "${name}_${shard}")
+      math(EXPR acc_index "${shard} - 1")
+      list(APPEND acc_environment
+        "GTEST_TOTAL_SHARDS=${acc_shards}" "GTEST_SHARD_INDEX=${acc_index}")
+      set(acc_cost COST 1000)
+    endif()
+    add_test(NAME ${acc_test} COMMAND ${acc_launcher} $<TARGET_FILE:${name}> --gtest_brief=1
+      WORKING_DIRECTORY "${CMAKE_SOURCE_DIR}")
+    set_tests_properties(${acc_test} PROPERTIES
+      TIMEOUT 600 ENVIRONMENT "${acc_environment}" ${acc_cost})
+  endforeach()
 endforeach()

@@ -4,7 +4,7 @@
     python scripts/native.py info        print what would be built against, build nothing
     python scripts/native.py torch       print the version of torch
     python scripts/native.py cuda-wheels print the header packages that this torch wants
-    python scripts/native.py ctest       build and run tests/cpp  [--sanitizer address|thread]
+    python scripts/native.py ctest       build and run tests/cpp [--sanitizer NAME] [--once]
 
 setup.py uses the same functions for wheels. Needs the standard library, torch, CMake and a C++
 compiler; torch is looked at, never imported. Every refusal is a BuildError of one line that says
@@ -452,11 +452,12 @@ def build_module(
     *,
     emulator: bool = False,
     tests: bool = False,
+    once: bool = False,
 ) -> Path:
     """Builds the extension module and _build_info.py into `output`; returns the build folder.
 
     `emulator`: also what tests of the module load, which stays in the build folder. `tests`: also
-    tests/cpp, of the same objects.
+    tests/cpp, of the same objects; `once`: see `run_ctest`.
     """
     environ = dict(os.environ if environ is None else environ)
     check_this_platform()
@@ -475,6 +476,7 @@ def build_module(
         "ACC_OUTPUT_DIR": str(build / "module"),
         "ACC_EMULATOR": "ON" if emulator else "OFF",
         "ACC_TESTS": "ON" if tests else "OFF",
+        "ACC_TESTS_TWICE": "OFF" if once else "ON",
         "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
         "ACC_CUDA": "ON" if cuda else "OFF",
         "ACC_CUDA_INCLUDES": ";".join(map(str, cuda.includes)) if cuda else "",
@@ -533,17 +535,19 @@ def install_module(made: Path, output: Path, info: str) -> None:
     write_if_changed(output / "_build_info.py", info)
 
 
-def run_ctest(sanitizer: str, environ: dict[str, str] | None = None) -> None:
+def run_ctest(sanitizer: str, *, once: bool) -> None:
     """Builds tests/cpp and runs it under CTest: of the module's own objects, or under a sanitizer.
 
-    Under the address sanitizer it is built without torch, in a folder of its own.
+    Under the address sanitizer it is built without torch, in a folder of its own. `once`: leaves
+    out what needs to run but once, of both ways (cmake/tests.cmake).
     """
-    environ = dict(os.environ if environ is None else environ)
+    environ = dict(os.environ)
     if sanitizer == "address":
         build = ROOT / "build" / "tests-address"
         options = {
             "ACC_MODULE": "OFF",
             "ACC_TESTS": "ON",
+            "ACC_TESTS_TWICE": "OFF" if once else "ON",
             "ACC_SAN": sanitizer,
             "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
         }
@@ -552,7 +556,8 @@ def run_ctest(sanitizer: str, environ: dict[str, str] | None = None) -> None:
     elif sanitizer == "thread":
         build = build_thread_sanitized(environ)
     else:
-        build = build_module(ROOT / "torchacc_device", environ, emulator=True, tests=True)
+        output = ROOT / "torchacc_device"
+        build = build_module(output, environ, emulator=True, tests=True, once=once)
     ctest = [str(Path(find_cmake()).with_name("ctest")), "--test-dir", str(build)]
     parallel = ["--parallel", str(jobs(environ))]
     run([*ctest, "--output-on-failure", "--no-tests=error", *parallel], environ)
@@ -567,13 +572,14 @@ def main(argv: list[str]) -> int:
     commands.add_parser("info", help="print what would be built against")
     ctest = commands.add_parser("ctest", help="build and run tests/cpp")
     ctest.add_argument("--sanitizer", choices=("", "address", "thread"), default="")
+    ctest.add_argument("--once", action="store_true", help="without what both ways would run")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "develop":
             build_module(ROOT / "torchacc_device", emulator=True)
             print("built torchacc_device")
         elif arguments.command == "ctest":
-            run_ctest(arguments.sanitizer)
+            run_ctest(arguments.sanitizer, once=arguments.once)
         elif arguments.command == "torch":
             print(find_torch().version)
         elif arguments.command == "cuda-wheels":
