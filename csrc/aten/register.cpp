@@ -128,7 +128,9 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   if (mode == base::env::Mode::NoFuse) session::flush(device, record::FlushReason::kEager);
 }
 
-void register_recorded_ops() {
+namespace {
+
+void register_all_recorded() {
   // Libraries register for as long as they live: for ever.
   static auto* const aten = new torch::Library(torch::Library::IMPL, "aten",
                                                c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
@@ -142,6 +144,11 @@ void register_recorded_ops() {
     register_recorded(from_aten ? *aten : *own, *handle);
   }
 }
+
+}  // namespace
+
+// Which these are depends on the kernels that the device below has.
+void register_recorded_ops() { runtime::when_chosen(&register_all_recorded); }
 
 void register_fallbacks() {
   // For ever, as what is recorded: to take one back writes to the tables of all operators.

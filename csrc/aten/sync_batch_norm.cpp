@@ -108,8 +108,8 @@ Tensor backward_elemt(const Tensor& gradient, const Tensor& input, const Tensor&
 }  // namespace
 
 void register_sync_batch_norm() {
-  runtime::when_chosen([](runtime::Backend& chosen) {
-    if (chosen.alias_type() != c10::kCPU) return;
+  runtime::when_chosen([] {
+    if (!runtime::on_host()) return;
     // Registers for as long as it lives: for ever.
     static auto* const library = new torch::Library(
         torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);

@@ -19,12 +19,13 @@ namespace {
 
 using base::env::Executor;
 
-std::atomic<Backend*> chosen{nullptr};
+std::atomic<Backend*> chosen{nullptr};  // and set up
 
 // While it is held no interpreter lock is taken, so that waiting for it while holding one is
-// harmless.
-std::mutex choice_mutex;
-std::vector<void (*)(Backend&)> waiting_for_choice;
+// harmless. What is set up asks for the choice itself.
+std::recursive_mutex choice_mutex;
+Backend* choice = nullptr;
+std::vector<void (*)()> waiting_for_choice;
 
 Backend& choose() {
   const Executor executor = base::env::executor();
@@ -33,7 +34,10 @@ Backend& choose() {
   const GpuProbe probe = probe_gpu();
   Backend* cuda = cuda_backend();
   const std::optional<std::string> problem = unusable_gpu(probe);
-  if (cuda != nullptr && probe.devices > 0 && !problem) return *cuda;
+  if (cuda != nullptr && probe.devices > 0 && !problem) {
+    note_driver();
+    return *cuda;
+  }
   if (executor == Executor::Cuda) {
     ACC_FAIL("[ACC_EXECUTOR=cuda] there is no usable NVIDIA GPU: ",
              problem.value_or("CUDA sees no device. Either no NVIDIA driver is loaded, or "
@@ -53,17 +57,17 @@ Backend& backend() {
   if (Backend* known = chosen.load(std::memory_order_acquire)) [[likely]]
     return *known;
   const std::lock_guard lock(choice_mutex);
-  if (Backend* known = chosen.load(std::memory_order_acquire)) return *known;
-  Backend& choice = choose();
-  for (const auto then : waiting_for_choice) then(choice);
+  if (choice != nullptr) return *choice;
+  choice = &choose();
+  for (const auto then : waiting_for_choice) then();
   waiting_for_choice.clear();
-  chosen.store(&choice, std::memory_order_release);
-  return choice;
+  chosen.store(choice, std::memory_order_release);
+  return *choice;
 }
 
-void when_chosen(void (*then)(Backend&)) {
+void when_chosen(void (*then)()) {
   const std::lock_guard lock(choice_mutex);
-  if (Backend* known = chosen_backend()) return then(*known);
+  if (choice != nullptr) return then();
   waiting_for_choice.push_back(then);
 }
 

@@ -146,10 +146,10 @@ class Backend {
 // throws for ACC_EXECUTOR=cuda without a usable GPU, and then again at each call.
 Backend& backend();
 
-// Has `then` called with it when it is chosen, before anybody else has it; now, if that was before.
-// For what depends on it and is set up at import, which must not ask for GPUs: to ask is to start
+// Has `then` called when it is chosen, before any other thread has it; now, if that was before. For
+// what depends on it and would be set up at import, which must not ask for GPUs: to ask is to start
 // their driver, and that does not survive a fork.
-void when_chosen(void (*then)(Backend&));
+void when_chosen(void (*then)());
 
 // Whether that is the host's.
 inline bool on_host() { return backend().alias_type() == c10::kCPU; }

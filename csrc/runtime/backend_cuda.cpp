@@ -27,7 +27,6 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/cuda_workspaces.h"
-#include "csrc/runtime/fork.h"
 #include "csrc/runtime/nvidia.h"
 
 // NVIDIA GPUs, through what torch ships: its caching allocator, its streams and events. An acc
@@ -450,7 +449,6 @@ void probe_cuda(GpuProbe& probe) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();  // the error was told here and is not to fail a later call
   if (error == cudaSuccess) {
-    note_driver();
     probe.devices = count;
   } else {
     probe.error = cudaGetErrorString(error);

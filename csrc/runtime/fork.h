@@ -23,7 +23,7 @@ inline bool in_bad_fork() noexcept {
 // Whether the device was used in this process (or, in a bad fork, in its parent).
 inline bool was_used() noexcept { return detail::device_used.load(std::memory_order_relaxed); }
 
-// NVIDIA's driver was asked something, which it does not survive a fork after.
+// NVIDIA's driver was started, for a GPU that is to be used: it does not survive a fork.
 inline void note_driver() noexcept {
   detail::driver_started.store(true, std::memory_order_relaxed);
 }

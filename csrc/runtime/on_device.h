@@ -25,13 +25,20 @@ class OnDevice {
   c10::OptionalStreamGuard guard_;
 };
 
-// Makes the stream that is current in this thread, where it is another, wait for the default one:
-// for those who are given an address and go on by themselves.
+// `second` goes on when `first` has come to this point.
+inline void let_follow(c10::Stream first, c10::Stream second) {
+  if (first == second) return;
+  backend().block(*backend().mark(first, /*timing=*/false, nullptr), second);
+}
+
+// Makes the stream that is current in this thread wait for the default one: for those who are given
+// an address and go on by themselves.
 inline void let_current_stream_follow(c10::DeviceIndex device) {
-  Backend& known = backend();
-  const c10::Stream work = known.default_stream(device);
-  const c10::Stream current = known.current_stream(device);
-  if (current != work) known.block(*known.mark(work, /*timing=*/false, nullptr), current);
+  let_follow(backend().default_stream(device), backend().current_stream(device));
+}
+// And the other way round.
+inline void follow_current_stream(c10::DeviceIndex device) {
+  let_follow(backend().current_stream(device), backend().default_stream(device));
 }
 
 }  // namespace acc::runtime

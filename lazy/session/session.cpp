@@ -493,7 +493,9 @@ void start() {
 void stop() {
   // A forked child has its parent's pending work and none of its threads.
   if (has_ended() || runtime::in_bad_fork()) return;
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+  const runtime::Backend* const known = runtime::chosen_backend();
+  const int devices = known == nullptr ? 0 : known->device_count();  // else nothing was recorded
+  for (int i = 0; i < devices; ++i) {
     const auto device = static_cast<c10::DeviceIndex>(i);
     try {
       try {
