@@ -45,6 +45,7 @@ struct Node {
   uint32_t source = 0;   // where the user's program recorded it; not part of the identity
   uint32_t origin = 0;   // its place in the recording, which passes keep; not part of the identity
   bool again = false;    // computes a value once more (lazy/passes/recompute.h)
+  bool seen = false;     // which others saw in memory, where it was rounded
   uint64_t ambient = 0;  // process-wide settings in force (see csrc/runtime/ambient.h)
 };
 

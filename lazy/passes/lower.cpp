@@ -330,10 +330,10 @@ class Lowering {
     for (const Elementwise::Result& result : node.results) {
       const uint8_t type = nest_.accesses[cluster_.first[i] + result.access].dtype;
       uint32_t value = cast(values[result.term], dtype::computed_in(type));
-      // What is computed again was seen in memory by others.
-      const bool again = graph_.nodes[cluster_.nodes[i]].again && dtype::is_half(type);
       if (node.rounded != 0 && type != dtype::kBool) value = round_to(value, node.rounded);
-      if (again) value = round_to(value, type);
+      if (graph_.nodes[cluster_.nodes[i]].seen && dtype::is_half(type)) {
+        value = round_to(value, type);
+      }
       put(cluster_.first[i] + result.access, value);
     }
   }

@@ -174,11 +174,20 @@ class Recomputation {
           by[made] = copy;
           append(graph_.nodes[again], by, &out);
           out.nodes.back().again = true;
+          out.nodes.back().seen = is_kept(made, {cluster_of_[again], cluster_of_[i]});
         }
       }
       append(graph_.nodes[i], by, &out);
     }
     return out;
+  }
+
+  // Whether a buffer is still stored: for others than its maker and who makes it again.
+  bool is_kept(uint32_t buffer, std::initializer_list<uint32_t> makers) const {
+    return outputs_[buffer] ||
+           std::ranges::any_of(uses_.of(buffer), [&](const StorageUses::Touch& touch) {
+             return std::ranges::find(makers, cluster_of_[touch.node]) == makers.end();
+           });
   }
 
   void append(const Node& node, const std::map<uint32_t, uint32_t>& by, Graph* out) const {

@@ -50,13 +50,16 @@ def test_what_changed_is_what_memory_shows(dtype: torch.dtype) -> None:
         helpers.assert_same(program(helpers.DEVICE), program("cpu"))
 
 
-def test_what_is_computed_again_is_what_was_seen() -> None:
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_what_is_computed_again_is_what_was_seen(shift: float) -> None:
     """A maximum that ATen found in memory is among the elements that are computed once more."""
     x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = x.to(helpers.DEVICE)
     wide = torch.zeros(1024, 1024, device=helpers.DEVICE)
     for _ in range(5):
         y = x * 1.7
+        if shift:  # of which the product before was never in memory
+            y = y + shift
         highest = y.max(1, keepdim=True).values
         peak = x.float() @ wide @ wide
         found = x * (y == highest)
