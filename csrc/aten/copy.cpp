@@ -99,10 +99,16 @@ void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool n
     TORCH_CHECK(self.layout() == c10::kStrided, "acc has no tensors of layout ", self.layout(),
                 ". Make it dense with .to_dense() first.");
     copy_from_host(self, destination, non_blocking);
-  } else {
+  } else if (destination.is_cpu()) {
     const at::Tensor from = session::alias(self, FlushReason::kRead);
     const runtime::OnDevice of_source(self.device().index());
     destination.copy_(from, non_blocking);
+  } else {
+    // To a tensor of the program's own: in the order of its stream.
+    const at::Tensor from = session::alias(self, FlushReason::kRead);
+    runtime::let_current_stream_follow(self.device().index());
+    destination.copy_(from, non_blocking);
+    runtime::follow_current_stream(self.device().index());
   }
 }
 

@@ -98,15 +98,12 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 }
 
 // For what the program submits itself, to a stream of its own. Recorded work needs no word: a
-// storage lives until the steps that use it have run. What has no memory yet nobody can have used.
+// storage lives until the steps that use it have run.
 void record_stream(at::Tensor& self, c10::Stream stream) {
   const c10::DeviceIndex device = self.device().index();
   if (stream == runtime::backend().default_stream(device)) return;
-  LazyStorage& storage = *record::storage_of(self);
-  const auto lock = record::recorder(device).lock();
-  if (storage.has_memory()) {
-    runtime::backend().record_stream(storage.memory().data_ptr(), stream);
-  }
+  const at::Tensor memory = session::alias(self, record::FlushReason::kPointer);
+  runtime::backend().record_stream(memory.storage().data_ptr(), stream);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
