@@ -187,8 +187,8 @@ constexpr std::array kTakeCpu{
     ArgumentOf{"aten::_unsafe_masked_index", "indices"},
 };
 
-// Numbers that kernels convert to the type of the tensor, which c10::Scalar refuses where that
-// cannot hold them.
+// Numbers that kernels convert to the type of the tensor, or of half types to float32, which
+// c10::Scalar refuses where that cannot hold them.
 constexpr std::array kMustFit{
     ArgumentOf{"aten::fill_", "value"},
     ArgumentOf{"aten::masked_fill", "value"},

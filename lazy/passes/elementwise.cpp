@@ -225,12 +225,11 @@ class Analysis {
   bool fits(const graph::Term& term, uint8_t type) const {
     const int64_t* word = made_.items[term.argument];
     const Tag tag = graph::tag_of(*word);
-    // ATen is to refuse what it cannot convert. A tensor that fill_ is given it copies.
+    // ATen is to refuse what it cannot convert. Tensors it reads as numbers here only.
     const bool checked = op().arguments[term.argument].checked;
-    const bool given = tag == Tag::kTensor || tag == Tag::kNumber;
-    if (checked && given && !holds(graph::dtype_of(*word)) && op().name != "aten::fill_.Tensor") {
-      return false;
-    }
+    const bool read = op().name.starts_with("aten::masked_fill") &&
+                      (tag == Tag::kTensor || tag == Tag::kNumber);
+    if (checked && read && !holds(graph::dtype_of(*word))) return false;
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
       if (term.truth) return own == dtype::kBool;
@@ -248,7 +247,7 @@ class Analysis {
     const bool number = tag == Tag::kNumber;
     if (number && in_place_ && widens(word, type)) return false;
     const bool slot = (graph::flags_of(*word) & graph::kValueFlag) != 0;
-    const bool one = tag == Tag::kInt && word[1] == 1;  // a factor that nobody gave
+    const bool one = !slot && tag == Tag::kInt && word[1] == 1;  // a factor that nobody gave
     if (checked && !slot && !number && !one) return false;
     // Truths are compared with a number as integers.
     const bool integer = tag == Tag::kInt || (number && graph::dtype_of(*word) != dtype::kBool);

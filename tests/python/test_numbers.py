@@ -55,15 +55,19 @@ def test_a_number_in_a_tensor_that_the_type_cannot_hold(dtype: torch.dtype, wher
     def filled(device: str, value: Tensor) -> Tensor:
         return ((x.to(device) * 2).fill_(value) + 1).cpu()
 
+    def masked_in_place(device: str, value: Tensor) -> Tensor:
+        return ((x.to(device) * 2).masked_fill_(mask.to(device), value) + 1).cpu()
+
     wide = torch.float32 if dtype.is_floating_point else torch.int64
     for number in (*[-3] * 4, 7):
         value = torch.tensor(number, dtype=wide)
-        for program in (masked, filled):
+        for program in (masked, masked_in_place, filled):
             helpers.assert_same(program(helpers.DEVICE, value.to(where)), program("cpu", value))
     value = torch.tensor(-(1 << 40), dtype=wide)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=OVERFLOWS):
-            masked(helpers.DEVICE, value.to(where))
+    for program in (masked, masked_in_place):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=OVERFLOWS):
+                program(helpers.DEVICE, value.to(where))
     for _ in range(2):  # copied
         helpers.assert_same(filled(helpers.DEVICE, value.to(where)), filled("cpu", value))
 
