@@ -103,7 +103,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
             after that: the step cannot be replayed. It reads on the host, is submitted in parts,
             computes numbers anew at each call (both values are given), uses other tensors at each
             call, or records on several devices or nothing. The message names operator and line.
-            Where it writes an argument on the CPU, by the first call.
+            Where it writes an argument on the CPU, by the first call; a write that autograd does
+            not count (through `.data`, a collective) is not noticed there, and lost.
         RuntimeError: by any call with an argument on the CPU that requires gradients.
         RuntimeError: by a replay that a guard forbids; nothing was run then.
     """
