@@ -7,6 +7,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/fork.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/exec/runner.h"
 #include "lazy/record/numbers.h"
