@@ -5,6 +5,9 @@
 #include <ATen/native/ResizeCommon.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
 #include "lazy/record/recorder.h"
@@ -97,13 +100,19 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
   return dense(self) && dense(from);
 }
 
-// For what the program submits itself, to a stream of its own. Recorded work needs no word: a
-// storage lives until the steps that use it have run.
+// For what the program submits itself, to a stream of its own and with the address it was told.
+// Recorded work needs no word: a storage lives until the steps that use it have run.
 void record_stream(at::Tensor& self, c10::Stream stream) {
   const c10::DeviceIndex device = self.device().index();
   if (stream == runtime::backend().default_stream(device)) return;
-  const at::Tensor memory = session::alias(self, record::FlushReason::kPointer);
-  runtime::backend().record_stream(memory.storage().data_ptr(), stream);
+  LazyStorage& storage = *record::storage_of(self);
+  const auto lock = record::recorder(device).lock();
+  if (storage.pinned && storage.has_memory()) {
+    runtime::backend().record_stream(storage.memory().data_ptr(), stream);
+    return;
+  }
+  std::vector<c10::Stream>& known = storage.streams;
+  if (std::find(known.begin(), known.end(), stream) == known.end()) known.push_back(stream);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

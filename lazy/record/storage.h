@@ -2,9 +2,11 @@
 
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 // The storage of an acc tensor. All lazy state of a tensor hangs here, so views, detached tensors
 // and `is_alias_of` need no special care.
@@ -40,6 +42,8 @@ class LazyStorage final : public c10::StorageImpl {
   bool observed = false;
   // Somebody was told the address: it stays the same.
   bool pinned = false;
+  // What `record_stream` named before somebody was told the address: nobody can have used it there.
+  std::vector<c10::Stream> streams;
 
  private:
   void forget_memory();

@@ -137,6 +137,9 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   if (reason == FlushReason::kPointer) {
     const auto lock = recorder.lock();
     storage.pinned = true;
+    for (const c10::Stream stream : std::exchange(storage.streams, {})) {
+      runtime::backend().record_stream(memory.data_ptr(), stream);
+    }
     runtime::let_current_stream_follow(tensor.device().index());
   }
   return over(std::move(memory), tensor);

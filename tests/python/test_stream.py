@@ -122,6 +122,21 @@ def test_waiting_between_streams_submits_nothing() -> None:
     assert pending() == before
 
 
+@pytest.mark.usefixtures("recording")
+def test_record_stream_submits_nothing() -> None:
+    """FSDP names a stream for what it gathers, in the middle of each step."""
+    kept = record_something()
+    kept.sum().item()
+    result = record_something()
+    before = pending()
+    for stream in (torch.acc.Stream(), torch.acc.current_stream()):
+        for x in (kept, result):
+            x.record_stream(stream)
+    assert pending() == before
+    assert result.data_ptr() != 0 and pending() == 0
+    result.record_stream(torch.acc.Stream())
+
+
 def test_reads_under_another_stream_wait_for_the_work() -> None:
     x = torch.ones(512, 512, device="acc")
     for _ in range(3):
