@@ -227,8 +227,8 @@ class Analysis {
     const Tag tag = graph::tag_of(*word);
     // ATen is to refuse what it cannot convert. Tensors it reads as numbers here only.
     const bool checked = op().arguments[term.argument].checked;
-    const bool read = op().name.starts_with("aten::masked_fill") &&
-                      (tag == Tag::kTensor || tag == Tag::kNumber);
+    const bool read =
+        op().name.starts_with("aten::masked_fill") && (tag == Tag::kTensor || tag == Tag::kNumber);
     if (checked && read && !holds(graph::dtype_of(*word))) return false;
     if (tag == Tag::kTensor) {
       const uint8_t own = graph::dtype_of(*word);
