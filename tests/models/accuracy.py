@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -199,14 +199,20 @@ def excesses(runs: Sequence[Errors]) -> list[str]:
     return lines
 
 
-def doubtful(runs: Sequence[Errors]) -> set[int]:
-    """The steps, from 1, with an error beyond what the root mean square of all steps may be."""
+def doubtful(runs: Sequence[Errors]) -> list[int]:
+    """The steps, from 1, with an error beyond what the root mean square of all steps may be; the
+    step furthest beyond it comes first.
+    """
     limits = {name: allowances(runs, name)[0] for name in runs[0]}
-    return {
-        number
+    worst = {
+        number: max(_relative(mine, limits[name]) for name, (mine, _, _) in run.items())
         for number, run in enumerate(runs, start=1)
-        if any(not mine <= limits[name] for name, (mine, _, _) in run.items())
     }
+    return sorted((n for n in worst if worst[n] > 1), key=lambda n: -worst[n])
+
+
+def _relative(error: float, limit: float) -> float:
+    return error / limit if error <= math.inf else math.inf  # NaN is beyond every limit
 
 
 def batch_of(case: zoo.Case, step: int) -> zoo.Batch:
@@ -252,44 +258,54 @@ def measure(
     return runs
 
 
-def repeated(
-    case: zoo.Case,
-    optimizer: zoo.MakeOptimizer,
-    device: str,
-    numbers: Collection[int],
-    seeds: range,
-) -> dict[int, list[Errors]]:
-    """The errors of some steps, each taken from a start near eager's per seed.
+class Repetitions:
+    """Single steps, each taken again from starts near eager's.
 
     Where float32 and float64 take different sides of a kink (of a ReLU, of a maximum), whole
     gradients differ by ten or a thousand times what rounding does. That happens to a few steps of
     every run and layout, to others in each, and in some networks in every second step.
     """
-    eager = Trainee(case, optimizer, "cpu", torch.float32)
-    start = Trainee(case, optimizer, "cpu", torch.float32)
-    mine = Trainee(case, optimizer, device, torch.float32)
-    exact = Trainee(case, optimizer, "cpu", torch.float64)
-    found: dict[int, list[Errors]] = {number: [] for number in numbers}
-    for number in range(1, max(numbers) + 1):
-        batch = batch_of(case, number - 1)
-        for seed in seeds if number in numbers else ():
-            start.load(eager)
+
+    def __init__(self, case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str) -> None:
+        self.case, self.optimizer = case, optimizer
+        self.start = Trainee(case, optimizer, "cpu", torch.float32)
+        self.mine = Trainee(case, optimizer, device, torch.float32)
+        self.exact = Trainee(case, optimizer, "cpu", torch.float64)
+        self.taken = STEPS + 1  # by `eager`: to be begun
+
+    def _go_to(self, number: int) -> None:
+        """Takes eager to where the step begins."""
+        if self.taken >= number:
+            self.eager, self.taken = Trainee(self.case, self.optimizer, "cpu", torch.float32), 0
+        for earlier in range(self.taken, number - 1):
+            batch = batch_of(self.case, earlier)
+            self.eager.step(batch, self.eager.parameters(), seed=earlier)
+        self.taken = number - 1
+
+    def take(self, number: int, seeds: range) -> list[Errors]:
+        """The errors of a step, from 1, from one start per seed."""
+        self._go_to(number)
+        found = []
+        for seed in seeds:
+            self.start.load(self.eager)
             generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
-                for p in start.model.parameters():
+                for p in self.start.model.parameters():
                     p *= 1 + (torch.rand(p.shape, generator=generator) - 0.5) * 2 * NEARBY
-            mine.load(start)
-            exact.load(start)
-            before = start.parameters()
+            self.mine.load(self.start)
+            self.exact.load(self.start)
+            before = self.start.parameters()
+            batch = batch_of(self.case, number - 1)
             launches = helpers.stats().get("kernel_launches", 0)
-            made = [each.step(batch, before, seed=number - 1) for each in (mine, start, exact)]
+            made = [
+                each.step(batch, before, seed=number - 1)
+                for each in (self.mine, self.start, self.exact)
+            ]
             if helpers.ON_ACC and number >= FIRST_FUSED:
                 now = helpers.stats().get("kernel_launches", 0)
                 assert now > launches, f"step {number} was not fused when it was repeated"
-            found[number].append(errors(*made))
-        if number < max(numbers):
-            eager.step(batch, eager.parameters(), seed=number - 1)
-    return found
+            found.append(errors(*made))
+        return found
 
 
 def of_all(several: Sequence[Errors]) -> Errors:
@@ -322,19 +338,21 @@ def at_worst(several: Sequence[Errors]) -> Errors:
 def failures(
     case: zoo.Case, optimizer: zoo.MakeOptimizer, device: str, runs: Sequence[Errors]
 ) -> tuple[list[int], list[str]]:
-    """The steps that had to be repeated, and what is less accurate than it may be."""
+    """The steps that had to be repeated, and what is less accurate than it may be.
 
-    def replaced(found: dict[int, Errors]) -> list[Errors]:
-        return [found.get(number, run) for number, run in enumerate(runs, start=1)]
-
-    again = set[int]()
-    while excesses(runs) and (new := doubtful(runs) - again):
-        again |= new
-        found = repeated(case, optimizer, device, new, range(MAJORITY))
-        if not excesses(replaced({number: at_worst(found[number]) for number in new})):
-            return sorted(again), []
-        others = repeated(case, optimizer, device, new, range(MAJORITY, STARTS))
-        runs = replaced({number: of_all(found[number] + others[number]) for number in new})
+    The worst one first, and none once what is left is within bounds.
+    """
+    runs, again = list(runs), list[int]()
+    repetitions = None
+    while excesses(runs) and (left := [n for n in doubtful(runs) if n not in again]):
+        repetitions = repetitions or Repetitions(case, optimizer, device)
+        number = left[0]
+        again.append(number)
+        found = repetitions.take(number, range(MAJORITY))
+        runs[number - 1] = at_worst(found)
+        if number in doubtful(runs):
+            found += repetitions.take(number, range(MAJORITY, STARTS))
+            runs[number - 1] = of_all(found)
     return sorted(again), excesses(runs)
 
 
