@@ -26,9 +26,10 @@ def text() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "The build reads `ACC_CUDA` (auto, 0, 1), tests `ACC_SEEDS_DIR`, `ACC_TEST_DEVICE`,",
-        "`ACC_TEST_EMULATOR`, `ACC_TEST_FULL` and `ACC_TEST_RESULTS`. `USE_TORCHACC` (0, 1) and",
-        "torch's `TORCH_DEVICE_BACKEND_AUTOLOAD` decide whether `import torch` loads the device.",
+        "The build reads `ACC_CUDA` (auto, 0, 1), tests `ACC_SEEDS_DIR` and variables that begin",
+        "with `ACC_TEST_` (`CONTRIBUTING.md`). `USE_TORCHACC` (0, 1) and torch's",
+        "`TORCH_DEVICE_BACKEND_AUTOLOAD` decide whether `import torch` loads the device. Kernels",
+        "are compiled in a folder of `TMPDIR`.",
         "",
     ]
     return "\n".join(lines)

@@ -28,13 +28,15 @@ _REASONS = {
     "pointer": "an address was asked",
     "eager": "ACC_MODE runs operators at once",
     "exit": "the program ended",
+    "exchange": "another process waited for a collective",
+    "idle": "nothing was recorded for a while, and other processes may wait",
 }
 _OUTSIDE = {
     "number": "a number of it changes",
     "address": "what it writes lies elsewhere each time",
     "failed": "it cannot be captured",
     "host memory": "it touches the host's memory",
-    "other processes": "other processes take part in it, and capture apart",
+    "other processes": "other processes take part in it, and may run other plans",
 }
 _AGAIN = {
     "address": "an input lay elsewhere",

@@ -109,8 +109,8 @@ constexpr Entry kEntries[] = {
            "standard error."),
     string("ACC_SKIP_PASSES",
            "Passes that are left out, separated by commas, to find out which one a fault comes "
-           "from: dce, lists, split, cse, copies, rows, widen, layout, products, epilogues, "
-           "accumulate, transfers, fuse, recompute, batch, order, alias."),
+           "from: dce, lists, split, cse, copies, rows, widen, layout, products, accumulate, "
+           "epilogues, transfers, fuse, recompute, batch, order, alias."),
     flag("ACC_EXACT", false,
          "1: generated kernels round to half types after each operator, as eager does; 0: where a "
          "value is stored or cast."),
@@ -136,7 +136,7 @@ constexpr Entry kEntries[] = {
 };
 static_assert(std::size(kEntries) == kCount);
 
-// Read by the build (CUDA, SAN) and by the tests, never by the library.
+// Read by the build (CUDA; SAN is an option of CMake) and by the tests, never by the library.
 constexpr const char* kUsedElsewhere[] = {"ACC_CUDA", "ACC_SAN", "ACC_SEEDS_DIR"};
 constexpr std::string_view kTestPrefix = "ACC_TEST_";
 // The variables of the OpenACC standard, which share the prefix: not a spelling mistake of ours.
