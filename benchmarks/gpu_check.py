@@ -279,6 +279,8 @@ def bench(
     text = (wrong or lines or ["no output"])[-1] if wrong or not said else "; ".join(said)
     # 3: foreign load, 4: a requirement was missed
     good = status in (0, 3, 4) and not wrong
+    if status == 3:
+        text += "; foreign load: no evidence"
     check.add(part, case, OK if good else BAD, f"{text} ({time.monotonic() - began:.0f} s)")
 
 

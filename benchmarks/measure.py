@@ -387,6 +387,7 @@ def _judge(case: Case, runs: dict[str, ModeRun], settings: Settings, result: Cas
             if ratio is None:
                 continue
             must = _musts(case, settings).get(against) if mode == "acc" else None
+            valid = all(stats.select(runs[name].windows).is_valid() for name in (mode, against))
             line = {
                 "kind": "ratio",
                 "case": case.name,
@@ -397,7 +398,8 @@ def _judge(case: Case, runs: dict[str, ModeRun], settings: Settings, result: Cas
                 "low": ratio.low,
                 "high": ratio.high,
                 "must": must,
-                "holds": None if must is None else ratio.holds(must),
+                "valid": valid,
+                "holds": ratio.holds(must) if valid and must is not None else None,
                 "goal": _goal(case, settings, against) if mode == "acc" else None,
             }
             result.lines.append(line)

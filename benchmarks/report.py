@@ -103,7 +103,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         ratio = ratios.get((line["threads"], line["case"], line["mode"], against))
         if ratio is None:
             return ""
-        return f"{ratio['ratio']:.3f} ({ratio['low']:.3f}..{ratio['high']:.3f})"
+        return _bracketed(f"{ratio['ratio']:.3f} ({ratio['low']:.3f}..{ratio['high']:.3f})", ratio)
 
     for line in lines:
         if line["kind"] != "result":
@@ -143,6 +143,10 @@ def _aligned(rows: Sequence[Sequence[str]], words: int) -> str:
     )
 
 
+# A requirement is not judged where foreign load spoilt a mode.
+_ANSWERS = {True: "holds", False: "MISSED", None: "not judged"}
+
+
 def _musts(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence per requirement of speed and memory."""
     text = []
@@ -152,7 +156,7 @@ def _musts(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         at_least = line["kind"] == "ratio"
         interval = f" ({line['low']:.3f}..{line['high']:.3f})" if at_least else ""
         text.append(
-            f"must {'holds' if line['holds'] else 'MISSED'}: {line['case']} "
+            f"must {_ANSWERS[line['holds']]}: {line['case']} "
             f"{line['mode']}/{line['against']} {'speed' if at_least else 'memory'} "
             f"{line['ratio']:.3f}{interval} {'>=' if at_least else '<='} {line['must']:.2f}"
             + (f" (threads: {line['threads']})" if "threads" in line else "")
@@ -174,14 +178,20 @@ def _ratios(lines: Sequence[Mapping[str, Any]], kind: str = "ratio") -> Ratios:
     }
 
 
+def _bracketed(text: str, line: Mapping[str, Any]) -> str:
+    return text if line.get("valid", True) else f"[{text}]"
+
+
 def _judged(line: Mapping[str, Any] | None, at_least: bool) -> tuple[str, str]:
     """How a ratio stands, and to which requirement: two cells of the summary."""
     if line is None:
         return "", ""
+    ratio = _bracketed(f"{line['ratio']:.2f}", line)
     if line.get("must") is None:
-        return f"{line['ratio']:.2f}", ""
-    sign, answer = ">=" if at_least else "<=", "yes" if line["holds"] else "NO"
-    return f"{line['ratio']:.2f}", f"{sign} {line['must']:.2f} {answer}"
+        return ratio, ""
+    sign = ">=" if at_least else "<="
+    answer = {True: "yes", False: "NO", None: "not judged"}[line["holds"]]
+    return ratio, f"{sign} {line['must']:.2f} {answer}"
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -221,7 +231,9 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of docs/performance.md, one per number of threads; bold is what misses a must."""
+    """The tables of docs/performance.md, one per number of threads; bold is what misses a must,
+    bracketed what foreign load spoilt.
+    """
     ratios, memory = _ratios(lines), _ratios(lines, "memory")
     results = {
         (line["threads"], line["case"], line["mode"]): line
@@ -233,9 +245,10 @@ def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
         if line is None:
             return ""
         text = f"{line['ratio']:.2f}"
-        if line.get("must") is not None and not line["holds"]:
+        if line.get("must") is not None and line["holds"] is False:
             text = f"**{text}**"
-        return text + (f" ({line['low']:.2f} to {line['high']:.2f})" if "low" in line else "")
+        text += f" ({line['low']:.2f} to {line['high']:.2f})" if "low" in line else ""
+        return _bracketed(text, line)
 
     def must(line: Mapping[str, Any] | None) -> str:
         return "" if line is None or line.get("must") is None else f"{line['must']:g}"
@@ -340,8 +353,12 @@ def svg(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def read(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """The lines of result files, in order. A line gets its file's number of threads."""
-    lines = []
+    """The lines of result files, in order. A line gets its file's number of threads.
+
+    Raises ValueError where two files have a case in a mode: what one measured is no ratio to what
+    the other did.
+    """
+    lines, homes = [], dict[tuple[Any, ...], Path]()
     for file in files:
         common = None
         for text in file.read_text().splitlines():
@@ -350,6 +367,13 @@ def read(files: Sequence[Path]) -> list[dict[str, Any]]:
                 common = line["threads"]
             line.setdefault("threads", common)
             lines.append(line)
+            if line["kind"] == "result":
+                key = (line.get("suite"), line["threads"], line["case"], line["mode"])
+                if homes.setdefault(key, file) != file:
+                    raise ValueError(
+                        f"[report] {homes[key].name} and {file.name} both have {line['case']} in "
+                        f"mode {line['mode']} with {line['threads']} threads. Give one of them."
+                    )
     return lines
 
 

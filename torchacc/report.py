@@ -49,8 +49,8 @@ _AGAIN = {
 class Report:
     """What `report` returns; its text is for people.
 
-    `counters`: events by name, of all devices of the process. `memory`: bytes of the current
-    device, by name, at the time of the report. `scaled_on_host`: optimizers that a GradScaler
+    `counters`: events by name, of all devices of the process; `totals`: the same since the process
+    began. `memory`: bytes of the current device, by name, at the time of the report. `scaled_on_host`: optimizers that a GradScaler
     cannot step without a read on the host, by class, and why. `seconds`: how long a time the
     counters are about; `at`: its end, as `time.monotonic()` has it.
     """
@@ -58,6 +58,7 @@ class Report:
     executor: str
     mode: str
     counters: Mapping[str, int]
+    totals: Mapping[str, int]
     memory: Mapping[str, int]
     scaled_on_host: Mapping[str, str]
     seconds: float
@@ -139,9 +140,12 @@ class Report:
             yield f"not submitted: {_AGAIN.get(reason, reason)}", count
 
     def _outside(self) -> Iterator[tuple[str, object]]:
+        reasons: dict[str, list[str]] = {}
         for reason, text in _OUTSIDE.items():
             for operator in self.of(f"not_captured/{reason}"):
-                yield operator, text
+                reasons[operator] = [*reasons.get(operator, ()), text]
+        for operator, texts in reasons.items():
+            yield operator, "; ".join(texts)
 
     def _exchanges(self) -> Iterator[tuple[str, object]]:
         if count := self._count("transfers"):
@@ -177,18 +181,19 @@ def report(since: Report | None = None) -> Report:
     much of their time steps went on computing (`Report.overlap`). Submits nothing itself: memory is
     what tensors hold whose contents have been computed.
     """
-    counters = dict(_C.stats())
-    if since is not None:
-        counters = {
-            name: count - since.counters.get(name, 0)
-            for name, count in counters.items()
-            if count != since.counters.get(name, 0)
-        }
+    totals = dict(_C.stats())
+    earlier = {} if since is None else since.totals
+    counters = {
+        name: count - earlier.get(name, 0)
+        for name, count in totals.items()
+        if since is None or count != earlier.get(name, 0)
+    }
     now = time.monotonic()
     return Report(
         executor=_C.executor_name(),
         mode=_C.mode(),
         counters=counters,
+        totals=totals,
         memory=dict(_C.held_memory(lazy_device().index)),
         scaled_on_host=_scaling.synchronised(),
         seconds=now - (_BEGAN if since is None else since.at),

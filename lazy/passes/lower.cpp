@@ -1,7 +1,6 @@
 #include "lazy/passes/lower.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdlib>
 #include <numeric>
 
@@ -293,8 +292,9 @@ class Lowering {
     if ((graph::flags_of(*word) & graph::kValueFlag) != 0 || tag == Tag::kNumber) {
       return add_number({false, node.values[term.argument]}, floating, node.computed);
     }
-    return add_constant(floating ? std::bit_cast<double>(word[1]) : static_cast<double>(word[1]),
-                        node.computed);
+    // Whole numbers are few, and a compiler makes something of them (a factor of 1).
+    if (floating) return add_number({true, word[1]}, floating, node.computed);
+    return add_constant(static_cast<double>(word[1]), node.computed);
   }
 
   void add_node(size_t i) {

@@ -34,7 +34,7 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
   Recorder& recorder = record::recorder(index);
   const auto lock = recorder.lock();
   const Device& device = devices_[static_cast<size_t>(index)];
-  const Ran& ran = largest && device.largest.plan != nullptr ? device.largest : device.last;
+  const Ran& ran = largest ? device.largest : device.last;
   if (ran.plan == nullptr) return std::nullopt;
   const plan::Plan& plan = *ran.plan;
   // A plan that has its kernels is about to have no other form any more.
@@ -43,18 +43,23 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
   LastPlan made;
   made.description = plan::describe(plan, replaced ? plan.fused : *ran.schedule);
   for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
+    const codegen::KernelText gpu = exec::gpu_text(plan, i);
     made.kernels.push_back(
-        {codegen::render_host(plan.kernels[i]).name, exec::gpu_text(plan, i).text});
+        {exec::for_gpus() ? gpu.name : codegen::render_host(plan.kernels[i]).name, gpu.text});
   }
   made.cuda_preamble = codegen::cuda_preamble();
   made.cuda_options.assign(std::begin(codegen::kCudaOptions), std::end(codegen::kCudaOptions));
   made.ended_by = base::name(counter_of(ran.reason));
   constexpr size_t kLongestLoop = 64;
-  Cached next = ran.plan;
-  do {
-    made.loop.push_back(next->graph.nodes.size());
+  std::vector<Cached> turn{ran.plan};
+  Cached next = ran.plan->next.lock();
+  while (next != nullptr && std::ranges::find(turn, next) == turn.end() && turn.size() < kLongestLoop) {
+    turn.push_back(next);
     next = next->next.lock();
-  } while (next != nullptr && next != ran.plan && made.loop.size() < kLongestLoop);
+  }
+  // What runs in turn now may not come back to it.
+  if (next != nullptr && next != turn.front() && turn.size() < kLongestLoop) turn.resize(1);
+  for (const Cached& each : turn) made.loop.push_back(each->graph.nodes.size());
   return made;
 }
 

@@ -81,7 +81,7 @@ std::string last_plan(c10::DeviceIndex device);
 struct LastPlan {
   plan::Description description;
   struct Kernel {
-    std::string name;       // of its function on the host
+    std::string name;       // of its function
     std::string cuda_text;  // what it is for a GPU, behind `cuda_preamble`
   };
   std::vector<Kernel> kernels;
@@ -94,7 +94,7 @@ struct LastPlan {
 };
 
 // The plan that ran last on `device`; nothing when none has. With `largest`, the one with the most
-// operators of those that ran since timing was switched on (and so the last where none has).
+// operators of those that ran since timing was switched on.
 std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest);
 
 // Switches timing on or off: while it is on, runs take the time of each of their steps.

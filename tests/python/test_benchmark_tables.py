@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -67,6 +68,28 @@ def test_the_summary_says_what_must_be_and_whether_it_is(fakes):
     assert "2.000 (2.000..2.000)" in text and "1.250 (1.250..1.250)" in text
     picture = report.svg(lines + others)
     assert "acc 2.00" in picture and "acc 1.25" not in picture and ">1 thread, torch 0<" in picture
+
+
+def test_what_foreign_load_spoilt_is_not_judged(fakes, monkeypatch):
+    readings = itertools.cycle([100.0, 0.0, 0.0])
+    monkeypatch.setattr(load, "foreign_seconds", lambda before, after: next(readings))
+    case = Case("fake", "a fake", must={"eager": 3.0})
+    result = fakes.measure({}, ("eager", "acc"), case=case, alternations=9)
+    (ratio,) = lines_of(result, "ratio").values()
+    assert ratio["valid"] is False and ratio["holds"] is None and result.missed == []
+    assert "must not judged: fake acc/eager speed 1.000" in report.table(result.lines)
+    assert "| [1.00 (1.00 to 1.00)] | 3 |" in report.markdown(result.lines)
+    assert "[1.00]" in report.summary(result.lines)
+
+
+def test_two_runs_of_a_case_are_not_mixed(fakes, tmp_path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    lines = fakes.measure({}, ("eager", "acc"), case=Case("fake", "a fake")).lines
+    for file in (first, second):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(report.read([first])) == len(lines)
+    with pytest.raises(ValueError, match=r"a.jsonl and b.jsonl both have fake in mode eager"):
+        report.read([first, second])
 
 
 def test_the_start_is_measured_with_caches_cold_and_warm(fakes):

@@ -666,6 +666,21 @@ print(json.dumps([compiled, len(scales), len(rates), helpers.stats()["kernel_lau
     assert not late, f"kernels compiled in steps {late}"
 
 
+def test_numbers_that_decide_a_kernel_are_not_in_its_text(device):
+    """An exponent that changes makes a plan each time (exponents of 2 are products), and no kernel."""
+    x = torch.rand(300, generator=torch.Generator().manual_seed(1)) + 0.5
+    mine = x.to(device)
+    counts = []
+    for exponent in (2.25, 2.5, 2.75, 4.5):
+        for _ in range(3):
+            y = (mine**exponent * mine + 1.0).cpu()
+        torch.testing.assert_close(y, x**exponent * x + 1.0)
+        stats = helpers.stats()
+        counts.append((stats["plans_built"], stats.get("jit/compiled", 0)))
+    assert counts[0][0] < counts[1][0] < counts[3][0]
+    assert len({compiled for _, compiled in counts}) == 1
+
+
 # --- settings ---------------------------------------------------------------------------------
 
 HALF_CHAIN = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import nn
 
 import torchacc
 from tests import helpers
-from torchacc.graph_view import dot, html, svg, text
+from torchacc.graph_view import _WARM_UP, dot, html, svg, text
 from torchacc.graph_view.plan import PLACES, lanes, lifetime, placed, size_text, time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -428,6 +429,29 @@ def test_a_step_that_runs_no_plan_does_not_show_an_older_one(acc_only, recording
         with pytest.raises(RuntimeError, match=r"no plan has run on acc:0; step recorded nothing"):
             torchacc.graph(tmp_path / "step.txt", step=step)
     assert not list(tmp_path.iterdir()) and pending.tolist() == [3.0] * 4
+
+
+def test_what_ran_before_under_a_programs_own_timing_is_not_shown(acc_only, tmp_path):
+    x = torch.ones(8, device=acc_only)
+    with torchacc.profile_plans():
+        x.sin().exp().cumsum(0).tanh().sum().item()
+        torchacc.graph(tmp_path / "step.txt", step=lambda: (x * 2).tolist())
+    text = (tmp_path / "step.txt").read_text()
+    assert "mul" in text and "cumsum" not in text
+
+
+def test_a_plan_that_others_have_followed_is_no_loop_of_theirs(acc_only, tmp_path):
+    x, calls, kept = torch.ones(8, device=acc_only), itertools.count(1), []
+
+    def step():
+        y = x * 2 + 1
+        if next(calls) == _WARM_UP + 1:  # the first that is timed
+            y = y.exp().cumsum(0)
+        kept.append(y)
+
+    torchacc.graph(tmp_path / "step.txt", step=step)
+    text = (tmp_path / "step.txt").read_text()
+    assert "cumsum" in text and "plans in turn" not in text
 
 
 def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):

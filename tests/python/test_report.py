@@ -96,6 +96,16 @@ def test_a_report_is_of_what_came_since(device):
     assert torchacc.report(since=later).counters == {}
 
 
+def test_reports_follow_one_another(device, since):
+    """Each is about what came since the one before, which was such a report itself."""
+    x = torch.ones(4, 4, device=device)
+    for reads in (2, 3, 1):
+        for _ in range(reads):
+            (x + 1).sum().item()
+        since = torchacc.report(since=since)
+        assert since.counters["flush_read"] == reads
+
+
 def test_a_report_submits_nothing(device):
     helpers.flush()
     x = torch.ones(4, device=device) + 1
