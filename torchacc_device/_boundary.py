@@ -148,6 +148,8 @@ def after_step(optimizer: Optimizer) -> None:
 
 
 def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if _C.is_in_bad_fork():
+        return  # what it trains is on the CPU
     if not _several:
         _look_for_others()
     state = _thread.loops

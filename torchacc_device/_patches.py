@@ -99,7 +99,8 @@ def _dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _exported(export: Callable[..., Any], tensor: torch.Tensor, options: dict[str, Any]) -> Any:
     exported = export(_C.alias(tensor), **options)
-    _C.share(tensor)  # not before: what is refused stays lazy
+    if options.get("copy") is not True:
+        _C.share(tensor)  # not before: what is refused stays lazy
     return exported
 
 

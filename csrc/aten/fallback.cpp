@@ -49,7 +49,9 @@ class DirectCall {
     if (tensor_device_ >= 0) session::refuse_cut(tensor_device_, reason, schema_.name());
     torch::jit::Stack call;
     for (size_t i = 0; i < schema_.arguments().size(); ++i) {
-      call.push_back(lower((*stack_)[base_ + i], *schema_.arguments()[i].type()));
+      const c10::Argument& argument = schema_.arguments()[i];
+      check_cpu((*stack_)[base_ + i], argument);
+      call.push_back(lower((*stack_)[base_ + i], *argument.type()));
     }
     {
       const runtime::OnDevice on_device(device_);
@@ -93,6 +95,31 @@ class DirectCall {
                 static_cast<int>(tensor_device_), " and acc:", static_cast<int>(device.index()),
                 "! (in ", schema_.name(), "). Move them to one device first.");
     device_ = tensor_device_ = device.index();
+  }
+
+  // Throws for a CPU tensor with dimensions, or one that is written, beside acc ones: on a host ATen
+  // would take it. Of calls that are recorded Recorder::record checks the same.
+  void check_cpu(const c10::IValue& value, const c10::Argument& argument) const {
+    if (tensor_device_ < 0 || !schema_.name().starts_with("aten::") ||
+        graph::table::takes_cpu_tensor(schema_.name(), argument.name()) ||
+        graph::table::reads_on_cpu(schema_.name(), argument.name())) {
+      return;
+    }
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    const auto check = [&](const c10::IValue& item) {
+      if (!item.isTensor() || !item.toTensor().defined()) return;
+      const at::Tensor& tensor = item.toTensor();
+      TORCH_CHECK(!tensor.is_cpu() || (tensor.dim() == 0 && !written),
+                  "Expected all tensors to be on the same device, but found at least two devices, "
+                  "acc:",
+                  static_cast<int>(tensor_device_), " and cpu! (when checking argument '",
+                  argument.name(), "' of ", schema_.name(), "). Move it with .to(\"acc:",
+                  static_cast<int>(tensor_device_), "\") first.");
+    };
+    check(value);
+    if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) check(item);
+    }
   }
 
   at::Tensor lower(const at::Tensor& tensor) {
@@ -181,6 +208,8 @@ class DirectCall {
         result.layout() == c10::kStrided, "acc has no tensors of layout ", result.layout(), " (",
         schema_.name(),
         "). For embeddings use nn.Embedding(sparse=False); otherwise compute on the CPU.");
+    TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(), "acc has no quantized tensors (",
+                                schema_.name(), "). Quantize on the CPU: tensor.cpu().");
     for (const Pair& pair : pairs_) {
       if (!pair.alias.is_alias_of(result)) continue;
       // A view of an argument stays one.

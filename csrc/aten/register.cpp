@@ -100,7 +100,6 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
   // Python still runs once the session has ended: functions at exit, finalizers, threads.
   if (mode == base::env::Mode::Eager || session::has_ended() ||
       (eager_threads.load(std::memory_order_relaxed) != 0 && eager_here)) {
-    record::check_devices(op, *stack);
     return run_now(handle, stack);
   }
   runtime::note_use();

@@ -283,6 +283,7 @@ const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
     made.is_type = argument.real_type()->str().find("ScalarType") != std::string::npos;
     made.integers = graph::table::needs_integers(schema.name(), argument.name());
     made.cpu_ok = graph::table::takes_cpu_tensor(schema.name(), argument.name());
+    made.reads_on_cpu = graph::table::reads_on_cpu(schema.name(), argument.name());
     made.checked = graph::table::must_fit(schema.name(), argument.name());
     op.writes |= made.writes;
   }

@@ -88,6 +88,7 @@ at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64
 at::Tensor view_dtype(const at::Tensor& self, c10::ScalarType dtype) {
   const at::Tensor meta =
       at::detail::empty_strided_meta(self.sizes(), self.strides(), self.scalar_type());
+  record::copy_flags(self, meta);
   const auto from = static_cast<int64_t>(self.dtype().itemsize());
   const auto to = static_cast<int64_t>(c10::elementSize(dtype));
   const at::Tensor viewed = meta.view(dtype);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
 
 #include "csrc/runtime/backend.h"
 
@@ -15,6 +16,8 @@ inline void keep_backward_in_this_thread() {
   thread_local bool told = false;
   if (told) [[likely]]
     return;
+  // Its end brings back what was set before.
+  if (c10::InferenceMode::is_enabled()) return;
   told = true;
   if (on_host()) {
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

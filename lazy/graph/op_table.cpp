@@ -66,6 +66,7 @@ constexpr std::array kDataDependent{
 constexpr std::array kDecomposed{
     Name("aten::_to_copy"),
     Name("aten::copy_"),
+    Name("aten::_foreach_copy_"),
     Name("aten::contiguous"),
     Name("aten::clone"),
     Name("aten::lift"),
@@ -185,6 +186,19 @@ constexpr std::array kTakeCpu{
     ArgumentOf{"aten::_unsafe_index", "indices"},
     ArgumentOf{"aten::_unsafe_index_put", "indices"},
     ArgumentOf{"aten::_unsafe_masked_index", "indices"},
+};
+
+// Read on the CPU, and before the operator begins.
+constexpr std::array kReadOnCpu{
+    ArgumentOf{"aten::_foreach_addcmul", "scalars"},
+    ArgumentOf{"aten::_foreach_addcmul_", "scalars"},
+    ArgumentOf{"aten::_foreach_addcdiv", "scalars"},
+    ArgumentOf{"aten::_foreach_addcdiv_", "scalars"},
+    ArgumentOf{"aten::_pack_padded_sequence", "lengths"},
+    ArgumentOf{"aten::_ctc_loss", "input_lengths"},
+    ArgumentOf{"aten::_ctc_loss", "target_lengths"},
+    ArgumentOf{"aten::_ctc_loss_backward", "input_lengths"},
+    ArgumentOf{"aten::_ctc_loss_backward", "target_lengths"},
 };
 
 // Numbers that kernels convert to the type of the tensor, or of half types to float32, which
@@ -334,6 +348,7 @@ bool is_structure(Name name, Name argument) {
 }
 
 bool takes_cpu_tensor(Name name, Name argument) { return contains(kTakeCpu, name, argument); }
+bool reads_on_cpu(Name name, Name argument) { return contains(kReadOnCpu, name, argument); }
 
 bool needs_integers(Name name, Name argument) {
   return name.starts_with("aten::bitwise_") || name.starts_with("aten::__") ||

@@ -21,6 +21,8 @@ bool is_structure(std::string_view name, std::string_view argument);
 
 // An argument that may be a CPU tensor of one or more dimensions.
 bool takes_cpu_tensor(std::string_view name, std::string_view argument);
+// A tensor that has to be on the CPU while its operator runs.
+bool reads_on_cpu(std::string_view name, std::string_view argument);
 
 // A number that the type of the tensor has to hold.
 bool must_fit(std::string_view name, std::string_view argument);

@@ -78,20 +78,6 @@ int64_t product(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<const int64_t> sizes) {
-  if (tensor.sizes.size() > sizes.size()) return std::nullopt;
-  Access access{tensor.buffer, tensor.dtype, tensor.offset, std::vector<int64_t>(sizes.size(), 0)};
-  const size_t first = sizes.size() - tensor.sizes.size();
-  for (size_t i = 0; i < tensor.sizes.size(); ++i) {
-    if (tensor.sizes[i] == sizes[first + i]) {
-      access.strides[first + i] = sizes[first + i] == 1 ? 0 : tensor.strides[i];
-    } else if (tensor.sizes[i] != 1) {
-      return std::nullopt;
-    }
-  }
-  return access;
-}
-
 void reorder(Nest& nest, std::span<const size_t> order) {
   const auto pick = [&]<class T>(std::vector<T>& from) {
     std::vector<T> picked;

@@ -37,10 +37,6 @@ struct Nest {
 // The number of elements of a tensor, or of turns of nested loops.
 int64_t product(std::span<const int64_t> sizes);
 
-// The access of `tensor` in loops over `sizes`, along which it is broadcast by PyTorch's rules.
-// Nothing if it does not fit.
-std::optional<Access> broadcast(const graph::TensorWords& tensor, std::span<const int64_t> sizes);
-
 // The loops named by `order`, the outermost first; any other has one turn, and goes.
 void reorder(Nest& nest, std::span<const size_t> order);
 

@@ -38,27 +38,6 @@ c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n) {
   return -1;
 }
 
-void check_devices(const graph::Op& op, const torch::jit::Stack& stack) {
-  const size_t count = op.arguments.size();
-  const c10::DeviceIndex device = device_of(stack, count);
-  if (device < 0) return;
-  for (size_t i = 0; i < count; ++i) {
-    const graph::Argument& argument = op.arguments[i];
-    const auto check = [&](const c10::IValue& value) {
-      if (!value.isTensor() || !value.toTensor().defined()) return;
-      const c10::TensorImpl* impl = value.toTensor().unsafeGetTensorImpl();
-      if (impl->device_type() != c10::DeviceType::CPU) return;
-      if (impl->dim() > 0 || argument.writes) check_takes_cpu(op, argument, device);
-    };
-    const c10::IValue& value = stack[stack.size() - count + i];
-    if (!value.isList()) {
-      check(value);
-      continue;
-    }
-    for (const c10::IValue& item : value.toListRef()) check(item);
-  }
-}
-
 bool overlap(const graph::Op& op, std::span<const Operand> operands) {
   for (const Operand& written : operands) {
     if (!written.writes) continue;
@@ -129,7 +108,8 @@ bool Call::add_tensor(const at::Tensor& tensor, const graph::Argument& argument,
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   const bool acc = on_acc(impl);
   if (!acc) {
-    if (impl->device_type() != c10::DeviceType::CPU || impl->layout() != c10::kStrided) {
+    if (impl->device_type() != c10::DeviceType::CPU || impl->layout() != c10::kStrided ||
+        argument.reads_on_cpu) {
       return false;
     }
     const bool number = impl->dim() == 0 && !argument.writes;

@@ -46,10 +46,6 @@ struct Kinds {
 // none.
 c10::DeviceIndex device_of(const torch::jit::Stack& stack, size_t n);
 
-// Throws for a CPU tensor with dimensions, or one that is written, where the operator, called for
-// a device, takes none. For calls that are not recorded: Recorder::record checks the same.
-void check_devices(const graph::Op& op, const torch::jit::Stack& stack);
-
 // Whether ATen may refuse to convert the number to the type of the tensors.
 inline bool overflows(const c10::IValue& value, Kinds kinds) {
   if (!value.isDouble() && !value.isInt()) return false;

@@ -30,6 +30,10 @@ c10::intrusive_ptr<c10::StorageImpl> create(c10::StorageImpl::use_byte_size_t, c
                                             bool resizable) {
   const auto bytes = static_cast<size_t>(nbytes.expect_int());
   c10::Device device = data.device();
+  // Our own allocator's context is the address itself.
+  ACC_CHECK(data.get_context() == nullptr || data.get_context() == data.get(),
+            "[storage] a part of an acc storage, of ", bytes,
+            " bytes, would be a copy that says nothing of it. Slice a tensor over the storage.");
   if (device.type() != c10::DeviceType::PrivateUse1) {
     // No pointer was given; the allocator says which device is current.
     data = allocator->allocate(bytes);

@@ -11,7 +11,6 @@
 #include "lazy/exec/kernels.h"
 #include "lazy/exec/refusals.h"
 #include "lazy/exec/runner.h"
-#include "lazy/graph/print.h"
 #include "lazy/passes/switches.h"
 #include "lazy/session/planning.h"
 #include "lazy/session/reasons.h"
@@ -22,13 +21,6 @@ namespace acc::session {
 
 using record::FlushReason;
 using record::Recorder;
-
-std::string Session::last_plan(c10::DeviceIndex index) {
-  Recorder& recorder = record::recorder(index);
-  const auto lock = recorder.lock();
-  const Device& device = devices_[static_cast<size_t>(index)];
-  return device.last.plan == nullptr ? "" : graph::print(device.last.plan->graph);
-}
 
 std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) {
   Recorder& recorder = record::recorder(index);
@@ -95,8 +87,6 @@ void Session::drop_plans(c10::DeviceIndex index) {
   // Work that waits has its intermediates there.
   if (!recorder.suspended()) exec::release_arena(index);
 }
-
-std::string last_plan(c10::DeviceIndex device) { return Session::get().last_plan(device); }
 
 std::optional<LastPlan> describe_plan(c10::DeviceIndex device, bool largest) {
   return Session::get().describe(device, largest);

@@ -436,6 +436,8 @@ bool runs(c10::DeviceIndex device) { return record::recorder(device).running(); 
 
 void flush(c10::DeviceIndex device, FlushReason reason, const MayBegin& may_begin) {
   if (has_ended()) return;
+  // A program that trains on the CPU ends steps, too, and nothing was recorded yet.
+  if (device < 0 && runtime::chosen_backend() == nullptr) return;
   if (runtime::in_bad_fork()) runtime::note_use();
   if (strict().on) {
     for (const c10::DeviceIndex index : with_pending(device)) refuse_cut(index, reason);

@@ -74,9 +74,6 @@ void materialise(record::LazyStorage& storage);
 // Resizes a storage in program order: what was recorded keeps the old contents.
 void resize_storage(record::LazyStorage& storage, size_t nbytes);
 
-// The text form of the plan that ran last on `device`.
-std::string last_plan(c10::DeviceIndex device);
-
 // A plan as it ran, for people.
 struct LastPlan {
   plan::Description description;

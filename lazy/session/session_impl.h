@@ -42,7 +42,6 @@ class Session {
   bool was_told(record::Recorder& recorder) const;
   // Whether work that waits for memory is going to write the storage.
   bool waits_to_write(record::Recorder& recorder, const record::LazyStorage& storage);
-  std::string last_plan(c10::DeviceIndex device);
   std::optional<LastPlan> describe(c10::DeviceIndex device, bool largest);
   void time_plans(bool on);
   void forget_plans(c10::DeviceIndex device);

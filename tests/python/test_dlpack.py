@@ -229,3 +229,12 @@ def test_libraries_that_exchange_tensors_from_c(device: str) -> None:
     assert y.data_ptr() == x.data_ptr() and y.tolist() == x.tolist()
     y.add_(1)
     assert (x + 1).tolist() == [[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]]
+
+
+@pytest.mark.usefixtures("recording")
+def test_what_got_a_copy_shares_nothing(on_host: None) -> None:
+    x = torch.arange(4.0, device="acc")
+    copied = np.from_dlpack(x, copy=True)
+    x += 1
+    assert extension().pending(0) > 0, "operators on it run at once from now on"
+    assert copied.tolist() == [0.0, 1.0, 2.0, 3.0] and x.tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -137,3 +137,20 @@ def test_clipping_by_the_norm_gives_what_eager_gives() -> None:
 
     for mine, right in zip(train(DEVICE), train("cpu"), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
+
+
+def test_copies_between_devices() -> None:
+    """As on CUDA: item by item, from and to the CPU."""
+    mine = [torch.zeros(3, device=DEVICE), torch.zeros(2, device=DEVICE)]
+    given = [torch.arange(3.0), torch.full((2,), 7.0)]
+    back = [torch.empty(3), torch.empty(2)]
+    torch._foreach_copy_(mine, given)
+    torch._foreach_mul_(mine, 2.0)
+    torch._foreach_copy_(back, mine)
+    assert [t.tolist() for t in back] == [[0.0, 2.0, 4.0], [14.0, 14.0]]
+
+
+def test_factors_that_are_read_on_the_cpu() -> None:
+    ones = [torch.ones(2, device=DEVICE), torch.ones(2, device=DEVICE)]
+    torch._foreach_addcdiv_(ones, ones, ones, torch.tensor([0.5, 2.0]))
+    assert [t.tolist() for t in ones] == [[1.5, 1.5], [3.0, 3.0]]

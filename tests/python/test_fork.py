@@ -104,6 +104,18 @@ def test_the_cpu_works_in_a_late_fork() -> None:
     assert in_child(work) == "[2.0, 2.0]"
 
 
+def test_training_on_the_cpu_works_in_a_late_fork() -> None:
+    torch.ones(1, device="acc").item()
+
+    def work() -> list[float]:
+        w = torch.nn.Parameter(torch.ones(2))
+        w.grad = torch.ones(2)
+        torch.optim.SGD([w], lr=0.25).step()
+        return w.tolist()
+
+    assert in_child(work) == "[0.75, 0.75]"
+
+
 def test_tensors_of_the_parent_may_die_in_the_child() -> None:
     kept = [torch.ones(100, device="acc") for _ in range(10)]
     event = torch.acc.Event()

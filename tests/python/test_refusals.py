@@ -80,3 +80,43 @@ def test_a_failed_in_place_write_is_not_repeated() -> None:
         bad.cpu()
     assert counter.item() == 1.0
     assert later.item() == 1.0
+
+
+def test_mixed_devices_are_refused_by_operators_that_run_at_once() -> None:
+    a = torch.ones(3, device="acc")
+    for call in (
+        lambda: torch.equal(a, torch.ones(3)),
+        lambda: torch.masked_select(a, torch.ones(3) > 0),
+        lambda: torch.nonzero(a, out=torch.empty(0, dtype=torch.long)),
+        lambda: torch.bincount(a.int(), torch.ones(3)),
+    ):
+        with pytest.raises(RuntimeError, match=r"same device.*acc:0 and cpu.*Move it with"):
+            call()
+    lengths = torch.tensor([3, 2])
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 1, device="acc"), lengths)
+    assert packed.data.sum().item() == 5.0
+
+
+@pytest.mark.parametrize("marked", ["conj", "neg"])
+def test_other_types_of_lazily_conjugated_or_negated_tensors_are_refused(marked: str) -> None:
+    def call(device: str) -> torch.Tensor:
+        z = torch.ones(2, dtype=torch.complex64, device=device).conj()
+        return z.view(torch.float32) if marked == "conj" else z.imag.view(torch.int32)
+
+    with pytest.raises(RuntimeError) as cpu:
+        call("cpu")
+    with pytest.raises(RuntimeError) as acc:
+        call("acc")
+    assert str(acc.value) == str(cpu.value)
+
+
+def test_a_part_of_a_storage_is_refused() -> None:
+    x = torch.arange(8.0, device="acc")
+    with pytest.raises(RuntimeError, match="part of an acc storage, of 4 bytes.*Slice a tensor"):
+        x.untyped_storage()[4:8]
+    assert x.sum().item() == 28.0
+
+
+def test_quantized_tensors_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="no quantized tensors.*on the CPU"):
+        torch.quantize_per_tensor(torch.ones(3, device="acc"), 0.1, 0, torch.quint8)

@@ -191,8 +191,6 @@ void bind_session(py::module_& m) {
   m.def("stats", &stats, "All counters by name.");
   m.def("reset_stats", &base::reset_counters);
   m.def("ops", &aten::describe_ops, "The recorded operators with the roles of their arguments.");
-  m.def("plan_text",
-        [](int device) { return session::last_plan(static_cast<c10::DeviceIndex>(device)); });
   m.def("release_memory", [](int device) {
     py::gil_scoped_release release;
     session::release_memory(static_cast<c10::DeviceIndex>(device));
