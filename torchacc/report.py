@@ -49,10 +49,11 @@ _AGAIN = {
 class Report:
     """What `report` returns; its text is for people.
 
-    `counters`: events by name, of all devices of the process; `totals`: the same since the process
-    began. `memory`: bytes of the current device, by name, at the time of the report. `scaled_on_host`: optimizers that a GradScaler
-    cannot step without a read on the host, by class, and why. `seconds`: how long a time the
-    counters are about; `at`: its end, as `time.monotonic()` has it.
+    `counters`: events by name, of all devices of the process; `totals`: the same since the
+    process began. `memory`: bytes of the current device, by name, at the time of the report.
+    `scaled_on_host`: optimizers that a GradScaler cannot step without a read on the host, by
+    class, and why. `seconds`: how long a time the counters are about; `at`: its end, as
+    `time.monotonic()` has it.
     """
 
     executor: str

@@ -97,8 +97,8 @@ class DirectCall {
     device_ = tensor_device_ = device.index();
   }
 
-  // Throws for a CPU tensor with dimensions, or one that is written, beside acc ones: on a host ATen
-  // would take it. Of calls that are recorded Recorder::record checks the same.
+  // Throws for a CPU tensor with dimensions, or one that is written, beside acc ones: on a host
+  // ATen would take it. Of calls that are recorded Recorder::record checks the same.
   void check_cpu(const c10::IValue& value, const c10::Argument& argument) const {
     if (tensor_device_ < 0 || !schema_.name().starts_with("aten::") ||
         graph::table::takes_cpu_tensor(schema_.name(), argument.name()) ||
@@ -113,8 +113,8 @@ class DirectCall {
                   "Expected all tensors to be on the same device, but found at least two devices, "
                   "acc:",
                   static_cast<int>(tensor_device_), " and cpu! (when checking argument '",
-                  argument.name(), "' of ", schema_.name(), "). Move it with .to(\"acc:",
-                  static_cast<int>(tensor_device_), "\") first.");
+                  argument.name(), "' of ", schema_.name(),
+                  "). Move it with .to(\"acc:", static_cast<int>(tensor_device_), "\") first.");
     };
     check(value);
     if (value.isList()) {

@@ -34,14 +34,14 @@ struct Argument {
   std::string name;
   Role role = Role::kStructure;
   ListOf list = ListOf::kNone;
-  bool writes = false;    // declared in the schema, or added by the op table
-  bool out = false;       // an out= argument, which takes the geometry of the result
-  bool is_type = false;   // an element type, as its number
-  bool integers = false;  // must hold integers or booleans
-  bool scales = false;    // `alpha`: a factor, 1 by default
-  bool cpu_ok = false;    // takes CPU tensors of one or more dimensions (indices)
+  bool writes = false;        // declared in the schema, or added by the op table
+  bool out = false;           // an out= argument, which takes the geometry of the result
+  bool is_type = false;       // an element type, as its number
+  bool integers = false;      // must hold integers or booleans
+  bool scales = false;        // `alpha`: a factor, 1 by default
+  bool cpu_ok = false;        // takes CPU tensors of one or more dimensions (indices)
   bool reads_on_cpu = false;  // and reads them there
-  bool checked = false;   // a number that the tensor's type has to hold, or the call is an error
+  bool checked = false;  // a number that the tensor's type has to hold, or the call is an error
 };
 
 struct Return {

@@ -45,7 +45,8 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
   constexpr size_t kLongestLoop = 64;
   std::vector<Cached> turn{ran.plan};
   Cached next = ran.plan->next.lock();
-  while (next != nullptr && std::ranges::find(turn, next) == turn.end() && turn.size() < kLongestLoop) {
+  while (next != nullptr && std::ranges::find(turn, next) == turn.end() &&
+         turn.size() < kLongestLoop) {
     turn.push_back(next);
     next = next->next.lock();
   }

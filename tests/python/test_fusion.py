@@ -667,7 +667,7 @@ print(json.dumps([compiled, len(scales), len(rates), helpers.stats()["kernel_lau
 
 
 def test_numbers_that_decide_a_kernel_are_not_in_its_text(device):
-    """An exponent that changes makes a plan each time (exponents of 2 are products), and no kernel."""
+    """An exponent that changes makes a plan each time, and no kernel (2 would be a product)."""
     x = torch.rand(300, generator=torch.Generator().manual_seed(1)) + 0.5
     mine = x.to(device)
     counts = []

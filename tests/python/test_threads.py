@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import helpers
-from tests.helpers import drawn, run_python, same, small_net
+from tests.helpers import drawn, extension, run_python, same, small_net
 
 
 def in_threads(count: int, fn: Callable[[int], None], timeout: float = 120) -> None:
@@ -691,3 +691,25 @@ print("done")
 """
     told = run_python(code, timeout=100, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host").stdout
     assert told == "done\n"
+
+
+def test_backward_stays_in_its_thread_behind_inference_mode(acc_only: str) -> None:
+    """The end of a thread's first scope of inference brings autograd's settings back."""
+    if extension().executor_name() != "host":
+        pytest.skip("on a GPU backward has a thread of its own, as for CUDA")
+    found: list[list[int]] = []
+
+    def run() -> None:
+        threads = []
+        x = torch.ones(2, device=acc_only, requires_grad=True)
+        with torch.inference_mode():
+            x * 2
+        y = x * 2
+        y.register_hook(lambda grad: threads.append(threading.get_ident()))
+        y.sum().backward()
+        found.append([threading.get_ident(), *threads])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(found) == 1 and len(found[0]) == 2 and len(set(found[0])) == 1

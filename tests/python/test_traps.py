@@ -730,28 +730,6 @@ def test_backward_stays_in_its_thread_on_the_host(acc_only: str) -> None:
     assert threads == [threading.get_ident()]
 
 
-def test_backward_stays_in_its_thread_behind_inference_mode(acc_only: str) -> None:
-    """The end of a thread's first scope of inference brings autograd's settings back."""
-    if extension().executor_name() != "host":
-        pytest.skip("on a GPU backward has a thread of its own, as for CUDA")
-    found: list[list[int]] = []
-
-    def run() -> None:
-        threads = []
-        x = torch.ones(2, device=acc_only, requires_grad=True)
-        with torch.inference_mode():
-            x * 2
-        y = x * 2
-        y.register_hook(lambda grad: threads.append(threading.get_ident()))
-        y.sum().backward()
-        found.append([threading.get_ident(), *threads])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert len(found) == 1 and len(found[0]) == 2 and len(set(found[0])) == 1
-
-
 def test_a_padded_batch_in_a_transformer_encoder(device: str) -> None:
     """Eager makes a nested tensor of it in evaluation; acc has none and computes padding too."""
     torch.manual_seed(0)
