@@ -19,7 +19,8 @@ where tensors are on it (_compile.py).
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
 
 `LATER` names what is wrapped only once there is a reason: the environment says how
-DistributedDataParallel is to exchange gradients. `AS_CUDA` names what acts on acc where a program
+DistributedDataParallel is to exchange gradients, or a program imports FlexAttention, which names
+the devices that it takes. `AS_CUDA` names what acts on acc where a program
 says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc then.
 """
 
@@ -41,7 +42,15 @@ from torch.jit import _builtins
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.dlpack import DLDeviceType
 
-from torchacc_device import _C, _as_cuda, _as_cuda_devices, _compile, _devices, _scaling
+from torchacc_device import (
+    _C,
+    _as_cuda,
+    _as_cuda_devices,
+    _compile,
+    _devices,
+    _imported,
+    _scaling,
+)
 
 _DEVICE = "acc"
 _ABSENT = object()
@@ -349,6 +358,19 @@ _WRAPPED_LATER: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
 )
 
 
+def _takes_acc(original: Callable[..., None]) -> Callable[..., None]:
+    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != _DEVICE:
+            original(query, key, value)
+
+    return _validate_device
+
+
+# To import it takes half a second.
+_FLEX = "torch.nn.attention.flex_attention"
+_WRAPPED_OF_FLEX = ("_validate_device", _takes_acc)
+
+
 def _full_name(owner: Any, name: str) -> str:
     prefix = "" if owner is torch else f"{owner.__name__.removeprefix('torch.')}."
     return f"torch.{prefix}{name}"
@@ -356,7 +378,10 @@ def _full_name(owner: Any, name: str) -> str:
 
 # Everything that is wrapped, by its full name; and what is wrapped when there is a reason.
 LIST: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED)
-LATER: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED_LATER)
+LATER: tuple[str, ...] = (
+    *(_full_name(owner, name) for owner, name, _ in _WRAPPED_LATER),
+    f"{_FLEX}.{_WRAPPED_OF_FLEX[0]}",
+)
 AS_CUDA: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _as_cuda.TABLE)
 DEVICES_AS_CUDA: tuple[str, ...] = tuple(
     _full_name(owner, name) for owner, name, _ in _as_cuda_devices.TABLE
@@ -380,6 +405,8 @@ def applied() -> tuple[str, ...]:
 def apply() -> None:
     """Wraps everything in `LIST`; a second call does nothing."""
     _apply(_WRAPPED)
+    _imported.forget(_FLEX)
+    _imported.when_imported(_FLEX, lambda module: _apply(((module, *_WRAPPED_OF_FLEX),)))
 
 
 def before_group(call: Callable[[], Callable[[], None] | None]) -> None:
@@ -446,7 +473,10 @@ def undo() -> None:
     global _before_group, _construct
     _before_group = _construct = None
     undo_as_cuda()
-    _undo((*_WRAPPED, *_WRAPPED_LATER))
+    _imported.forget(_FLEX)
+    flex = sys.modules.get(_FLEX)
+    of_flex = () if flex is None else ((flex, *_WRAPPED_OF_FLEX),)
+    _undo((*_WRAPPED, *_WRAPPED_LATER, *of_flex))
 
 
 def _undo(wrapped: tuple[tuple[Any, str, Callable[[Any], Any]], ...]) -> None:

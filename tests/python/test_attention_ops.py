@@ -438,3 +438,56 @@ def test_blocks_put_together_are_the_whole(device, monkeypatch, fused):
             torch.testing.assert_close(
                 made.cpu().double(), wanted[index] - others[index], rtol=0, atol=1e-5
             )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_and_its_gradients_are_those_of_a_mask(device):
+    """torch refuses devices that it does not know, on the CPU gradients too."""
+    from torch.nn.attention import flex_attention as flex
+
+    generator = torch.Generator().manual_seed(3)
+    given = [torch.randn(2, 2, 16, 8, generator=generator) for _ in range(3)]
+    places = torch.arange(16)
+    bias = (places[:, None] - places) * 0.1
+    mask = torch.where(places[:, None] >= places, bias, -torch.inf)
+
+    def run(where: str, attend: Callable[..., Tensor]) -> list[Tensor]:
+        q, k, v = (t.clone().to(where).requires_grad_() for t in given)
+        y = attend(q, k, v)
+        y.square().sum().backward()
+        return [t.cpu() for t in (y.detach(), q.grad, k.grad, v.grad)]
+
+    def flexible(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        blocks = flex.create_block_mask(
+            lambda b, h, i, j: i >= j, None, None, 16, 16, device=device, BLOCK_SIZE=16
+        )
+        return flex.flex_attention(q, k, v, lambda s, b, h, i, j: s + (i - j) * 0.1, blocks)
+
+    expected = run("cpu", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask))
+    torch.testing.assert_close(run(device, flexible), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_flex_attention_takes_acc_whenever_it_is_imported(acc_only):
+    code = """
+import sys
+from torchacc_device import _patches
+name = "torch.nn.attention.flex_attention"
+if {before}:
+    _patches.undo()
+    assert name not in sys.modules
+    from torch.nn.attention import flex_attention as flex
+    _patches.apply()
+else:
+    assert name not in sys.modules
+    from torch.nn.attention import flex_attention as flex
+assert flex._validate_device.__name__ == "_validate_device"
+x = torch.ones(2, device=DEVICE)
+flex._validate_device(x, x, x)
+_patches.undo()
+try:
+    flex._validate_device(x, x, x)
+except ValueError:
+    print("refused")
+"""
+    for before in (True, False):
+        assert helpers.run_python(code.format(before=before)).stdout == "refused\n"

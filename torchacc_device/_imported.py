@@ -1,0 +1,48 @@
+"""Calls something once a module has been imported, for modules that torch itself imports late."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+class _Finder(MetaPathFinder):
+    """Finds the module as Python does, and has `call` behind its execution."""
+
+    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
+        self.name, self.call = name, call
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self.call(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
+    """Calls `call` with the module: now, if it is there, or at the end of its import."""
+    if name in sys.modules:
+        call(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Finder(name, call))
+
+
+def forget(name: str) -> None:
+    """Nothing is called any more when the module is imported."""
+    sys.meta_path[:] = [
+        each for each in sys.meta_path if not (isinstance(each, _Finder) and each.name == name)
+    ]
