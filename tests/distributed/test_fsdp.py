@@ -257,3 +257,61 @@ report(split=refused(built_before(lambda config: setattr(config.dist.tp, "size",
         assert all(advice in found[way] for way in ("flat", "scaled", "split"))
         assert found["synchronised"] == {}  # looking for such keeps no step from the device
         assert found["kept"] == "accepted" and found["moved"] == 16
+
+
+UNITS = (
+    SETUP
+    + """
+from torchacc.dist import tp
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(11, 6), nn.Sequential(models.Block(), models.Block())
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.words.weight
+    def forward(self, ids):
+        return self.head(self.blocks(self.words(ids)))
+def asked(change=lambda plain: None, names=(), flat=True, **sizes):
+    config = torchacc.Config()
+    for name, size in sizes.items():
+        setattr(getattr(config.dist, name), "size", size)
+    config.dist.fsdp.wrap_layer_cls, config.dist.fsdp.flatten_parameters = set(names), flat
+    if "pp" in sizes:
+        config.dist.pp.split_points = ["blocks.1"]
+    plain = Tied()
+    change(plain)
+    if "tp" in sizes:
+        plan = {"up": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+        tp.parallelize(plain.blocks[0], plan, config)
+    before = [(name, id(p), str(p.device)) for name, p in plain.named_parameters()]
+    said = refused(lambda: torchacc.accelerate(plain, config=config))
+    now = [(name, id(p), str(p.device)) for name, p in plain.named_parameters()]
+    return [said, before == now]
+"""
+)
+
+
+def test_a_parameter_in_two_units_is_refused_before_anything_changes(device):
+    """Else each unit trains a copy. Stages hold operations, and modules of torch as a whole."""
+    code = """
+def share(plain):
+    plain.blocks[1].up = plain.blocks[0].up
+report(flat=asked(names=["Embedding"], fsdp=WORLD),
+       kept=asked(names=["Embedding"], flat=False, fsdp=WORLD),
+       module=asked(share, names=["Block"], fsdp=WORLD),
+       together=asked(names=["Block"], fsdp=WORLD))
+if WORLD == 4:
+    report(layers=asked(names=["Embedding"], fsdp=2, tp=2),
+           stages=asked(share, names=["Linear", "Block"], fsdp=2, pp=2))
+"""
+    for ranks in (2, 4) if helpers.FULL else (4,):
+        for each in run_ranks(UNITS + code, ranks):
+            found = each.reports
+            assert found.pop("together")[0] == "accepted"
+            if ranks == 4:
+                assert found.pop("stages")[0] == "accepted"
+            for way, (said, same) in found.items():
+                assert same, way
+                assert "are one parameter, and would be in two units (a " in said, way
+            assert "words.weight and head.weight are one" in found["flat"][0]
+            assert "blocks.0.up.weight and blocks.1.up.weight are one" in found["module"][0]

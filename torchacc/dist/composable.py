@@ -21,9 +21,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchacc.dist.buffers import ReplicaBuffers
-from torchacc.dist.fsdp import wrapped_classes
 from torchacc.dist.half import run_in_half
 from torchacc.dist.parallel_module import ParallelModule, with_versions
+from torchacc.dist.units import wrapped_classes
 
 if TYPE_CHECKING:
     from torchacc.config import Config

@@ -257,24 +257,49 @@ def _repeat_sizes(
             node.replace_all_uses_with(copy, lambda user, stage=stage: stage_of[user] == stage)
 
 
+def _checkpointed(model: nn.Module, memory: MemoryConfig) -> dict[str, nn.Module]:
+    """The modules that will be checkpointed, by their names."""
+    if not memory.gc:
+        return {}
+    names = {module: name for name, module in model.named_modules()}
+    chosen = chosen_modules(model, memory.gc_cls or (), memory.gc_cnt)
+    return {names[module]: module for module in chosen}
+
+
 def check_points(model: nn.Module, options: PPConfig, memory: MemoryConfig) -> None:
     """Raises ValueError for a split point inside of a module that will be checkpointed.
 
     Such a module is computed as a whole, twice.
     """
-    if not memory.gc:
-        return
-    names = {module: name for name, module in model.named_modules()}
-    for module in chosen_modules(model, memory.gc_cls or (), memory.gc_cnt):
-        inside = f"{names[module]}." if names[module] else ""
+    for name, module in _checkpointed(model, memory).items():
+        inside = f"{name}." if name else ""
         for point in options.split_points:
             if _name_of(model, point).startswith(inside):
                 raise ValueError(
                     f"[config] dist.pp.split_points has {_name_of(model, point)}, which is inside "
-                    f"of {names[module] or 'the model itself'}, a {type(module).__name__} that "
+                    f"of {name or 'the model itself'}, a {type(module).__name__} that "
                     "memory.gc_cls checkpoints as a whole. Split before such a module, or "
                     "checkpoint smaller ones."
                 )
+
+
+def parts_of_stages(model: nn.Module, options: PPConfig, memory: MemoryConfig) -> list[set[str]]:
+    """What each stage will hold: the names of modules that stay whole, and of parameters.
+
+    Modules that will be checkpointed stay whole, and those of torch.nn; of others the operations
+    alone. Raises ValueError as `traced` does.
+    """
+    graph, stage_of = traced(model, options)
+    whole = _checkpointed(model, memory).keys()
+    parts: list[set[str]] = [set() for _ in range(options.size)]
+    for node in graph.nodes:
+        parts[stage_of[node]] |= whole & node.meta.get("nn_module_stack", {}).keys()
+        if node.op == "call_module":
+            parts[stage_of[node]].add(str(node.target))
+        elif node.op == "get_attr":
+            for user in node.users:
+                parts[stage_of[user]].add(str(node.target))
+    return parts
 
 
 def _handed_on(graph: fx.Graph, stage_of: dict[fx.Node, int], stage_id: int) -> list[fx.Node]:

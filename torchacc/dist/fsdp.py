@@ -27,7 +27,7 @@ from torchacc.dist.half import run_in_half
 from torchacc.dist.parallel_module import ParallelModule
 from torchacc.dist.shard_format import METADATA
 from torchacc.dist.shards import ShardedUnits, model_name
-from torchacc.logger import logger
+from torchacc.dist.units import wrapped_classes
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -222,46 +222,6 @@ def sharded_module(model: nn.Module) -> ShardedUnits:
             "accelerate returned with dist.fsdp.size above 1."
         )
     return found
-
-
-def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
-    """What is a unit of its own: the classes of the model that have one of the names."""
-    present = {type(module) for module in model.modules()}
-    chosen = {kind for kind in present if kind.__name__ in names}
-    missing = names - {kind.__name__ for kind in chosen}
-    if missing:
-        logger.warning(
-            "[config] dist.fsdp.wrap_layer_cls: the model has no module of class %s. It has: %s",
-            ", ".join(sorted(missing)),
-            ", ".join(sorted({kind.__name__ for kind in present})),
-        )
-    return chosen
-
-
-def check_trained_alike(model: nn.Module, names: set[str]) -> None:
-    """Raises ValueError where a unit has trained and frozen parameters: flat, they are one."""
-    units = {kind for kind in {type(m) for m in model.modules()} if kind.__name__ in names}
-
-    def check(unit: nn.Module, where: str) -> None:
-        trained: dict[bool, str] = {}
-        rest = [("", unit)]
-        while rest:
-            prefix, module = rest.pop()
-            for name, parameter in module.named_parameters(recurse=False):
-                trained.setdefault(parameter.requires_grad, prefix + name)
-            for name, child in module.named_children():
-                if type(child) in units:
-                    check(child, f"{where}{prefix}{name}.")
-                else:
-                    rest.append((f"{prefix}{name}.", child))
-        if len(trained) > 1:
-            raise ValueError(
-                f"[config] dist.fsdp.flatten_parameters makes one parameter of {where}"
-                f"{trained[True]}, which is trained, and {where}{trained[False]}, which is not. "
-                "Set it to False, or name a class in dist.fsdp.wrap_layer_cls with only one kind."
-            )
-
-    check(model, "")
 
 
 @contextmanager

@@ -71,23 +71,24 @@ def check(model: nn.Module, config: Config) -> None:
     from torchacc.dist.agree import check_same_model, check_same_options
     from torchacc.dist.comm import processes_inside
     from torchacc.dist.distributed_parallel import needs_composable
+    from torchacc.dist.units import WHOLE, check_units
 
     check_same_options(_shared_options(model, config))
     check_same_model(model)
     mesh = config.get_mesh()
-    if needs_composable(model, mesh):
+    composable = needs_composable(model, mesh)
+    if composable:
         from torchacc.dist.composable import check_composable
 
         check_composable(config, mesh)
-    elif mesh.num("fsdp") > 1 and config.dist.fsdp.flatten_parameters:
-        from torchacc.dist.fsdp import check_trained_alike
-
-        check_trained_alike(model, config.dist.fsdp.wrap_layer_cls)
+    parts = [WHOLE]
     if mesh.num("pp") > 1:
-        from torchacc.dist.cut import check_points, traced
+        from torchacc.dist.cut import check_points, parts_of_stages
 
         check_points(model, config.dist.pp, config.memory)
-        traced(model, config.dist.pp)
+        parts = parts_of_stages(model, config.dist.pp, config.memory)
+    if mesh.num("fsdp") > 1:
+        check_units(model, config, composable, parts)
     if config.dist.comm.hierarchical:
         processes_inside(mesh.joint_ranks("dp", "sp"), config.dist.comm.intra_size)
 

@@ -1,0 +1,107 @@
+"""The units of a model: the modules whose parameters are sharded and gathered together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchacc.logger import logger
+
+if TYPE_CHECKING:
+    from torchacc.config import Config
+
+# What a process holds: the names of modules that are there with all that is inside of them, and
+# those of single parameters.
+Part = Collection[str]
+WHOLE: Part = frozenset(("",))
+
+# A parameter with its unit, which may be the model itself, and one of its names.
+Held = tuple[nn.Module, str, nn.Parameter]
+
+
+def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
+    """What is a unit of its own: the classes of the model that have one of the names."""
+    present = {type(module) for module in model.modules()}
+    chosen = {kind for kind in present if kind.__name__ in names}
+    missing = names - {kind.__name__ for kind in chosen}
+    if missing:
+        logger.warning(
+            "[config] dist.fsdp.wrap_layer_cls: the model has no module of class %s. It has: %s",
+            ", ".join(sorted(missing)),
+            ", ".join(sorted({kind.__name__ for kind in present})),
+        )
+    return chosen
+
+
+def check_units(
+    model: nn.Module, config: Config, composable: bool, parts: Iterable[Part] = (WHOLE,)
+) -> None:
+    """Raises ValueError where torch could not shard the parameters, or would change the training.
+
+    Args:
+        model: before anything of it is sharded.
+        config: the options.
+        composable: whether that will be by torch's composable functions.
+        parts: what the stages hold, where there are several.
+    """
+    names, in_half = config.dist.fsdp.wrap_layer_cls, config.compute.half() is not None
+    for part in parts:
+        found = list(_parameters(model, names, in_half, part))
+        _check_tied(model, found)
+        if not composable and config.dist.fsdp.flatten_parameters:
+            _check_trained_alike(found)
+
+
+def _check_tied(model: nn.Module, found: Iterable[Held]) -> None:
+    """torch would make a copy in each unit that has the parameter, and train them apart."""
+    first: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    for unit, name, parameter in found:
+        other, before = first.setdefault(parameter, (unit, name))
+        if other is not unit:
+            raise ValueError(
+                f"[config] dist.fsdp.wrap_layer_cls: {before} and {name} are one parameter, and "
+                f"would be in two units ({_shown(other, model)}, and {_shown(unit, model)}), each "
+                "with a copy. Name classes with all modules that share it, or with none of them."
+            )
+
+
+def _check_trained_alike(found: Iterable[Held]) -> None:
+    """Flat, the parameters of a unit are one."""
+    trained: dict[nn.Module, dict[bool, str]] = {}
+    for unit, name, parameter in found:
+        kinds = trained.setdefault(unit, {})
+        kinds.setdefault(parameter.requires_grad, name)
+        if len(kinds) > 1:
+            raise ValueError(
+                f"[config] dist.fsdp.flatten_parameters makes one parameter of {kinds[True]}, "
+                f"which is trained, and {kinds[False]}, which is not. "
+                "Set it to False, or name a class in dist.fsdp.wrap_layer_cls with only one kind."
+            )
+
+
+def _parameters(model: nn.Module, names: set[str], in_half: bool, part: Part) -> Iterator[Held]:
+    """The parameters of a part, by all of their names, each with its unit.
+
+    As torch has it, subclasses of the classes with these names are units too, and in half precision
+    so is each batch norm, which stays in float32.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    kinds = tuple(kind for kind in map(type, modules.values()) if kind.__name__ in names)
+    kinds += (_BatchNorm,) if in_half else ()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        unit, held = model, not part.isdisjoint(("", name))
+        above = name.split(".")[:-1]
+        for depth in range(1, len(above) + 1):
+            place = ".".join(above[:depth])
+            held = held or place in part
+            if held and isinstance(modules[place], kinds):
+                unit = modules[place]
+        if held:
+            yield unit, name, parameter
+
+
+def _shown(unit: nn.Module, model: nn.Module) -> str:
+    return "the model itself" if unit is model else f"a {type(unit).__name__}"
