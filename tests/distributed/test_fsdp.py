@@ -315,3 +315,25 @@ if WORLD == 4:
                 assert "are one parameter, and would be in two units (a " in said, way
             assert "words.weight and head.weight are one" in found["flat"][0]
             assert "blocks.0.up.weight and blocks.1.up.weight are one" in found["module"][0]
+
+
+def test_parameters_that_torch_cannot_shard_are_named_before_anything_changes(device):
+    """Contiguous ones are asked for where layers or stages are split."""
+    code = """
+def scalar(plain):
+    plain.blocks[1].factor = nn.Parameter(torch.ones(()))
+def strided(plain):
+    plain.blocks[1].up.weight = nn.Parameter(torch.ones(6, 10).t())
+report(flat=asked(scalar, fsdp=4), kept=asked(scalar, flat=False, fsdp=4),
+       layers=asked(scalar, fsdp=2, tp=2), copies=asked(scalar, dp=2, tp=2),
+       elsewhere=asked(scalar, fsdp=2, pp=2))
+report(strides={"layers": asked(strided, fsdp=2, tp=2), "stages": asked(strided, fsdp=2, pp=2),
+                "flat": asked(strided, fsdp=4)})
+"""
+    for each in run_ranks(UNITS + code, 4):
+        strides = each.reports.pop("strides")
+        assert strides.pop("flat")[0] == each.reports.pop("elsewhere")[0] == "accepted"
+        for way, (said, same) in each.reports.items():
+            assert same and "blocks.1.factor is a 0-dimensional parameter" in said, way
+        for way, (said, same) in strides.items():
+            assert same and "blocks.1.up.weight has the shape [10, 6] and" in said, way

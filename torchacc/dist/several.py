@@ -87,8 +87,7 @@ def check(model: nn.Module, config: Config) -> None:
 
         check_points(model, config.dist.pp, config.memory)
         parts = parts_of_stages(model, config.dist.pp, config.memory)
-    if mesh.num("fsdp") > 1:
-        check_units(model, config, composable, parts)
+    check_units(model, config, composable, parts)
     if config.dist.comm.hierarchical:
         processes_inside(mesh.joint_ranks("dp", "sp"), config.dist.comm.intra_size)
 

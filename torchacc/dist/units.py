@@ -44,15 +44,35 @@ def check_units(
     Args:
         model: before anything of it is sharded.
         config: the options.
-        composable: whether that will be by torch's composable functions.
+        composable: whether that will be by torch's composable functions, which also replicate.
         parts: what the stages hold, where there are several.
     """
-    names, in_half = config.dist.fsdp.wrap_layer_cls, config.compute.half() is not None
+    options, in_half = config.dist.fsdp, config.compute.half() is not None
+    sharded = config.dist.fsdp.size > 1
     for part in parts:
-        found = list(_parameters(model, names, in_half, part))
-        _check_tied(model, found)
-        if not composable and config.dist.fsdp.flatten_parameters:
+        found = list(_parameters(model, options.wrap_layer_cls, in_half, part))
+        if sharded or composable:
+            _check_shapes(found, composable)
+        if sharded:
+            _check_tied(model, found)
+        if sharded and not composable and options.flatten_parameters:
             _check_trained_alike(found)
+
+
+def _check_shapes(found: Iterable[Held], composable: bool) -> None:
+    """torch finds these in the middle of its work, and does not say which parameter it is."""
+    for _, name, parameter in found:
+        if parameter.dim() == 0:
+            raise ValueError(
+                f"[config] dist.fsdp: {name} is a 0-dimensional parameter, which torch does not "
+                "shard. Give it the shape [1]."
+            )
+        if composable and not parameter.is_contiguous():
+            raise ValueError(
+                f"[config] dist.fsdp: {name} has the shape {list(parameter.shape)} and the strides "
+                f"{list(parameter.stride())}, and where layers or stages are split torch shards "
+                "contiguous parameters only. Make it so (nn.Parameter(parameter.contiguous()))."
+            )
 
 
 def _check_tied(model: nn.Module, found: Iterable[Held]) -> None:
