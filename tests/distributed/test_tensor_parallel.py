@@ -261,6 +261,37 @@ report(trained=trained, values=[p.detach().to_local()[0].item() for p in model.n
         assert each.reports == {"trained": [False, True], "values": [1.0, 1.0]}
 
 
+def test_units_may_be_inside_of_others(device):
+    """Also where a norm, which half precision keeps in float32, is named as a unit."""
+    code = """
+config.dist.fsdp.size, config.dist.fsdp.wrap_layer_cls = 2, {"Block", "Linear", "BatchNorm1d"}
+plan = {f"blocks.{index}.up": tp.ColwiseParallel() for index in range(3)}
+plan |= {f"blocks.{index}.down": tp.RowwiseParallel() for index in range(3)}
+x, y = (models.part(t, RANK // 2, 2) for t in models.data()[0])
+def gradients(kind):
+    config.compute.bf16 = kind != "plain"
+    plain = models.made(0)
+    if kind != "plain":
+        plain.blocks.append(nn.BatchNorm1d(6))
+    model = torchacc.accelerate(tp.parallelize(plain, plan, config), config=config)
+    nn.functional.mse_loss(model(x.to(model.device)), y.to(model.device)).backward()
+    report(**{kind: sum(type(m).__name__.startswith("FSDP") for m in plain.modules())})
+    return {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters()}
+expected = models.made(0)
+nn.functional.mse_loss(expected(models.data()[0][0]), models.data()[0][1]).backward()
+found = gradients("plain")
+for name, parameter in expected.named_parameters():
+    torch.testing.assert_close(found[name], parameter.grad)
+found = gradients("half")
+report(norm=sum(float(value.abs().sum()) for name, value in found.items() if "blocks.3" in name))
+"""
+    for each in run_ranks(
+        SETUP + "from torchacc.dist import tp\nconfig.dist.tp.size = 2" + code, 4
+    ):
+        assert each.reports["plain"] == 12  # three blocks, eight layers and the model
+        assert each.reports["half"] == 13 and each.reports["norm"] > 0
+
+
 @pytest.mark.parametrize("kind", ["dp", "fsdp"])
 def test_what_has_other_data_has_the_buffers_of_the_first(device, kind):
     """Before a forward, as in DistributedDataParallel, and so in the evaluation after training."""

@@ -79,13 +79,15 @@ class Composable(ParallelModule):
             units = wrapped_classes(model, config.dist.fsdp.wrap_layer_cls)
             # Autocast says which operators take half precision; inputs of a unit stay as they are.
             policy = MixedPrecisionPolicy(half, half and torch.float32, cast_forward_inputs=False)
-            if half is not None:
-                # As torch's older way has it: statistics stay in float32.
-                whole = MixedPrecisionPolicy(cast_forward_inputs=False)
-                for module in list(model.modules()):
-                    if isinstance(module, _BatchNorm) and module is not model:
-                        fully_shard(module, mesh=mesh, mp_policy=whole)
-            inside = [m for m in model.modules() if type(m) in units and m is not model]
+            # As torch's older way has it: statistics stay in float32, also of units.
+            exact = (_BatchNorm,) if half is not None else ()
+            whole = MixedPrecisionPolicy(cast_forward_inputs=False)
+            modules = [m for m in dict.fromkeys(_leaves_first(model)) if m is not model]
+            for module in modules:
+                if isinstance(module, exact):
+                    fully_shard(module, mesh=mesh, mp_policy=whole)
+            kinds = tuple(units)
+            inside = [m for m in modules if isinstance(m, kinds) and not isinstance(m, exact)]
             for module in (*inside, model):
                 fully_shard(module, mesh=mesh, mp_policy=policy)
             run_in_half(half, (*inside, model))
@@ -120,6 +122,13 @@ class Composable(ParallelModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         parts = split_as_held(state_dict, self._acc_names)
         return super().load_state_dict(parts, *args, **kwargs)
+
+
+def _leaves_first(module: nn.Module) -> Iterator[nn.Module]:
+    """A unit takes all parameters inside of it that no unit has yet: inner ones come first."""
+    for child in module.children():
+        yield from _leaves_first(child)
+    yield module
 
 
 def make_whole(state: dict[str, Any], prefix: str) -> None:
