@@ -291,6 +291,29 @@ def asked(change=lambda plain: None, names=(), flat=True, **sizes):
 )
 
 
+def test_units_of_one_kind_each_may_be_flat(device):
+    """Subclasses of a class are units too, and in half precision batch norms, which stay exact."""
+    code = """
+class Other(models.Block):
+    pass
+def subclass(plain):
+    plain.blocks[1] = Other().requires_grad_(False)
+def norm(plain):
+    plain.blocks[1] = nn.BatchNorm1d(5).requires_grad_(False)
+report(subclass=asked(subclass, names=["Block"], fsdp=WORLD),
+       none=asked(subclass, names=["Other"], fsdp=WORLD),
+       exact=asked(norm, fsdp=WORLD))
+config.compute.bf16 = True
+torchacc.Config = lambda: config
+report(half=asked(norm, fsdp=WORLD))
+"""
+    for each in run_ranks(UNITS + code, 2):
+        assert each.reports["subclass"][0] == each.reports["none"][0] == "accepted"
+        assert each.reports["half"][0] == "accepted"
+        said, same = each.reports["exact"]
+        assert same and "blocks.1.weight, which is not" in said
+
+
 def test_a_parameter_in_two_units_is_refused_before_anything_changes(device):
     """Else each unit trains a copy. Stages hold operations, and modules of torch as a whole."""
     code = """
