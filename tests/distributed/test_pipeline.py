@@ -44,7 +44,7 @@ def test_stages_one_after_the_other_are_the_model():
     first = stages[0][0](x)
     second = stages[1][0](first)
     assert isinstance(first, Tensor) and len(second) == 2  # what is added at the end travels along
-    assert torch.equal(stages[2][0](*second, scale=scale), model(x, scale))
+    assert torch.equal(stages[2][0](*second, argument_scale=scale), model(x, scale))
     parameters = [[name for name, _ in stage.named_parameters()] for stage, _ in stages]
     assert parameters[1] == ["second.weight", "second.bias"]
     assert set(parameters[0]) == {"first.weight", "first.bias", "bias"}

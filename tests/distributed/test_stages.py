@@ -109,6 +109,28 @@ report(names=sorted(found))
     assert "one.running_mean" in first and "two.num_batches_tracked" in second
 
 
+def test_arguments_may_have_the_names_of_a_schedules(device):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+    def forward(self, input, target, losses, return_outputs):
+        return ((self.last(self.first(input)) - target) * losses * return_outputs).square().mean()
+torch.manual_seed(0)
+plain = Model()
+config.dist.pp.size, config.dist.pp.split_points = 2, ["last"]
+config.dist.pp.num_micro_batches = 2
+model = torchacc.accelerate(copy.deepcopy(plain), config=config)
+given = [torch.randn(4, n, generator=torch.Generator().manual_seed(n)) for n in (4, 2, 1, 1)]
+for _ in range(2):
+    torch.testing.assert_close(model.forward_backward(*given).cpu(), plain(*given).detach())
+report(done=True)
+"""
+    for each in run_ranks(COMPARED + code, 2):
+        assert each.reports["done"]
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

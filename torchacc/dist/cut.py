@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from torchacc.dist.mesh import Mesh
 
 
+# Before the names of the model's arguments: `target` or `losses` are those of torch's schedules.
+ARGUMENT = "argument_"
+
+
 def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphModule, list[str]]:
     """One stage of `model`, and the names of the model's arguments that it takes.
 
     The first stage takes them by position, the others, after what the stage before hands on, by
-    name. What a later stage needs of an earlier one travels through those between.
+    name, with `ARGUMENT` before it. What a later stage needs of an earlier one travels through
+    those between.
     """
     graph, stage_of = traced(model, options)
     made = fx.Graph()
@@ -39,7 +44,7 @@ def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphM
     for node in graph.nodes:
         if node.op == "placeholder" and any(stage_of[user] == stage_id for user in node.users):
             names.append(str(node.target))
-            copies[node] = made.placeholder(str(node.target))
+            copies[node] = made.placeholder(f"{ARGUMENT}{node.target}")
     for node in graph.nodes:
         if node.op == "get_attr" and any(stage_of[user] == stage_id for user in node.users):
             copies[node] = made.node_copy(node)

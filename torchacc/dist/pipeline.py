@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
 from torchacc.dist.buffers import ReplicaBuffers
-from torchacc.dist.cut import as_returned, inputs, split_in_modes, tied
+from torchacc.dist.cut import ARGUMENT, as_returned, inputs, split_in_modes, tied
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule, with_versions
@@ -247,7 +247,7 @@ class PipelineParallel(ParallelModule):
             target=torch.empty(self._acc_config.dist.pp.num_micro_batches),
             losses=losses,
             return_outputs=False,
-            **({} if first else used),
+            **({} if first else {ARGUMENT + name: value for name, value in used.items()}),
         )
         return losses
 
