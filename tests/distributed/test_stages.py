@@ -262,9 +262,12 @@ x = torch.ones(4, 4, dtype=torch.{kind})
 for _ in range(2):
     loss = model.forward_backward(x, output_fn=lambda out: out.square().mean())
 report(kind=str(loss.dtype), loss=float(loss), expected=float(plain(x).square().mean()))
+other = model.forward_backward(x, output_fn=lambda out: out.float().square().mean())
+report(other=str(other.dtype), same=abs(float(other) - float(loss)) < 0.01 * float(loss))
 """
     for each in run_ranks(COMPARED + code, 2):
-        assert each.reports["kind"] == f"torch.{kind}"
+        assert each.reports["kind"] == each.reports["other"] == f"torch.{kind}"
+        assert each.reports["same"]
         assert each.reports["loss"] == pytest.approx(each.reports["expected"], rel=1e-2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,7 @@ KEPT = 4
 class _Prepared:
     stage: Stage
     schedule: PipelineScheduleSingle
-    loss_type: torch.dtype | None = None  # known after the first step
+    loss_type: torch.dtype | None = None  # the first step's, which all processes know from then on
 
 
 class PipelineParallel(ParallelModule):
@@ -56,7 +57,8 @@ class PipelineParallel(ParallelModule):
 
     def __init__(self, model: nn.Module, config: Config, wrap: Wrap | None = None) -> None:
         super().__init__(model, config)
-        options = config.dist.pp
+        # What the program says later is for later models: each stage would hear it in another step.
+        options = self._acc_options = copy.copy(config.dist.pp)
         stage_id = self._acc_mesh.get_stage_id()
         stage, self._acc_ways = split_in_modes(model, options, stage_id)
         self._acc_stage = stage
@@ -93,7 +95,7 @@ class PipelineParallel(ParallelModule):
         return found
 
     def _acc_prepare(self) -> _Prepared:
-        options, inner = self._acc_config.dist.pp, self._acc_inner
+        options, inner = self._acc_options, self._acc_inner
         stage = Stage(
             # The stage knows torch's own wrappers, and when they may exchange gradients.
             inner._acc_inner if isinstance(inner, ParallelModule) else inner,
@@ -115,7 +117,7 @@ class PipelineParallel(ParallelModule):
                 f"[forward_backward] the model is in {now} mode, and its forward could be traced "
                 f"and split in {then} mode only. Call model.{then}(), or make forward traceable."
             )
-        micro, names = self._acc_config.dist.pp.num_micro_batches, self._acc_every_input
+        micro, names = self._acc_options.num_micro_batches, self._acc_every_input
         missing = [name for name in names if name not in arguments]
         if missing:
             raise TypeError(
@@ -201,9 +203,9 @@ class PipelineParallel(ParallelModule):
 
         `output_fn` makes the loss from the model's output, which else is the loss. Every process
         passes the model's arguments, whose shapes have to be the same on all; a stage takes those
-        that it uses. Returns the loss, averaged over the micro batches: on every process, or,
-        without `config.dist.pp.broadcast_loss`, on those of the last stage (None on the others).
-        Under `torch.no_grad()` there is no backward.
+        that it uses. Returns the loss, averaged over the micro batches: on every process, in the
+        type of the first loss of such a batch, or, without `config.dist.pp.broadcast_loss`, on
+        those of the last stage (None on the others). Under `torch.no_grad()` there is no backward.
 
         Raises TypeError or ValueError on every process for arguments that are missing or cannot be
         cut into `config.dist.pp.num_micro_batches` parts of one size. After an error in the middle
@@ -234,7 +236,7 @@ class PipelineParallel(ParallelModule):
         # Else what the micro batches were, and became, stays until such a step comes again.
         prepared.stage.clear_runtime_states()
         loss = torch.stack(losses).sum().detach() if losses else None
-        return self._acc_told(loss, prepared) if self._acc_config.dist.pp.broadcast_loss else loss
+        return self._acc_told(loss, prepared) if self._acc_options.broadcast_loss else loss
 
     def _acc_run(self, schedule: PipelineScheduleSingle, used: dict[str, Tensor]) -> list[Tensor]:
         """The losses of the micro batches, divided by their number, where they are computed."""
@@ -244,7 +246,7 @@ class PipelineParallel(ParallelModule):
         run(
             *(used.values() if first else ()),
             # The schedule hands a piece of it to the loss, which needs none.
-            target=torch.empty(self._acc_config.dist.pp.num_micro_batches),
+            target=torch.empty(self._acc_options.num_micro_batches),
             losses=losses,
             return_outputs=False,
             **({} if first else {ARGUMENT + name: value for name, value in used.items()}),
@@ -254,13 +256,14 @@ class PipelineParallel(ParallelModule):
     def _acc_told(self, loss: Tensor | None, prepared: _Prepared) -> Tensor:
         """The loss that the last stage has, on every process."""
         group = self._acc_mesh.get_pp_proc_group()
-        last = self._acc_mesh.stage_to_global(self._acc_config.dist.pp.size - 1)
+        last = self._acc_mesh.stage_to_global(self._acc_options.size - 1)
         if prepared.loss_type is None:
             said = [None if loss is None else loss.dtype]
             dist.broadcast_object_list(said, src=last, group=group)
             prepared.loss_type = said[0]
         if loss is None:
-            loss = torch.zeros((), dtype=prepared.loss_type, device=self._acc_device)
+            loss = torch.zeros((), device=self._acc_device)
+        loss = loss.to(prepared.loss_type)  # another output_fn may make another type
         dist.broadcast(loss, src=last, group=group)
         return loss
 
@@ -275,7 +278,7 @@ class PipelineParallel(ParallelModule):
                 "element. Pass output_fn, which makes the loss from the model's output."
             )
         # Gradients add up over the micro batches, and the loss is their mean.
-        return loss.reshape(()) / self._acc_config.dist.pp.num_micro_batches
+        return loss.reshape(()) / self._acc_options.num_micro_batches
 
     @contextmanager
     def _acc_shared_gradients(self) -> Iterator[None]:
