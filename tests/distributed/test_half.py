@@ -101,6 +101,39 @@ report(kind=str(norm.running_mean.dtype), moved=bool(norm.running_mean.abs().sum
         assert rank.reports == {"kind": "torch.float32", "moved": True}
 
 
+def test_inputs_stay_as_they_are():
+    """Autocast casts what its operators take: positions, masks and targets are exact."""
+    code = """
+import torchacc
+from torch import nn
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.head = nn.Linear(4, 6), nn.Linear(6, 4)
+    def forward(self, x, time):
+        y = self.head(self.up(x))
+        return y + (time - 1000), y.dtype
+def made(half, options):
+    config = torchacc.Config()
+    for name, value in options.items():
+        setattr(config.dist.fsdp, name, value)
+    setattr(config.compute, half, True)
+    return torchacc.accelerate(Timed(), config=config)
+for way in ({"size": 2}, {"size": 2, "wrap_layer_cls": {"Linear"}}):
+    for half in ("bf16", "fp16"):
+        model = made(half, way)
+        time = torch.full((2, 1), 1000.2, device=model.device)
+        with torch.no_grad():
+            far, kind = model(torch.ones(2, 4, device=model.device), time)
+            near, _ = model(torch.ones(2, 4, device=model.device), time * 0 + 1000)
+        report(**{half + str(len(way)): [float((far - near).mean()), str(kind)]})
+"""
+    for rank in run_ranks(code, 2):
+        for way, (away, kind) in rank.reports.items():
+            assert away == pytest.approx(0.2, abs=1e-3), way
+            assert kind == (f"torch.{'float16' if way.startswith('fp16') else 'bfloat16'}")
+
+
 def test_an_overflow_on_one_rank_is_one_on_all():
     code = f"""
 for way, options in {WAYS!r}.items():

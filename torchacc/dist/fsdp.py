@@ -200,8 +200,10 @@ def _mixed_precision(half: torch.dtype) -> fsdp.MixedPrecision:
     return fsdp.MixedPrecision(
         param_dtype=half,
         reduce_dtype=torch.float32,
-        # Autocast says which operators take half precision; inputs of a unit stay as they are.
+        # Autocast says which operators take half precision; inputs stay as they are, the model's
+        # and those of a unit.
         cast_forward_inputs=False,
+        cast_root_forward_inputs=False,
     )
 
 
