@@ -87,7 +87,8 @@ def accelerate(
     Raises:
         TypeError: the model is no Module, the loader cannot be iterated, the config is no Config.
         ValueError: a parameter or buffer lies on a device from which it cannot come, the config
-            contradicts itself or the number of processes, or the processes' models differ.
+            contradicts itself, the number of processes or the loader's DistributedSampler, or the
+            processes' models differ.
         RuntimeError: there are more processes than devices, or the launcher's variables are
             incomplete.
         NotImplementedError: the config asks for what this version cannot do; the field is named.
@@ -180,6 +181,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncLoader:
+    several.check_sampler(loader, config)
     if isinstance(loader, AsyncLoader):
         if loader.device != device:
             raise ValueError(

@@ -428,9 +428,19 @@ for workers in (1, 0):
     data = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=workers)
     _, loader = torchacc.accelerate(models.made(0), data, config)
     report(**{str(workers): [batch.tolist() for batch in loader]})
+from torch.utils.data.distributed import DistributedSampler
+def refuses(**options):
+    sampler = DistributedSampler(range(8), **options)
+    data = DataLoader(range(8), batch_size=4, sampler=sampler)
+    return refused(lambda: torchacc.accelerate(models.made(0), data, config))
+report(sampler=[refuses(), refuses(num_replicas=1, rank=0)])
 """
     first, second = run_ranks(SETUP + "config.dist.tp.size = 2\n" + code, 2)
     assert first.reports["1"] == second.reports["1"]
+    for number, each in enumerate((first, second)):
+        over_all, over_parts = each.reports["sampler"]
+        assert f"rank = {number} and num_replicas = 2, and with dist.tp.size = 2" in over_all
+        assert "needs rank = 0 and num_replicas = 1" in over_all and over_parts == "accepted"
     floors = [[[int(x) for x in batch] for batch in each.reports["0"]] for each in (first, second)]
     assert floors[0] == floors[1]
     line = "into 1 parts, each for 2 processes, which read the same."

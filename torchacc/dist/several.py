@@ -188,6 +188,27 @@ def divided(loader: Iterable[Any], config: Config) -> Iterable[Any]:
     return shard_loader(loader, rank, count, seed[0] >> 1)
 
 
+def check_sampler(loader: Iterable[Any], config: Config) -> None:
+    """Raises ValueError for a DistributedSampler that gives processes other parts than they need.
+
+    That is where several have to read the same part, and it has one for each process.
+    """
+    read_together = [name for name in ("pp", "tp", "sp") if getattr(config.dist, name).size > 1]
+    sampler = distributed_sampler(loader)
+    if sampler is None or not read_together or dist.get_world_size() == 1:
+        return
+    mesh = config.get_mesh()
+    rank, count = mesh.joint_coordinate("dp", "fsdp"), mesh.joint_num("dp", "fsdp")
+    if (sampler.rank, sampler.num_replicas) != (rank, count):
+        shown = ", ".join(f"dist.{name}.size = {mesh.num(name)}" for name in read_together)
+        raise ValueError(
+            f"[accelerate] the loader's {type(sampler).__name__} has rank = {sampler.rank} and "
+            f"num_replicas = {sampler.num_replicas}, and with {shown}, whose processes read the "
+            f"same batches, this one needs rank = {rank} and num_replicas = {count}. Pass it "
+            "these, or a loader without such a sampler and config.dataloader.shard = True."
+        )
+
+
 def say_how(model: nn.Module, loader: Iterable[Any] | None, config: Config) -> None:
     """Says once how the processes share the work; only the first process speaks."""
     count = dist.get_world_size()
