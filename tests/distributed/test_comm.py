@@ -288,16 +288,23 @@ torchacc.accelerate(models.made(0), config=config)
 
 
 def test_machines_of_unequal_size_are_refused_on_every_process(device):
+    """Also where each process knows only the number of its own machine."""
     code = (
         SETUP
         + """
+from torchacc.dist import comm
 config.dist.comm.hierarchical, config.dist.comm.intra_size = True, 2
-torchacc.accelerate(models.made(0), config=config)
+report(asked=refused(lambda: torchacc.accelerate(models.made(0), config=config)))
+config.dist.comm.intra_size, os.environ["LOCAL_WORLD_SIZE"] = None, ["2", "2", "1"][RANK]
+report(launched=refused(lambda: torchacc.accelerate(models.made(0), config=config)),
+       plain=refused(lambda: comm.make_policy(config.dist.comm, dist.group.WORLD)))
 """
     )
-    for each in run_ranks(code, 3, check=False, timeout=100):
-        assert each.status == 1
-        assert "dist.comm.intra_size = 2 does not divide the 3 processes" in each.stderr
+    for each in run_ranks(code, 3, timeout=100):
+        found = each.reports
+        assert "dist.comm.intra_size = 2 does not divide the 3 processes" in found["asked"]
+        assert "process 2 has dist.comm.hierarchical: LOCAL_WORLD_SIZE = 1" in found["launched"]
+        assert "which average gradients, have LOCAL_WORLD_SIZE = [2, 2, 1]" in found["plain"]
 
 
 def test_the_first_process_decides_on_the_size_of_buckets(device):

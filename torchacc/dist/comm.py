@@ -34,9 +34,12 @@ _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def make_policy(options: CommConfig, group: ProcessGroup) -> Policy | None:
     """How the processes of `group` average gradients as `options` say; None: by plain all-reduces.
 
-    All of these processes have to call it.
+    All of these processes have to call it. Raises ValueError on all of them where machines have
+    unlike numbers of processes, for `hierarchical`, and as `Hierarchical` does.
     """
     policy: Policy
+    if options.hierarchical and options.intra_size is None:
+        _check_machines(group)
     groups = _several(group, options.streams)
     if options.compression is not None:
         policy = Compressed(groups, _HALVES[options.compression])
@@ -52,6 +55,18 @@ def make_policy(options: CommConfig, group: ProcessGroup) -> Policy | None:
         streams = f", on {options.streams} streams" if options.streams > 1 else ""
         logger.info("gradients are exchanged by: %s%s", policy, streams)
     return policy
+
+
+def _check_machines(group: ProcessGroup) -> None:
+    """Each knows only its own launcher: else some processes could refuse, and the others wait."""
+    counts = [0] * group.size()
+    dist.all_gather_object(counts, launched.local_world_size(default=0), group=group)
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"[config] dist.comm.hierarchical: the processes {dist.get_process_group_ranks(group)},"
+            f" which average gradients, have LOCAL_WORLD_SIZE = {counts}. Start as many on each "
+            "machine, set dist.comm.intra_size (LIGHT_INTRA_SIZE), or leave hierarchical False."
+        )
 
 
 def register_policy(model: DistributedDataParallel, policy: Policy) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from torchacc import launched
 from torchacc.config_node import Node
 from torchacc.dist import group
 from torchacc.dist.parallel_module import ParallelModule
@@ -111,6 +112,8 @@ def _shared_options(model: nn.Module, config: Config) -> dict[str, object]:
     for node in nodes:
         for name, value in vars(node).items():
             chosen[f"{node._path}.{name}"] = shown(value)
+    if options.comm.hierarchical and options.comm.intra_size is None:
+        chosen["dist.comm.hierarchical: LOCAL_WORLD_SIZE"] = launched.local_world_size(default=0)
     return chosen
 
 
