@@ -179,6 +179,43 @@ report(finite=finite)
         assert each.reports["finite"] == [True, False, not overflows, True, True]
 
 
+def test_what_a_skipped_step_left_out_is_not_sent(device):
+    """It has the scale of that step's loss, also where another bucket overflowed."""
+    code = (
+        SETUP
+        + """
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.small = nn.Parameter(torch.zeros(4))
+        self.one, self.two = (nn.Parameter(torch.zeros(16)) for _ in range(2))
+    def forward(self, row):
+        return (self.one * row).sum() + self.two.sum() + (self.small * row[:4]).sum()
+def largest(place, **options):
+    config = torchacc.Config()
+    for name, value in {"fusion_threshold": 16, **options}.items():
+        setattr(config.dist.comm, name, value)
+    model = torchacc.accelerate(Pair(), config=config)
+    found = []
+    for step in range(5):
+        row = torch.ones(16)
+        if step == 3 and RANK == 1:
+            row[place] = float("inf")
+        model.zero_grad()
+        model(row.to(model.device)).backward()
+        found.append([float(p.grad.max()) for p in (model.one, model.two)])
+    return found
+for place in (2, 9):  # the first is in a bucket that is sent as it is, too
+    report(**{str(place): largest(place, topk=True, topk_ratio=0.25, topk_threshold=64)})
+"""
+    )
+    for each in run_ranks(code, 2):
+        for place, found in each.reports.items():
+            assert all(later > 1 for later in found[2]), "the rest is sent later"
+            assert found[3][0] == float("inf")
+            assert all(fresh <= 1 for fresh in found[4]), place
+
+
 def test_the_launcher_says_what_is_on_a_machine(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert comm.processes_inside(range(8), None) == 4

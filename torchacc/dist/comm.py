@@ -171,23 +171,38 @@ class Plain(Policy):
 class _Feedback:
     """What a lossy exchange left out, by bucket; it is added to the gradients of the next step.
 
-    Both are as large as the scale of their step's loss made them.
+    Both are as large as the scale of their step's loss made them. Where an exchanged bucket is not
+    finite a GradScaler skips the step and changes that scale: of such a step nothing is added. All
+    processes have the same buckets, so they agree.
     """
 
     def __init__(self) -> None:
         self._left: dict[int, tuple[tuple[int, ...], Tensor]] = {}
+        self._exchanged: list[Tensor] = []  # of this step, whether each bucket is finite
+        self._added: Tensor | None = None  # whether what the step before left out is added
+
+    def begin(self, bucket: GradBucket) -> None:
+        """Hears of every bucket, in the order of their indices."""
+        if bucket.index() == 0:
+            self._added = torch.stack(self._exchanged).all() if self._exchanged else None
+            self._exchanged = []
+
+    def end(self, exchanged: Tensor) -> Tensor:
+        """Hears of every bucket that has been exchanged; returns it."""
+        self._exchanged.append(exchanged.isfinite().all())
+        return exchanged
 
     def added(self, bucket: GradBucket) -> Tensor:
         """The gradients of the bucket and what the last exchange of it left out."""
         flat = bucket.buffer()
         parameters, left = self._left.get(bucket.index(), ((), flat))
         # After its first step DistributedDataParallel arranges the buckets anew.
-        return flat + left if parameters == _identity(bucket) else flat.clone()
+        if self._added is None or parameters != _identity(bucket):
+            return flat.clone()
+        return flat + torch.where(self._added, left, 0.0)
 
     def leave(self, bucket: GradBucket, left: Tensor) -> None:
-        # Infinities and NaN are sent, so that a GradScaler sees them, and are gone with their step.
-        finite = torch.where(left.isfinite(), left, 0.0)
-        self._left[bucket.index()] = (_identity(bucket), finite)
+        self._left[bucket.index()] = (_identity(bucket), left)
 
 
 def _identity(bucket: GradBucket) -> tuple[int, ...]:
@@ -210,14 +225,15 @@ class Compressed(Policy):
 
     def __call__(self, bucket: GradBucket) -> Future[Tensor]:
         flat = bucket.buffer()
+        self._feedback.begin(bucket)
         if flat.element_size() <= 2:
-            return self.plain(bucket)
+            return self.plain(bucket).then(lambda done: self._feedback.end(done.value()))
         whole = self._feedback.added(bucket)
         # Divided before it is sent: sums of float16 overflow soon.
         sent = whole.div(self.processes).to(self._dtype)
         self._feedback.leave(bucket, whole - sent.to(flat.dtype) * self.processes)
         work = dist.all_reduce(sent, group=self.groups[self.turn(bucket)], async_op=True)
-        return work.get_future().then(lambda _: flat.copy_(sent))
+        return work.get_future().then(lambda _: self._feedback.end(flat.copy_(sent)))
 
 
 class Largest(Policy):
@@ -244,8 +260,9 @@ class Largest(Policy):
 
     def __call__(self, bucket: GradBucket) -> Future[Tensor]:
         flat = bucket.buffer()
+        self._feedback.begin(bucket)
         if flat.nbytes < self._threshold:
-            return self.plain(bucket)
+            return self.plain(bucket).then(lambda done: self._feedback.end(done.value()))
         whole = self._feedback.added(bucket)
         count = max(1, int(flat.numel() * self._ratio))
         places = whole.abs().topk(count, sorted=False).indices
@@ -262,7 +279,8 @@ class Largest(Policy):
 
         def add_up(_: Future[list[Tensor]]) -> Tensor:
             first.wait()
-            return flat.zero_().index_add_(0, all_places, all_values.to(flat.dtype))
+            flat.zero_().index_add_(0, all_places, all_values.to(flat.dtype))
+            return self._feedback.end(flat)
 
         return second.get_future().then(add_up)
 
