@@ -141,6 +141,10 @@ def trained(model):
     return {name: value.tolist() for name, value in model.module.state_dict().items()}
 model = DistributedDataParallel(made())
 report(bucket=model.bucket_bytes_cap, state=trained(model))
+walked, parameters = [], DistributedDataParallel.parameters
+DistributedDataParallel.parameters = lambda self: walked.append(1) or parameters(self)
+model(torch.ones(2, 4, device=device))
+report(walked=len(walked))
 said = str(model._comm_hooks[0][1])
 other = DistributedDataParallel(made(), bucket_cap_mb=1)
 other.register_comm_hook(None, default_hooks.allreduce_hook)
@@ -216,6 +220,30 @@ for place in (2, 9):  # the first is in a bucket that is sent as it is, too
             assert all(fresh <= 1 for fresh in found[4]), place
 
 
+def test_a_model_with_a_policy_can_be_copied_and_pickled(device):
+    code = (
+        SETUP
+        + """
+import copy, io
+config.dist.comm.topk, config.dist.comm.topk_threshold = True, 0
+model = torchacc.accelerate(models.made(0), config=config)
+file = io.BytesIO()
+torch.save(model, file)
+file.seek(0)
+x = torch.ones(2, 4, device=model.device)
+expected = model(x)
+for way, other in (("copied", copy.deepcopy(model)),
+                   ("pickled", torch.load(file, weights_only=False))):
+    y = other(x)
+    y.sum().backward()
+    report(**{way: [torch.equal(y, expected), other.head.weight is not model.head.weight,
+                    bool(other.head.weight.grad.abs().sum() > 0)]})
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert each.reports == {"copied": [True] * 3, "pickled": [True] * 3}
+
+
 def test_the_launcher_says_what_is_on_a_machine(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert comm.processes_inside(range(8), None) == 4
@@ -258,6 +286,7 @@ def test_programs_of_plain_torch_follow_the_switches_of_tiacc(device):
         assert found["policy"] == "all-reduce over 2 machines of 2 processes"
         assert found["bucket"] == 4096
         close(found["state"], state)
+        assert found["walked"] == 0  # but for the first forward
         # what the program says itself goes first
         assert found["own_bucket"] == 1 << 20 and found["hooks"] == 1
         close(found["own"], state)

@@ -70,8 +70,11 @@ def _check_machines(group: ProcessGroup) -> None:
 
 
 def register_policy(model: DistributedDataParallel, policy: Policy) -> None:
-    # A lambda: torch compares the annotations of what it is given.
-    model.register_comm_hook(policy, lambda state, bucket: state(bucket))
+    model.register_comm_hook(policy, _call)
+
+
+def _call(policy, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations, as objects
+    return policy(bucket)
 
 
 def _several(group: ProcessGroup, streams: int) -> list[ProcessGroup]:
@@ -137,11 +140,19 @@ class Policy(ABC):
 
     `groups` are groups of these same processes: buckets take turns, so that several are under way
     on connections, or streams of a GPU, of their own.
+
+    A copy of a model, and one that was pickled, exchanges by all-reduces: torch gives it no hook.
     """
 
     def __init__(self, groups: list[ProcessGroup]) -> None:
         self.groups = groups
         self.processes = groups[0].size()
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Policy:
+        return self  # groups cannot be copied
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # or pickled
 
     def turn(self, bucket: GradBucket) -> int:
         """Which of the groups exchanges this bucket."""

@@ -86,8 +86,9 @@ class _LateHook:
 
     def __call__(self, model: DistributedDataParallel, *_: Any) -> None:
         policy, self._policy = self._policy, None
-        in_backward = any(hasattr(p, "_in_backward_optimizers") for p in model.parameters())
-        if policy is None or in_backward or getattr(model, "_comm_hooks", None):
+        if policy is None or getattr(model, "_comm_hooks", None):
+            return
+        if any(hasattr(p, "_in_backward_optimizers") for p in model.parameters()):
             return
         try:
             register_policy(model, policy)
