@@ -46,9 +46,32 @@ def save(
     on_cpu: Any = types.SimpleNamespace(__name__="pickle", Pickler=_OnCpu)
     if isinstance(file_or_path, (str, os.PathLike)):
         with replacing(file_or_path) as path:
-            torch.save(data, path, pickle_module=on_cpu)
+            write(data, path, pickle_module=on_cpu)
     else:
-        torch.save(data, file_or_path, pickle_module=on_cpu)
+        _write_to(data, file_or_path, pickle_module=on_cpu)
+
+
+def write(data: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """`torch.save` to a path. Raises OSError, with the path, where it cannot be written.
+
+    With a path torch itself raises RuntimeError("unexpected pos ...") where the disk is full.
+    """
+    try:
+        with open(path, "wb") as file:
+            _write_to(data, file, **options)
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
+
+
+def _write_to(data: Any, file: IO[bytes], **options: Any) -> None:
+    try:
+        torch.save(data, file, **options)
+    except RuntimeError as error:
+        # After an error of the file torch writes its end, and raises what comes of that.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def send_cpu_data_to_device(

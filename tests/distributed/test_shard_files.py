@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import resource
 import shutil
 import signal
 
@@ -538,6 +539,15 @@ def test_shards_are_written_together_or_not_at_all(tmp_path):
     paths = [tmp_path / name for name in sorted(before)]
     with pytest.raises(TypeError, match="pickle"):
         utils.save_checkpoints(states, metadata, paths, "model")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    states[1]["count"] = torch.zeros(30000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50000, limits[1]))  # as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            utils.save_checkpoints(states, metadata, paths, "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -95,6 +96,28 @@ def test_what_cannot_be_saved_leaves_the_file_that_was_there(device, tmp_path):
         torchacc.save([torch.zeros(1000, device=device), Refuses()], tmp_path / "file")
     assert torch.equal(torch.load(tmp_path / "file"), torch.ones(2))
     assert names_in(tmp_path) == ["file"]
+
+
+@pytest.fixture
+def full_disk():
+    """Files may have so many bytes, which is told like a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("count", [12400, 30000])  # the end, and a tensor alone, is too long
+def test_a_full_disk_is_an_oserror_and_leaves_the_old_file(tmp_path, full_disk, count):
+    target = tmp_path / "file"
+    target.write_bytes(b"old")
+    with pytest.raises(OSError, match=r"File too large: '.*\.file\..*\.part'"):
+        torchacc.save({"a": torch.ones(count)}, target)
+    assert target.read_bytes() == b"old" and names_in(tmp_path) == ["file"]
+    with pytest.raises(OSError, match="File too large"), open(tmp_path / "other", "wb") as file:
+        torchacc.save({"a": torch.ones(count)}, file)
+    torchacc.save({"a": torch.ones(10)}, target)
+    assert torch.equal(torch.load(target)["a"], torch.ones(10))
 
 
 # --- replacing ------------------------------------------------------------------------------------

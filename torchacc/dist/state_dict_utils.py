@@ -35,6 +35,7 @@ from torchacc.dist.optimizer_states import (
 from torchacc.dist.shard_format import METADATA, Layout, check_whole
 from torchacc.files import replacing_all
 from torchacc.logger import logger
+from torchacc.serialization import write
 
 # Files are called rank-0-of-2-model.pth, and rank0-of-2-model.pth in TorchAcc's own examples.
 MODEL_PATTERN = "rank*-of-*-model.pth"
@@ -146,7 +147,7 @@ def _write(files: Sequence[tuple[Any, dict[str, Any]]]) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with replacing_all([path for path, _ in files]) as parts:
         for part, (_, content) in zip(parts, files, strict=True):
-            torch.save(content, part)
+            write(content, part)
     for path, _ in files:
         logger.info("[checkpoint] written: %s", path)
 
