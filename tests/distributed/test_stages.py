@@ -308,6 +308,9 @@ class Model(nn.Module):
 x, scale = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)), torch.full((4, 1), 2.0)
 def output_fn(out):
     return out.square().mean()
+from torchacc.dist import cut
+traces, graph_of = [], cut.graph_of
+cut.graph_of = lambda *arguments: traces.append(1) or graph_of(*arguments)
 for start in (True, False):
     torch.manual_seed(0)
     plain = Model().train(start)
@@ -321,9 +324,11 @@ for start in (True, False):
         if not mode:
             expected = float(output_fn(plain.eval()(x, scale)))
             assert abs(losses[0] - expected) < 1e-5
-    report(names=[name for name, _ in model.named_parameters()])
+    report(names=[name for name, _ in model.named_parameters()], traces=len(traces))
 """
-    first, second = (each.reports["names"] for each in run_ranks(COMPARED + code, 2))
+    done = [each.reports for each in run_ranks(COMPARED + code, 2)]
+    assert [each["traces"] for each in done] == [6, 6]  # of two models: a check, and two modes
+    first, second = (each["names"] for each in done)
     assert "other.weight" in first and second == ["last.weight", "last.bias"]
 
 

@@ -22,14 +22,20 @@ if TYPE_CHECKING:
 ARGUMENT = "argument_"
 
 
-def split(model: nn.Module, options: PPConfig, stage_id: int) -> tuple[fx.GraphModule, list[str]]:
+# The operations of a model, and the stage of each.
+Cut = tuple[fx.Graph, dict[fx.Node, int]]
+
+
+def split(
+    model: nn.Module, options: PPConfig, stage_id: int, cut: Cut | None = None
+) -> tuple[fx.GraphModule, list[str]]:
     """One stage of `model`, and the names of the model's arguments that it takes.
 
     The first stage takes them by position, the others, after what the stage before hands on, by
     name, with `ARGUMENT` before it. What a later stage needs of an earlier one travels through
-    those between.
+    those between. `cut` is `traced`'s result for the model in its present mode, if it is there.
     """
-    graph, stage_of = traced(model, options)
+    graph, stage_of = traced(model, options) if cut is None else cut
     made = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     names = []
@@ -119,14 +125,14 @@ def as_returned(values: Any, structure: Any) -> Any:
 
 
 def split_in_modes(
-    model: nn.Module, options: PPConfig, stage_id: int
+    model: nn.Module, options: PPConfig, stage_id: int, cut: Cut
 ) -> tuple[fx.GraphModule, dict[bool, tuple[list[str], Any]]]:
     """`split` for both values of the stage's `training`: names, and what the last stage returns.
 
     A trace has in it what forward does in the mode that the model is in. One mode alone is there
-    if forward cannot be traced and split in the other.
+    if forward cannot be traced and split in the other. `cut` is of the mode that the model is in.
     """
-    stage, names = split(model, options, stage_id)
+    stage, names = split(model, options, stage_id, cut)
     ways = {stage.training: (names, stage.meta["returned"])}
     other_mode = not stage.training
     before = [(module, module.training) for module in model.modules()]
@@ -179,7 +185,7 @@ def inputs(model: nn.Module, options: PPConfig) -> list[str]:
     return list(options.input_names)
 
 
-def traced(model: nn.Module, options: PPConfig) -> tuple[fx.Graph, dict[fx.Node, int]]:
+def traced(model: nn.Module, options: PPConfig) -> Cut:
     """The operations of `model`, and the stage of each.
 
     Raises ValueError for split points that are none, in another order than in forward, or with
@@ -330,12 +336,12 @@ def _name_of(model: nn.Module, point: str | nn.Module) -> str:
     )
 
 
-def tied(model: nn.Module, options: PPConfig, mesh: Mesh) -> list[tuple[str, dist.ProcessGroup]]:
+def tied(model: nn.Module, cut: Cut, mesh: Mesh) -> list[tuple[str, dist.ProcessGroup]]:
     """Parameters of this stage that others have too, each with the group of those that do.
 
     The names are the stage's. All processes have to call it: each makes all groups.
     """
-    graph, stage_of = traced(model, options)
+    graph, stage_of = cut
     # By the parameter: what each stage that has it calls it.
     owners: dict[nn.Parameter, dict[int, str]] = {}
     for node in graph.nodes:

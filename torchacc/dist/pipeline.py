@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from torchacc.device import device_type
 from torchacc.dist.buffers import ReplicaBuffers
-from torchacc.dist.cut import ARGUMENT, as_returned, inputs, split_in_modes, tied
+from torchacc.dist.cut import ARGUMENT, as_returned, inputs, split_in_modes, tied, traced
 from torchacc.dist.group import current_index
 from torchacc.dist.norms import scale_gradients_, total_norm
 from torchacc.dist.parallel_module import ParallelModule, with_versions
@@ -60,10 +60,11 @@ class PipelineParallel(ParallelModule):
         # What the program says later is for later models: each stage would hear it in another step.
         options = self._acc_options = copy.copy(config.dist.pp)
         stage_id = self._acc_mesh.get_stage_id()
-        stage, self._acc_ways = split_in_modes(model, options, stage_id)
+        cut = traced(model, options)
+        stage, self._acc_ways = split_in_modes(model, options, stage_id, cut)
         self._acc_stage = stage
         self._acc_every_input = inputs(model, options)
-        shared = tied(model, options, self._acc_mesh)
+        shared = tied(model, cut, self._acc_mesh)
         device = torch.device(device_type(), current_index())
         stage.to(device)
         inner = stage if wrap is None else wrap(stage, config)
