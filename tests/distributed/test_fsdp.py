@@ -322,6 +322,7 @@ def share(plain):
 report(flat=asked(names=["Embedding"], fsdp=WORLD),
        kept=asked(names=["Embedding"], flat=False, fsdp=WORLD),
        module=asked(share, names=["Block"], fsdp=WORLD),
+       twice=asked(lambda plain: plain.blocks.append(plain.blocks[0]), names=["Block"], fsdp=WORLD),
        together=asked(names=["Block"], fsdp=WORLD))
 if WORLD == 4:
     report(layers=asked(names=["Embedding"], fsdp=2, tp=2),
@@ -335,8 +336,9 @@ if WORLD == 4:
                 assert found.pop("stages")[0] == "accepted"
             for way, (said, same) in found.items():
                 assert same, way
-                assert "are one parameter, and would be in two units (a " in said, way
-            assert "words.weight and head.weight are one" in found["flat"][0]
+                assert "are one parameter, and would be in two units (" in said, way
+            assert "(words, a Embedding, and the model itself)" in found["flat"][0]
+            assert "(blocks.0, a Block, and blocks.2, a Block)" in found["twice"][0]
             assert "blocks.0.up.weight and blocks.1.up.weight are one" in found["module"][0]
 
 

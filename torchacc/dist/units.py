@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 Part = Collection[str]
 WHOLE: Part = frozenset(("",))
 
-# A parameter with its unit, which may be the model itself, and one of its names.
-Held = tuple[nn.Module, str, nn.Parameter]
+# A parameter by one of its names, with the unit that it is in: its place, which is empty for the
+# model itself, and the module.
+Held = tuple[str, nn.Module, str, nn.Parameter]
 
 
 def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
@@ -54,14 +55,14 @@ def check_units(
         if sharded or composable:
             _check_shapes(found, composable)
         if sharded:
-            _check_tied(model, found)
+            _check_tied(found, composable)
         if sharded and not composable and options.flatten_parameters:
             _check_trained_alike(found)
 
 
 def _check_shapes(found: Iterable[Held], composable: bool) -> None:
     """torch finds these in the middle of its work, and does not say which parameter it is."""
-    for _, name, parameter in found:
+    for _, _, name, parameter in found:
         if parameter.dim() == 0:
             raise ValueError(
                 f"[config] dist.fsdp: {name} is a 0-dimensional parameter, which torch does not "
@@ -75,23 +76,26 @@ def _check_shapes(found: Iterable[Held], composable: bool) -> None:
             )
 
 
-def _check_tied(model: nn.Module, found: Iterable[Held]) -> None:
-    """torch would make a copy in each unit that has the parameter, and train them apart."""
-    first: dict[nn.Parameter, tuple[nn.Module, str]] = {}
-    for unit, name, parameter in found:
-        other, before = first.setdefault(parameter, (unit, name))
-        if other is not unit:
+def _check_tied(found: Iterable[Held], composable: bool) -> None:
+    """torch would make a copy in each unit that has the parameter, and train them apart.
+
+    Flat, a unit that has two places is wrapped in one of them, and not gathered in the other.
+    """
+    first: dict[nn.Parameter, tuple[str, nn.Module, str]] = {}
+    for place, unit, name, parameter in found:
+        there, other, before = first.setdefault(parameter, (place, unit, name))
+        if other is not unit or (there != place and not composable):
             raise ValueError(
                 f"[config] dist.fsdp.wrap_layer_cls: {before} and {name} are one parameter, and "
-                f"would be in two units ({_shown(other, model)}, and {_shown(unit, model)}), each "
-                "with a copy. Name classes with all modules that share it, or with none of them."
+                f"would be in two units ({_shown(there, other)}, and {_shown(place, unit)}), which "
+                "do not share it. Name classes with all modules that share it, or none of them."
             )
 
 
 def _check_trained_alike(found: Iterable[Held]) -> None:
     """Flat, the parameters of a unit are one."""
     trained: dict[nn.Module, dict[bool, str]] = {}
-    for unit, name, parameter in found:
+    for _, unit, name, parameter in found:
         kinds = trained.setdefault(unit, {})
         kinds.setdefault(parameter.requires_grad, name)
         if len(kinds) > 1:
@@ -112,16 +116,16 @@ def _parameters(model: nn.Module, names: set[str], in_half: bool, part: Part) ->
     kinds = tuple(kind for kind in map(type, modules.values()) if kind.__name__ in names)
     kinds += (_BatchNorm,) if in_half else ()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        unit, held = model, not part.isdisjoint(("", name))
+        where, unit, held = "", model, not part.isdisjoint(("", name))
         above = name.split(".")[:-1]
         for depth in range(1, len(above) + 1):
             place = ".".join(above[:depth])
             held = held or place in part
             if held and isinstance(modules[place], kinds):
-                unit = modules[place]
+                where, unit = place, modules[place]
         if held:
-            yield unit, name, parameter
+            yield where, unit, name, parameter
 
 
-def _shown(unit: nn.Module, model: nn.Module) -> str:
-    return "the model itself" if unit is model else f"a {type(unit).__name__}"
+def _shown(place: str, unit: nn.Module) -> str:
+    return f"{place}, a {type(unit).__name__}" if place else "the model itself"
