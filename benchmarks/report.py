@@ -190,7 +190,7 @@ def _judged(line: Mapping[str, Any] | None, at_least: bool) -> tuple[str, str]:
     if line.get("must") is None:
         return ratio, ""
     sign = ">=" if at_least else "<="
-    answer = {True: "yes", False: "NO", None: "not judged"}[line["holds"]]
+    answer = {True: "yes", False: "NO", None: _ANSWERS[None]}[line["holds"]]
     return ratio, f"{sign} {line['must']:.2f} {answer}"
 
 
@@ -356,24 +356,28 @@ def read(files: Sequence[Path]) -> list[dict[str, Any]]:
     """The lines of result files, in order. A line gets its file's number of threads.
 
     Raises ValueError where two files have a case in a mode: what one measured is no ratio to what
-    the other did.
+    the other did. But for files with `startup` lines, of which only these count then.
     """
     lines, homes = [], dict[tuple[Any, ...], Path]()
-    for file in files:
+    starting = {file for file in files if '"kind": "startup"' in file.read_text()}
+    for file in sorted(files, key=starting.__contains__):
         common = None
         for text in file.read_text().splitlines():
             line = json.loads(text)
             if line["kind"] == "header":
                 common = line["threads"]
             line.setdefault("threads", common)
-            lines.append(line)
-            if line["kind"] == "result":
-                key = (line.get("suite"), line["threads"], line["case"], line["mode"])
-                if homes.setdefault(key, file) != file:
+            if line["kind"] in ("result", "ratio", "memory"):
+                key = (line["threads"], line["case"], line["mode"])
+                home = homes.setdefault(key, file)
+                if home != file and file in starting:
+                    continue
+                if home != file:
                     raise ValueError(
-                        f"[report] {homes[key].name} and {file.name} both have {line['case']} in "
-                        f"mode {line['mode']} with {line['threads']} threads. Give one of them."
+                        f"[report] {home.name} and {file.name} both have {line['case']} in mode "
+                        f"{line['mode']} with {line['threads']} threads. Give one of them."
                     )
+            lines.append(line)
     return lines
 
 

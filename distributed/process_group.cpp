@@ -170,12 +170,28 @@ ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, c10::S
   return made;
 }
 
+namespace {
+
+// Collectives begin in the order of their calls, those of a process's other devices too, each of
+// which has a trace of its own.
+void begin_those_of_other_devices(c10::DeviceIndex device) {
+  for (int i = 0; i < runtime::backend().device_count(); ++i) {
+    const auto other = static_cast<c10::DeviceIndex>(i);
+    if (other != device && session::others_wait_for(other) > 0) {
+      session::flush(other, record::FlushReason::kExchange);
+    }
+  }
+}
+
+}  // namespace
+
 WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, const Tensors& inputs,
                               std::vector<int64_t> options, bool in_place, const ReduceOp* asked) {
   Tensors all = outputs;
   all.insert(all.end(), inputs.begin(), inputs.end());
   check_tensors(name(collective), all);
   const c10::DeviceIndex device = all[0].device().index();
+  begin_those_of_other_devices(device);
   const at::AutoDispatchBelowADInplaceOrView below;
   Tensors to;
   for (const Tensor& output : outputs) {

@@ -406,7 +406,13 @@ def apply() -> None:
     """Wraps everything in `LIST`; a second call does nothing."""
     _apply(_WRAPPED)
     _imported.forget(_FLEX)
-    _imported.when_imported(_FLEX, lambda module: _apply(((module, *_WRAPPED_OF_FLEX),)))
+    _imported.when_imported(_FLEX, _apply_to_flex)
+
+
+def _apply_to_flex(module: ModuleType) -> None:
+    if not hasattr(getattr(module, _WRAPPED_OF_FLEX[0]), "__wrapped__"):
+        _before.pop(f"{_FLEX}.{_WRAPPED_OF_FLEX[0]}", None)  # of a module that was there before
+    _apply(((module, *_WRAPPED_OF_FLEX),))
 
 
 def before_group(call: Callable[[], Callable[[], None] | None]) -> None:

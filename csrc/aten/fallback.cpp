@@ -100,7 +100,8 @@ class DirectCall {
   // Throws for a CPU tensor with dimensions, or one that is written, beside acc ones: on a host
   // ATen would take it. Of calls that are recorded Recorder::record checks the same.
   void check_cpu(const c10::IValue& value, const c10::Argument& argument) const {
-    if (tensor_device_ < 0 || !schema_.name().starts_with("aten::") ||
+    const std::string& name = schema_.name();
+    if (tensor_device_ < 0 || !(name.starts_with("aten::") || name.starts_with("acc::")) ||
         graph::table::takes_cpu_tensor(schema_.name(), argument.name()) ||
         graph::table::reads_on_cpu(schema_.name(), argument.name())) {
       return;

@@ -10,6 +10,7 @@
 
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/fork.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 
@@ -103,6 +104,7 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 // For what the program submits itself, to a stream of its own and with the address it was told.
 // Recorded work needs no word: a storage lives until the steps that use it have run.
 void record_stream(at::Tensor& self, c10::Stream stream) {
+  runtime::note_use();
   const c10::DeviceIndex device = self.device().index();
   if (stream == runtime::backend().default_stream(device)) return;
   LazyStorage& storage = *record::storage_of(self);

@@ -40,7 +40,7 @@ struct Argument {
   bool integers = false;      // must hold integers or booleans
   bool scales = false;        // `alpha`: a factor, 1 by default
   bool cpu_ok = false;        // takes CPU tensors of one or more dimensions (indices)
-  bool reads_on_cpu = false;  // and reads them there
+  bool reads_on_cpu = false;  // takes those alone, which it reads there
   bool checked = false;  // a number that the tensor's type has to hold, or the call is an error
 };
 

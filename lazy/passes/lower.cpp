@@ -1,6 +1,8 @@
 #include "lazy/passes/lower.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <numeric>
 
@@ -292,9 +294,10 @@ class Lowering {
     if ((graph::flags_of(*word) & graph::kValueFlag) != 0 || tag == Tag::kNumber) {
       return add_number({false, node.values[term.argument]}, floating, node.computed);
     }
+    const double number = floating ? std::bit_cast<double>(word[1]) : static_cast<double>(word[1]);
     // Whole numbers are few, and a compiler makes something of them (a factor of 1).
-    if (floating) return add_number({true, word[1]}, floating, node.computed);
-    return add_constant(static_cast<double>(word[1]), node.computed);
+    if (number != std::trunc(number)) return add_number({true, word[1]}, floating, node.computed);
+    return add_constant(number, node.computed);
   }
 
   void add_node(size_t i) {

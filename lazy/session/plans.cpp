@@ -51,7 +51,7 @@ std::optional<LastPlan> Session::describe(c10::DeviceIndex index, bool largest) 
     next = next->next.lock();
   }
   // What runs in turn now may not come back to it.
-  if (next != nullptr && next != turn.front() && turn.size() < kLongestLoop) turn.resize(1);
+  if (next != turn.front() && turn.size() < kLongestLoop) turn.resize(1);
   for (const Cached& each : turn) made.loop.push_back(each->graph.nodes.size());
   return made;
 }

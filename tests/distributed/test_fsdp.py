@@ -319,7 +319,10 @@ def test_a_parameter_in_two_units_is_refused_before_anything_changes(device):
     code = """
 def share(plain):
     plain.blocks[1].up = plain.blocks[0].up
-report(flat=asked(names=["Embedding"], fsdp=WORLD),
+def freeze(plain):
+    plain.words.weight.requires_grad_(False)
+report(frozen=asked(freeze, names=["Embedding"], flat=False, fsdp=WORLD),
+       flat=asked(names=["Embedding"], fsdp=WORLD),
        kept=asked(names=["Embedding"], flat=False, fsdp=WORLD),
        module=asked(share, names=["Block"], fsdp=WORLD),
        twice=asked(lambda plain: plain.blocks.append(plain.blocks[0]), names=["Block"], fsdp=WORLD),
@@ -331,7 +334,7 @@ if WORLD == 4:
     for ranks in (2, 4) if helpers.FULL else (4,):
         for each in run_ranks(UNITS + code, ranks):
             found = each.reports
-            assert found.pop("together")[0] == "accepted"
+            assert found.pop("together")[0] == found.pop("frozen")[0] == "accepted"
             if ranks == 4:
                 assert found.pop("stages")[0] == "accepted"
             for way, (said, same) in found.items():

@@ -263,3 +263,18 @@ def test_tensors_of_several_types_are_reduced_each_as_its_own():
         assert "does not take Short" in short
         assert "bitwise operations take integers, got Float" in bitwise
         assert found["kept"] == 1 + number and found["after"] == [1.5]
+
+
+def test_collectives_on_several_devices_of_a_process_begin_in_the_order_of_their_calls():
+    """Each device has a trace of its own, and what is read first is not what was called first."""
+    code = """
+first = torch.full((3,), 1.0 + RANK, device=device)
+second = torch.full((3,), 10.0 * (1 + RANK), device=DEVICE + ":0")
+dist.all_reduce(first)
+dist.all_reduce(second)
+report(devices=str(first.device), second=second.tolist(), first=first.tolist())
+"""
+    ranks = run_to_end(BEGIN + code + END, 2)
+    assert [rank.reports["devices"] for rank in ranks] == ["acc:0", "acc:1"]
+    for rank in ranks:
+        assert rank.reports["first"] == [3.0] * 3 and rank.reports["second"] == [30.0] * 3

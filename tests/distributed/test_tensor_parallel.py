@@ -439,8 +439,9 @@ report(sampler=[refuses(), refuses(num_replicas=1, rank=0)])
     assert first.reports["1"] == second.reports["1"]
     for number, each in enumerate((first, second)):
         over_all, over_parts = each.reports["sampler"]
-        assert f"rank = {number} and num_replicas = 2, and with dist.tp.size = 2" in over_all
-        assert "needs rank = 0 and num_replicas = 1" in over_all and over_parts == "accepted"
+        assert "with dist.tp.size = 2 some processes read the same" in over_all
+        assert f"({number}, 2) here, and [(0, 2), (1, 2)] on all" in over_all
+        assert "This one needs (0, 1)." in over_all and over_parts == "accepted"
     floors = [[[int(x) for x in batch] for batch in each.reports["0"]] for each in (first, second)]
     assert floors[0] == floors[1]
     line = "into 1 parts, each for 2 processes, which read the same."

@@ -483,6 +483,12 @@ else:
 assert flex._validate_device.__name__ == "_validate_device"
 x = torch.ones(2, device=DEVICE)
 flex._validate_device(x, x, x)
+del sys.modules[name]
+import importlib
+again = importlib.import_module(name)
+assert again is not flex
+again._validate_device(x, x, x)
+flex = again
 _patches.undo()
 try:
     flex._validate_device(x, x, x)

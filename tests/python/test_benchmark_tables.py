@@ -92,6 +92,20 @@ def test_two_runs_of_a_case_are_not_mixed(fakes, tmp_path):
         report.read([first, second])
 
 
+def test_a_run_that_measured_starts_adds_these_alone():
+    """As the tables of docs/performance.md were made."""
+    folder = ROOT / "benchmarks" / "results"
+    names = ("threads1-small", "start")
+    small, start = (folder / f"2026-11-23-host-epyc-{name}.jsonl" for name in names)
+    assert any('"mlp_small"' in line for line in start.read_text().splitlines())
+    lines = report.read([start, small])
+    kinds = [line["kind"] for line in lines]
+    assert [each for each in lines if each["kind"] == "result"] == [
+        each for each in report.read([small]) if each["kind"] == "result"
+    ]
+    assert "startup" in kinds and report.markdown(lines).count("| `mlp_small` |") == 1
+
+
 def test_the_start_is_measured_with_caches_cold_and_warm(fakes):
     fakes.plans.write_text(
         json.dumps(

@@ -18,7 +18,7 @@ from torch import nn
 
 import torchacc
 from tests import helpers
-from torchacc.graph_view import _WARM_UP, dot, html, svg, text
+from torchacc.graph_view import _TIMED, _WARM_UP, dot, html, svg, text
 from torchacc.graph_view.plan import PLACES, lanes, lifetime, placed, size_text, time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -440,12 +440,14 @@ def test_what_ran_before_under_a_programs_own_timing_is_not_shown(acc_only, tmp_
     assert "mul" in text and "cumsum" not in text
 
 
-def test_a_plan_that_others_have_followed_is_no_loop_of_theirs(acc_only, tmp_path):
-    x, calls, kept = torch.ones(8, device=acc_only), itertools.count(1), []
+@pytest.mark.parametrize(("at", "large"), [(1, True), (_TIMED, False)], ids=["first", "last"])
+def test_a_plan_that_others_have_followed_is_no_loop_of_theirs(acc_only, tmp_path, at, large):
+    """Of those that are timed one is another plan, larger or not."""
+    x, calls, kept = torch.ones(8, device=acc_only), itertools.count(1 - _WARM_UP), []
 
     def step():
         y = x * 2 + 1
-        if next(calls) == _WARM_UP + 1:  # the first that is timed
+        if (next(calls) == at) == large:
             y = y.exp().cumsum(0)
         kept.append(y)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.seeds.scripts import HERE, Run, assert_ran_on, assert_same_numbers, run_script, steps
 
-BATCH, EVERY = 32, 20
+BATCH, EVERY = 8, 20
 
 
 @pytest.fixture(scope="module")

@@ -183,19 +183,20 @@ class _Feedback:
     """What a lossy exchange left out, by bucket; it is added to the gradients of the next step.
 
     Both are as large as the scale of their step's loss made them. Where an exchanged bucket is not
-    finite a GradScaler skips the step and changes that scale: of such a step nothing is added. All
-    processes have the same buckets, so they agree.
+    finite a GradScaler skips the step and changes that scale: then what the step itself left out is
+    not added, but what it was to add is. All processes have the same buckets, so they agree.
     """
 
     def __init__(self) -> None:
-        self._left: dict[int, tuple[tuple[int, ...], Tensor]] = {}
+        # Of each bucket: its parameters, what was left out, and what had been added before.
+        self._left: dict[int, tuple[tuple[int, ...], Tensor, Tensor]] = {}
         self._exchanged: list[Tensor] = []  # of this step, whether each bucket is finite
-        self._added: Tensor | None = None  # whether what the step before left out is added
+        self._counts: Tensor | None = None  # whether what the step before left out does
 
     def begin(self, bucket: GradBucket) -> None:
         """Hears of every bucket, in the order of their indices."""
         if bucket.index() == 0:
-            self._added = torch.stack(self._exchanged).all() if self._exchanged else None
+            self._counts = torch.stack(self._exchanged).all() if self._exchanged else None
             self._exchanged = []
 
     def end(self, exchanged: Tensor) -> Tensor:
@@ -204,16 +205,17 @@ class _Feedback:
         return exchanged
 
     def added(self, bucket: GradBucket) -> Tensor:
-        """The gradients of the bucket and what the last exchange of it left out."""
+        """What the last exchange of the bucket left out."""
         flat = bucket.buffer()
-        parameters, left = self._left.get(bucket.index(), ((), flat))
+        parameters, left, before = self._left.get(bucket.index(), ((), flat, flat))
         # After its first step DistributedDataParallel arranges the buckets anew.
-        if self._added is None or parameters != _identity(bucket):
-            return flat.clone()
-        return flat + torch.where(self._added, left, 0.0)
+        if self._counts is None or parameters != _identity(bucket):
+            return torch.zeros_like(flat)
+        return torch.where(self._counts, left, before)
 
-    def leave(self, bucket: GradBucket, left: Tensor) -> None:
-        self._left[bucket.index()] = (_identity(bucket), left)
+    def leave(self, bucket: GradBucket, left: Tensor, before: Tensor) -> None:
+        """`before`: what was `added`."""
+        self._left[bucket.index()] = (_identity(bucket), left, before)
 
 
 def _identity(bucket: GradBucket) -> tuple[int, ...]:
@@ -239,10 +241,11 @@ class Compressed(Policy):
         self._feedback.begin(bucket)
         if flat.element_size() <= 2:
             return self.plain(bucket).then(lambda done: self._feedback.end(done.value()))
-        whole = self._feedback.added(bucket)
+        before = self._feedback.added(bucket)
+        whole = flat + before
         # Divided before it is sent: sums of float16 overflow soon.
         sent = whole.div(self.processes).to(self._dtype)
-        self._feedback.leave(bucket, whole - sent.to(flat.dtype) * self.processes)
+        self._feedback.leave(bucket, whole - sent.to(flat.dtype) * self.processes, before)
         work = dist.all_reduce(sent, group=self.groups[self.turn(bucket)], async_op=True)
         return work.get_future().then(lambda _: self._feedback.end(flat.copy_(sent)))
 
@@ -274,14 +277,15 @@ class Largest(Policy):
         self._feedback.begin(bucket)
         if flat.nbytes < self._threshold:
             return self.plain(bucket).then(lambda done: self._feedback.end(done.value()))
-        whole = self._feedback.added(bucket)
+        before = self._feedback.added(bucket)
+        whole = flat + before
         count = max(1, int(flat.numel() * self._ratio))
         places = whole.abs().topk(count, sorted=False).indices
         values = whole.index_select(0, places).div(self.processes)
         if self._fp16:
             values = values.to(torch.float16)
         kept = values.to(flat.dtype) * -self.processes
-        self._feedback.leave(bucket, whole.index_add(0, places, kept))
+        self._feedback.leave(bucket, whole.index_add(0, places, kept), before)
         all_places = places.new_empty(count * self.processes)
         all_values = values.new_empty(count * self.processes)
         group = self.groups[self.turn(bucket)]

@@ -192,23 +192,28 @@ def divided(loader: Iterable[Any], config: Config) -> Iterable[Any]:
 
 
 def check_sampler(loader: Iterable[Any], config: Config) -> None:
-    """Raises ValueError for a DistributedSampler that gives processes other parts than they need.
-
-    That is where several have to read the same part, and it has one for each process.
+    """Raises ValueError on every process where a DistributedSampler gives some of those that have
+    to read the same other parts. All processes have to call it.
     """
     read_together = [name for name in ("pp", "tp", "sp") if getattr(config.dist, name).size > 1]
-    sampler = distributed_sampler(loader)
-    if sampler is None or not read_together or dist.get_world_size() == 1:
+    if not read_together or dist.get_world_size() == 1:
         return
-    mesh = config.get_mesh()
-    rank, count = mesh.joint_coordinate("dp", "fsdp"), mesh.joint_num("dp", "fsdp")
-    if (sampler.rank, sampler.num_replicas) != (rank, count):
+    sampler, mesh = distributed_sampler(loader), config.get_mesh()
+    place = mesh.joint_coordinate("dp", "fsdp")
+    part = None if sampler is None else (sampler.rank, sampler.num_replicas)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (place, part))
+    parts = dict[int, set[Any]]()
+    for there, theirs in everyone:
+        parts.setdefault(there, set()).add(theirs)
+    if any(len(found) > 1 for found in parts.values()):
         shown = ", ".join(f"dist.{name}.size = {mesh.num(name)}" for name in read_together)
         raise ValueError(
-            f"[accelerate] the loader's {type(sampler).__name__} has rank = {sampler.rank} and "
-            f"num_replicas = {sampler.num_replicas}, and with {shown}, whose processes read the "
-            f"same batches, this one needs rank = {rank} and num_replicas = {count}. Pass it "
-            "these, or a loader without such a sampler and config.dataloader.shard = True."
+            f"[accelerate] with {shown} some processes read the same batches, and the loaders' "
+            f"DistributedSamplers have other parts for these: (rank, num_replicas) is {part} here, "
+            f"and {[theirs for _, theirs in everyone]} on all processes. This one needs "
+            f"{(place, mesh.joint_num('dp', 'fsdp'))}. Pass a sampler with that, or a loader "
+            "without such a sampler and config.dataloader.shard = True."
         )
 
 

@@ -77,14 +77,16 @@ def _check_shapes(found: Iterable[Held], composable: bool) -> None:
 
 
 def _check_tied(found: Iterable[Held], composable: bool) -> None:
-    """torch would make a copy in each unit that has the parameter, and train them apart.
+    """torch would make a copy in each unit that has the parameter, and train them apart; those that
+    are not trained stay equal.
 
     Flat, a unit that has two places is wrapped in one of them, and not gathered in the other.
     """
     first: dict[nn.Parameter, tuple[str, nn.Module, str]] = {}
     for place, unit, name, parameter in found:
         there, other, before = first.setdefault(parameter, (place, unit, name))
-        if other is not unit or (there != place and not composable):
+        apart = other is not unit and parameter.requires_grad
+        if apart or (other is unit and there != place and not composable):
             raise ValueError(
                 f"[config] dist.fsdp.wrap_layer_cls: {before} and {name} are one parameter, and "
                 f"would be in two units ({_shown(there, other)}, and {_shown(place, unit)}), which "
