@@ -443,7 +443,7 @@ def test_what_ran_before_under_a_programs_own_timing_is_not_shown(acc_only, tmp_
 @pytest.mark.parametrize(("at", "large"), [(1, True), (_TIMED, False)], ids=["first", "last"])
 def test_a_plan_that_others_have_followed_is_no_loop_of_theirs(acc_only, tmp_path, at, large):
     """Of those that are timed one is another plan, larger or not."""
-    x, calls, kept = torch.ones(8, device=acc_only), itertools.count(1 - _WARM_UP), []
+    x, calls, kept = torch.ones(8 + at, device=acc_only), itertools.count(1 - _WARM_UP), []
 
     def step():
         y = x * 2 + 1
