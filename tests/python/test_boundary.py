@@ -22,6 +22,9 @@ class Extension:
         self.threads = []
         self.reasons = []
 
+    def is_in_bad_fork(self):
+        return False
+
     def pending(self, device):
         return self.pending_now
 

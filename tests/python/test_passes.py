@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
 STEPS = 6
 PASSES = (
-    "dce lists split cse copies rows widen layout products epilogues accumulate transfers fuse "
+    "dce lists split cse copies rows widen layout products accumulate epilogues transfers fuse "
     "recompute batch order alias"
 ).split()
 
