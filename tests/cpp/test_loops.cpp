@@ -72,17 +72,6 @@ TEST(Loops, RefineFindsTheCommonBoundaries) {
   EXPECT_EQ(a.sizes, (Sizes{4, 6}));
 }
 
-TEST(Loops, BroadcastFollowsPyTorch) {
-  const int64_t words[] = {0, 0, 0, 5, 1, 1, 9};  // sizes 5, 1; strides 1, 9
-  const graph::TensorWords tensor{3, 6, 0, 2, {words + 3, 2}, {words + 5, 2}};
-  const auto access = passes::broadcast(tensor, Sizes{7, 5, 4});
-  ASSERT_TRUE(access.has_value());
-  EXPECT_EQ(access->strides, (Sizes{0, 1, 0}));
-  EXPECT_EQ(access->offset, 2);
-  EXPECT_FALSE(passes::broadcast(tensor, Sizes{7, 6, 4}).has_value());
-  EXPECT_FALSE(passes::broadcast(tensor, Sizes{5}).has_value());
-}
-
 TEST(Loops, KnowsWhatIsTouchedTwice) {
   EXPECT_TRUE(passes::is_injective({0, 6, 0, {6, 1}}, Sizes{4, 6}));
   EXPECT_FALSE(passes::is_injective({0, 6, 0, {0, 1}}, Sizes{4, 6}));
