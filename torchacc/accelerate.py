@@ -117,6 +117,7 @@ def accelerate(
     together = several.trains_together(model)
     if together:
         several.check(model, config)
+        several.check_sampler(loader, config)
     checkpoints = config.memory.gc and not isinstance(model, ParallelModule)
     if checkpoints:
         check_classes(model, config.memory.gc_cls or (), "[config] memory.gc_cls")
@@ -181,7 +182,6 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncLoader:
-    several.check_sampler(loader, config)
     if isinstance(loader, AsyncLoader):
         if loader.device != device:
             raise ValueError(

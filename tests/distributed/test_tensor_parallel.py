@@ -434,6 +434,10 @@ def refuses(**options):
     data = DataLoader(range(8), batch_size=4, sampler=sampler)
     return refused(lambda: torchacc.accelerate(models.made(0), data, config))
 report(sampler=[refuses(), refuses(num_replicas=1, rank=0)])
+# One that reads nothing is no other part, and nobody waits for it.
+config.dataloader.shard = False
+data = DataLoader(range(8), sampler=DistributedSampler(range(8))) if RANK == 0 else None
+report(alone=refused(lambda: torchacc.accelerate(models.made(0), data, config)))
 """
     first, second = run_ranks(SETUP + "config.dist.tp.size = 2\n" + code, 2)
     assert first.reports["1"] == second.reports["1"]
@@ -442,6 +446,7 @@ report(sampler=[refuses(), refuses(num_replicas=1, rank=0)])
         assert "with dist.tp.size = 2 some processes read the same" in over_all
         assert f"({number}, 2) here, and [(0, 2), (1, 2)] on all" in over_all
         assert "This one needs (0, 1)." in over_all and over_parts == "accepted"
+        assert each.reports["alone"] == "accepted"
     floors = [[[int(x) for x in batch] for batch in each.reports["0"]] for each in (first, second)]
     assert floors[0] == floors[1]
     line = "into 1 parts, each for 2 processes, which read the same."

@@ -191,27 +191,28 @@ def divided(loader: Iterable[Any], config: Config) -> Iterable[Any]:
     return shard_loader(loader, rank, count, seed[0] >> 1)
 
 
-def check_sampler(loader: Iterable[Any], config: Config) -> None:
+def check_sampler(loader: Iterable[Any] | None, config: Config) -> None:
     """Raises ValueError on every process where a DistributedSampler gives some of those that have
-    to read the same other parts. All processes have to call it.
+    to read the same other parts. All processes have to call it, those without a loader as well.
     """
     read_together = [name for name in ("pp", "tp", "sp") if getattr(config.dist, name).size > 1]
     if not read_together or dist.get_world_size() == 1:
         return
-    sampler, mesh = distributed_sampler(loader), config.get_mesh()
+    sampler = None if loader is None else distributed_sampler(loader)
+    mesh = config.get_mesh()
     place = mesh.joint_coordinate("dp", "fsdp")
     part = None if sampler is None else (sampler.rank, sampler.num_replicas)
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (place, part))
+    dist.all_gather_object(everyone, (place, part, loader is not None))
     parts = dict[int, set[Any]]()
-    for there, theirs in everyone:
-        parts.setdefault(there, set()).add(theirs)
+    for there, theirs, reads in everyone:
+        parts.setdefault(there, set()).update([theirs] if reads else [])
     if any(len(found) > 1 for found in parts.values()):
         shown = ", ".join(f"dist.{name}.size = {mesh.num(name)}" for name in read_together)
         raise ValueError(
             f"[accelerate] with {shown} some processes read the same batches, and the loaders' "
             f"DistributedSamplers have other parts for these: (rank, num_replicas) is {part} here, "
-            f"and {[theirs for _, theirs in everyone]} on all processes. This one needs "
+            f"and {[theirs for _, theirs, _ in everyone]} on all processes. This one needs "
             f"{(place, mesh.joint_num('dp', 'fsdp'))}. Pass a sampler with that, or a loader "
             "without such a sampler and config.dataloader.shard = True."
         )
