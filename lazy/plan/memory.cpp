@@ -68,31 +68,26 @@ uint64_t duration_then_size(const Range& range) {
   return duration(range) << 31 | std::min(range.bytes / kArenaAlignment, kHalf) >> 1;
 }
 
-// Checks the lifetimes and sorts them into lanes, each in the order of first steps.
-std::vector<std::vector<Range>> split_lanes(std::span<const Lifetime> lifetimes) {
-  std::vector<std::vector<Range>> lanes;
+// The lifetimes that take room, checked, in the order of first steps.
+std::vector<Range> ranges_of(std::span<const Lifetime> lifetimes) {
+  std::vector<Range> ranges;
   uint64_t total = 0;
   for (size_t i = 0; i < lifetimes.size(); ++i) {
     const Lifetime& lifetime = lifetimes[i];
     ACC_CHECK(lifetime.first <= lifetime.last, "[plan_memory] lifetime ", i, " ends at step ",
               lifetime.last, " before it starts at step ", lifetime.first,
               ". This is a bug in acc; please report it.");
-    ACC_CHECK(lifetime.lane < kMaxLanes, "[plan_memory] lifetime ", i, " is in lane ",
-              lifetime.lane, " of ", kMaxLanes, ". This is a bug in acc; please report it.");
-    if (lifetime.lane >= lanes.size()) lanes.resize(lifetime.lane + 1);
     if (lifetime.bytes == 0) continue;
     ACC_CHECK(lifetime.bytes <= kMaxBytes - kArenaAlignment &&
                   total + round_up(lifetime.bytes) <= kMaxBytes,
               "[plan_memory] lifetime ", i, " of ", lifetime.bytes,
               " bytes makes the sum of all exceed 2^62 bytes. Use smaller tensors.");
     total += round_up(lifetime.bytes);
-    lanes[lifetime.lane].push_back({round_up(lifetime.bytes), lifetime.first, lifetime.last, i});
+    ranges.push_back({round_up(lifetime.bytes), lifetime.first, lifetime.last, i});
   }
-  for (std::vector<Range>& ranges : lanes) {
-    std::stable_sort(ranges.begin(), ranges.end(),
-                     [](const Range& a, const Range& b) { return a.first < b.first; });
-  }
-  return lanes;
+  std::stable_sort(ranges.begin(), ranges.end(),
+                   [](const Range& a, const Range& b) { return a.first < b.first; });
+  return ranges;
 }
 
 // `ranges` in the order of first steps.
@@ -370,23 +365,15 @@ Packing pack(const std::vector<Range>& ranges) {
 }  // namespace
 
 Layout plan_memory(std::span<const Lifetime> lifetimes) {
-  Layout layout{std::vector<uint64_t>(lifetimes.size()), {}, 0};
-  for (const std::vector<Range>& ranges : split_lanes(lifetimes)) {
-    const Packing packing = pack(ranges);
-    for (size_t i = 0; i < ranges.size(); ++i) {
-      layout.offsets[ranges[i].index] = packing.offsets[i];
-    }
-    layout.lane_bytes.push_back(packing.bytes);
-    layout.visits += packing.visits;
-  }
+  const std::vector<Range> ranges = ranges_of(lifetimes);
+  const Packing packing = pack(ranges);
+  Layout layout{std::vector<uint64_t>(lifetimes.size()), packing.bytes, packing.visits};
+  for (size_t i = 0; i < ranges.size(); ++i) layout.offsets[ranges[i].index] = packing.offsets[i];
   return layout;
 }
 
-std::vector<uint64_t> peak_live_bytes(std::span<const Lifetime> lifetimes) {
-  std::vector<uint64_t> peaks;
-  for (const std::vector<Range>& ranges : split_lanes(lifetimes))
-    peaks.push_back(peak_live(ranges));
-  return peaks;
+uint64_t peak_live_bytes(std::span<const Lifetime> lifetimes) {
+  return peak_live(ranges_of(lifetimes));
 }
 
 }  // namespace acc::plan

@@ -7,36 +7,32 @@
 // Places the intermediates of a plan in its arena: lifetimes in, offsets out.
 namespace acc::plan {
 
-// Every offset and every lane size is a multiple of this. It is what cudaMalloc guarantees for a
-// fresh block, so that a library kernel which picks its variant by alignment picks the same one in
-// the arena; it also keeps two buffers out of one cache line on the host.
+// Every offset and the size of the arena are multiples of this. It is what cudaMalloc guarantees
+// for a fresh block, so that a library kernel which picks its variant by alignment picks the same
+// one in the arena; it also keeps two buffers out of one cache line on the host.
 inline constexpr uint64_t kArenaAlignment = 256;
 
-// Lanes are few (compute, communication); a larger number is a corrupted one.
-inline constexpr uint32_t kMaxLanes = 64;
-
 // A buffer that is in use from step `first` to step `last`, both included: two lifetimes that share
-// a step are live together. Buffers of different lanes never share memory.
+// a step are live together.
 struct Lifetime {
   uint64_t bytes = 0;
   uint32_t first = 0;
   uint32_t last = 0;
-  uint32_t lane = 0;
 };
 
 struct Layout {
-  std::vector<uint64_t> offsets;     // one per lifetime, from the start of its lane
-  std::vector<uint64_t> lane_bytes;  // one per lane up to the largest one used
-  uint64_t visits = 0;               // looks at parts of the trees and heaps: what it took
+  std::vector<uint64_t> offsets;  // one per lifetime
+  uint64_t bytes = 0;             // of the arena
+  uint64_t visits = 0;            // looks at parts of the trees and heaps: what it took
 };
 
 // Deterministic: the same lifetimes in the same order give the same layout on every machine. A
-// lifetime of 0 bytes gets offset 0 and takes no room. Throws base::Error for first > last, for a
-// lane above kMaxLanes and for sizes whose sum does not fit in 62 bits.
+// lifetime of 0 bytes gets offset 0 and takes no room. Throws base::Error for first > last and for
+// sizes whose sum does not fit in 62 bits.
 Layout plan_memory(std::span<const Lifetime> lifetimes);
 
-// The most bytes that are live at one step, per lane, each buffer rounded up to kArenaAlignment: no
-// layout is smaller. Same errors as plan_memory.
-std::vector<uint64_t> peak_live_bytes(std::span<const Lifetime> lifetimes);
+// The most bytes that are live at one step, each buffer rounded up to kArenaAlignment: no layout is
+// smaller. Same errors as plan_memory.
+uint64_t peak_live_bytes(std::span<const Lifetime> lifetimes);
 
 }  // namespace acc::plan

@@ -135,7 +135,7 @@ Schedule schedule(const Plan& plan, std::vector<Step> steps) {
       steps[lifetimes.first[i]].allocate.push_back(i);
     } else {
       made.places[i] = Place::kArena;
-      arena.push_back({buffers[i].nbytes, lifetimes.first[i], lifetimes.last[i], 0});
+      arena.push_back({buffers[i].nbytes, lifetimes.first[i], lifetimes.last[i]});
       in_arena.push_back(i);
     }
     if (!plan.outputs[i] && made.places[i] != Place::kArena) {
@@ -144,7 +144,7 @@ Schedule schedule(const Plan& plan, std::vector<Step> steps) {
   }
   const Layout layout = plan_memory(arena);
   for (size_t i = 0; i < in_arena.size(); ++i) made.offsets[in_arena[i]] = layout.offsets[i];
-  if (!layout.lane_bytes.empty()) made.arena_bytes = layout.lane_bytes[0];
+  made.arena_bytes = layout.bytes;
   made.steps = std::move(steps);
   if (passes::enabled(passes::Pass::kAlias)) write_in_place(plan, lifetimes, &made);
   return made;
