@@ -40,7 +40,7 @@ size_t result_bytes(const graph::TensorWords& tensor) {
 
 void install_locator(const Locator& installed) { locator = installed; }
 
-uint32_t source_here() { return locator.here != nullptr ? locator.here() : 0; }
+uint32_t source_here(const graph::Op* op) { return locator.here != nullptr ? locator.here(op) : 0; }
 
 Recorder& recorder(c10::DeviceIndex device) {
   // Made once for all indices that can occur, never destroyed: tensors outlive static objects.
@@ -103,7 +103,7 @@ Recorded Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle
   // Asked once per trace: a profiler that begins in the middle of one has to wait for the next.
   if (pending() == 0) profiled_ = locator.profiled != nullptr && locator.profiled();
   const bool profiled = profiled_.load(std::memory_order_relaxed);
-  return take_call(op, handle, stack, profiled ? locator.here_profiled() : 0);
+  return take_call(op, handle, stack, profiled ? locator.here_profiled(op) : 0);
 }
 
 void Recorder::note_place(uint32_t place) {
@@ -156,7 +156,7 @@ Recorded Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& han
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
   }
-  const uint32_t source = source_here();
+  const uint32_t source = source_here(&op);
 
   const auto locked = lock();
   if (locked.was_interrupted()) return Recorded::kInterrupted;

@@ -152,11 +152,11 @@ Recorder& recorder(c10::DeviceIndex device);
 // Where the user's program is, as numbers of lazy/record/source.h; 0: unknown. Installed by the
 // bindings; called without any lock of acc held.
 struct Locator {
-  // For each operator that is recorded anew.
-  uint32_t (*here)() = nullptr;
+  // For each operator that is recorded anew; null: for something else.
+  uint32_t (*here)(const graph::Op* op) = nullptr;
   // While a profiler wants to know: for every operator, followed ones too.
   bool (*profiled)() = nullptr;
-  uint32_t (*here_profiled)() = nullptr;
+  uint32_t (*here_profiled)(const graph::Op& op) = nullptr;
 };
 void install_locator(const Locator& locator);
 

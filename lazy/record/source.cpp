@@ -38,14 +38,15 @@ Source source_of(uint32_t source) {
 
 std::string source_text(uint32_t source) {
   const Source place = source_of(source);
-  if (place.file.empty()) return "";
-  return base::concat(" at ", place.file, ":", place.line, " in ", place.function);
+  if (place.file.empty()) return place.node.empty() ? "" : " in " + place.node;
+  const std::string text =
+      base::concat(" at ", place.file, ":", place.line, " in ", place.function);
+  return place.node.empty() ? text : text + ", " + place.node;
 }
 
 std::string short_source_text(uint32_t source) {
   const Source place = source_of(source);
-  if (place.file.empty()) return "";
-  if (place.file == "backward") return base::concat("backward of ", place.function);
+  if (place.file.empty()) return place.node.empty() ? "" : "backward of " + place.node;
   const std::string file = place.file.substr(place.file.rfind('/') + 1);
   std::string text = base::concat(file, ":", place.line, " in ", place.function);
   if (!place.module.empty()) text.append(" [").append(place.module).append("]");

@@ -7,13 +7,11 @@
 namespace acc::record {
 
 struct Source {
-  std::string file;  // "" for an unknown place, "backward" for a node of autograd
+  std::string file;  // "" for an unknown place
   int line = 0;
-  std::string function;  // where `file` is "backward", the node's name
-
-  // Known only of what was recorded while a profiler asked for it.
-  std::string module;  // "Net.layers.0"; "" outside of modules
-  std::string node;    // of autograd, where the place is that of the forward operator
+  std::string function;
+  std::string module;  // "Net.layers.0", where a profiler asked for it; "" outside of modules
+  std::string node;    // of autograd, whose forward operator the place is
 
   bool operator==(const Source&) const = default;
   auto operator<=>(const Source&) const = default;
@@ -23,10 +21,12 @@ struct Source {
 uint32_t intern_source(Source source);
 Source source_of(uint32_t source);
 
-// " at file:line in function", or "" for 0.
+// " at file:line in function", " at file:line in function, AddmmBackward0", " in AddmmBackward0",
+// or "" for 0.
 std::string source_text(uint32_t source);
 
-// "net.py:12 in forward [Net.layers.0], AddmmBackward0" as far as it is known; "" for 0.
+// "net.py:12 in forward [Net.layers.0], AddmmBackward0" as far as it is known, "backward of
+// AddmmBackward0", or "" for 0.
 std::string short_source_text(uint32_t source);
 
 }  // namespace acc::record

@@ -174,12 +174,45 @@ def test_a_fused_step_holds_what_the_optimizer_does_to_all_parameters(acc_only):
 @pytest.mark.usefixtures("recording")
 def test_a_source_line_is_told_for_forward_backward_and_optimizer(shown):
     plan, _ = shown
-    files = {Path(node["file"]).name for node in plan["nodes"]}
-    assert {"test_graph.py", "backward"} <= files
     own = {node["line"] for node in plan["nodes"] if node["file"] == __file__}
     source = Path(__file__).read_text().splitlines()
     assert any("optimizer.step()" in source[line - 1] for line in own)
     assert any("F.cross_entropy" in source[line - 1] for line in own)
+    # An operator of the backward pass has the line of its forward operator.
+    backward = [node for node in plan["nodes"] if node["autograd"]]
+    assert backward
+    assert [node["autograd"] for node in backward if node["file"] != __file__] == []
+    for node in backward:
+        if node["autograd"] == "NllLossBackward0":
+            assert "F.cross_entropy" in source[node["line"] - 1]
+
+
+@pytest.mark.usefixtures("recording")
+def test_an_operator_without_gradient_does_not_lend_its_line_to_the_one_before_it(acc_only):
+    """It has no node of autograd, so the last one is still that of an operator that was followed,
+    and is not looked at."""
+    model, data = mlp()
+    model.to(acc_only)
+    data, labels = data.to(acc_only), torch.arange(len(data), device=acc_only) % 10
+
+    def step(count: bool) -> None:
+        out = model(data)
+        loss = F.cross_entropy(out, labels)
+        loss.item()
+        if count:
+            out.argmax(1)
+        loss.backward()
+        torchacc.sync()
+
+    for count in (False, False, False, True):
+        step(count)
+    nodes = helpers.extension().plan_data(torch.acc.current_device())["nodes"]
+    of_loss = [node for node in nodes if node["autograd"] == "NllLossBackward0"]
+    assert of_loss
+    lines = Path(__file__).read_text().splitlines()
+    for node in of_loss:
+        assert node["file"] in ("", __file__)
+        assert node["file"] == "" or "F.cross_entropy" in lines[node["line"] - 1]
 
 
 @pytest.mark.usefixtures("recording")
@@ -242,7 +275,8 @@ def test_the_page_carries_every_operator_step_and_buffer(shown):
     assert [node[2] for node in data["nodes"]] == [node["text"] for node in plan["nodes"]]
     assert [data["ops"][node[0]] for node in data["nodes"]] == [n["op"] for n in plan["nodes"]]
     for node, told in zip(plan["nodes"], data["nodes"], strict=True):
-        assert data["places"][told[1]] == [node["file"], node["line"], node["function"]]
+        place = [node["file"], node["line"], node["function"], node["autograd"]]
+        assert data["places"][told[1]] == place
     assert [step[0] for step in data["steps"]] == [step["nodes"] for step in plan["steps"]]
     assert [step[1] for step in data["steps"]] == [step["kernel"] for step in plan["steps"]]
     assert all(step[3] > 0 for step in data["steps"])
@@ -328,11 +362,12 @@ def test_a_swin_transformer_fits_on_a_small_page(acc_only, tmp_path):
     models = pytest.importorskip("torchvision.models")
     made = models.swin_t(num_classes=10), torch.randn(1, 3, 64, 64)
     step = training_step(made, acc_only)
-    path = tmp_path / "swin.html"
-    torchacc.graph(path, step=step)
-    data = carried(path.read_text(encoding="utf-8"))
+    for suffix in FORMATS:
+        torchacc.graph(tmp_path / f"swin{suffix}", step=step)
+    data = carried((tmp_path / "swin.html").read_text(encoding="utf-8"))
     assert len(data["nodes"]) > 1000
-    assert path.stat().st_size < 2_000_000
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert len(sizes) == len(FORMATS) and max(sizes.values()) < 2_000_000, sizes
 
 
 # --- calls ----------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from importlib import resources
 from typing import Any
 
 from torchacc.graph_view.plan import (
-    BACKWARD,
     PLACE_TEXT,
     PlanData,
     lanes,
     lifetime,
+    place_of,
     summary,
 )
 
@@ -66,7 +66,7 @@ def data(plan: PlanData) -> dict[str, Any]:
         nodes.append(
             [
                 names.setdefault(node["op"], len(names)),
-                places.setdefault((node["file"], node["line"], node["function"]), len(places)),
+                places.setdefault(place_of(node), len(places)),
                 text,
                 node["reads"],
                 node["writes"],
@@ -76,7 +76,6 @@ def data(plan: PlanData) -> dict[str, Any]:
         "device": plan["device"],
         "peak": plan["peak_bytes"],
         "arena": plan["arena_bytes"],
-        "backward": BACKWARD,
         "placeText": PLACE_TEXT,
         "ops": list(names),
         "places": list(places),

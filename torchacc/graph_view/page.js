@@ -29,9 +29,9 @@
   const shortOp = (name) => name.slice(name.indexOf("::") + 2).split(".")[0];
   const fileName = (file) => file.slice(file.lastIndexOf("/") + 1);
   const placeText = (place) => {
-    const [file, line, name] = plan.places[place];
-    if (!file) return "";
-    return file === plan.backward ? `backward of ${name}` : `${fileName(file)}:${line} ${name}`;
+    const [file, line, name, autograd] = plan.places[place];
+    if (!file) return autograd ? `backward of ${autograd}` : "";
+    return `${fileName(file)}:${line} ${name}${autograd ? `, ${autograd}` : ""}`;
   };
   const label = (step) => {
     const counts = new Map();
@@ -216,7 +216,7 @@
     return found;
   };
   const placeOf = (step) => plan.places[nodes[step.nodes[0]].place];
-  const isBackward = (step) => placeOf(step)[0] === plan.backward;
+  const isBackward = (step) => placeOf(step)[3] !== "";
   // The files that most steps come from.
   const files = (chosen) => {
     const counts = new Map();
@@ -244,8 +244,7 @@
           : "after the backward pass: ";
     const title = backward ? "backward pass" : when + files(chosen);
     return lazily("region", title, chosen, (details) => {
-      const parts = backward ? [] : runs(chosen, (step) => placeOf(step).filter((_, i) => i !== 1)
-        .join(":"));
+      const parts = runs(chosen, (step) => [placeOf(step)[0], placeOf(step)[2]].join(":"));
       if (parts.length < 2 || chosen.length <= 12) details.append(...chosen.map(stepRow));
       else details.append(...parts.map((part) => group(part.steps)));
     });
@@ -340,13 +339,12 @@
     const lines = [...found.values()].sort(
       (a, b) => b.seconds - a.seconds || b.operators - a.operators);
     const rows = lines.map(({ place, operators, seconds }) => {
-      const [file, line, name] = plan.places[place];
-      const backward = file === plan.backward;
+      const [file, line, , autograd] = plan.places[place];
       return {
         cells: [timed ? timeText(seconds) : "-", operators, placeText(place) || "unknown",
-          backward ? "" : file],
+          file],
         click: () => {
-          byId("search").value = backward ? name : file ? `${fileName(file)}:${line}` : "";
+          byId("search").value = file ? `${fileName(file)}:${line} ${autograd}`.trim() : autograd;
           list();
           byId("search").scrollIntoView();
         },

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypedDict
 
-BACKWARD = "backward"  # the "file" of operators that autograd recorded
 PLACES = ("arena", "own", "adopted", "given")  # of buffers, in the order in which they are shown
 PLACE_TEXT = {
     "arena": "small intermediates, at planned offsets of one block",
@@ -36,13 +35,18 @@ ENDED_BY = {
 
 
 class Node(TypedDict):
-    """An operator that runs. `reads` and `writes` are buffers, `step` is where it runs."""
+    """An operator that runs. `reads` and `writes` are buffers, `step` is where it runs.
+
+    `autograd` is the node of the backward pass ("AddmmBackward0"; "" outside of it), and the place
+    that of its forward operator.
+    """
 
     op: str
     text: str
     file: str
     line: int
     function: str
+    autograd: str
     step: int
     reads: list[int]
     writes: list[int]
@@ -128,13 +132,15 @@ def short_op(name: str) -> str:
 
 
 def source_text(node: Node, full: bool = False) -> str:
-    """`net.py:12 forward`, `backward of AddmmBackward0`, "" where it is not known."""
+    """`net.py:12 forward`, `net.py:12 forward, AddmmBackward0`, `backward of AddmmBackward0`, "".
+
+    As far as it is known.
+    """
     if not node["file"]:
-        return ""
-    if node["file"] == BACKWARD:
-        return f"backward of {node['function']}"
+        return f"backward of {node['autograd']}" if node["autograd"] else ""
     file = node["file"] if full else PurePath(node["file"]).name
-    return f"{file}:{node['line']} {node['function']}"
+    text = f"{file}:{node['line']} {node['function']}"
+    return f"{text}, {node['autograd']}" if node["autograd"] else text
 
 
 def step_label(plan: PlanData, step: Step) -> str:
@@ -215,6 +221,11 @@ class _Packer:
         return at
 
 
+def place_of(node: Node) -> tuple[str, int, str, str]:
+    """What places differ by: file, line, function, node of autograd."""
+    return node["file"], node["line"], node["function"], node["autograd"]
+
+
 @dataclass
 class Line:
     """What the operators of one line of the program amount to."""
@@ -230,12 +241,12 @@ def by_line(plan: PlanData) -> list[Line]:
 
     The time of a fused step goes to its operators in equal parts.
     """
-    found: dict[tuple[str, int, str], Line] = {}
+    found: dict[tuple[str, int, str, str], Line] = {}
     for step in plan["steps"]:
         seen = set()
         for index in step["nodes"]:
             node = plan["nodes"][index]
-            key = (node["file"], node["line"], node["function"])
+            key = place_of(node)
             line = found.setdefault(key, Line(node))
             line.operators += 1
             line.seconds += (step["seconds"] or 0.0) / len(step["nodes"])

@@ -142,32 +142,71 @@ std::string module_path() {
   return path;
 }
 
-// ---- which forward operator a node of autograd belongs to, for profilers -----------------------
+// ---- which forward operator a node of autograd belongs to --------------------------------------
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+// Autograd calls its nodes "NllLossBackward0" for aten::nll_loss_forward, say, which is how
+// torch/csrc/autograd names what tools/autograd/derivatives.yaml lists.
+bool is_backward_of(std::string_view node, std::string_view op) {
+  op.remove_prefix(op.rfind(':') + 1);
+  op = op.substr(0, op.find('.'));
+  constexpr std::string_view kForward = "_forward";
+  if (op.ends_with(kForward)) op.remove_suffix(kForward.size());
+  size_t at = 0;
+  for (const char c : op) {
+    if (c == '_') continue;
+    if (at == node.size() || lower(node[at++]) != lower(c)) return false;
+  }
+  return node.substr(at).starts_with("Backward");
+}
 
 // The last places, by the number of the node that autograd made for the operator.
 class ForwardPlaces {
  public:
-  void note(uint64_t thread, uint64_t sequence, uint32_t place) {
+  void note(uint64_t thread, uint64_t sequence, const graph::Op& op, uint32_t place) {
     const std::lock_guard lock(mutex_);
     Entry& entry = at(thread, sequence);
     // The operator itself comes first; others follow until there is a next node.
     if (entry.thread == thread && entry.sequence == sequence) return;
-    entry = {thread, sequence, place};
+    entry = {thread, sequence, &op, place};
   }
 
-  uint32_t find(uint64_t thread, uint64_t sequence) {
+  // That of an operator that followed a plan is not known, and one without a node may be noted
+  // instead, so the names have to agree. Nor is that of a view, which nobody records; but where the
+  // operators around it came from one place, it came from there.
+  uint32_t find(const torch::autograd::Node& node) {
     const std::lock_guard lock(mutex_);
-    const Entry& entry = at(thread, sequence);
-    return entry.thread == thread && entry.sequence == sequence ? entry.place : 0;
+    const uint64_t thread = node.thread_id();
+    const uint64_t sequence = node.sequence_nr();
+    if (const Entry* entry = noted(thread, sequence)) {
+      return is_backward_of(node.name(), entry->op->name) ? entry->place : 0;
+    }
+    const Entry* before = nullptr;
+    const Entry* after = nullptr;
+    for (uint64_t i = 1; i <= kViewsInARow; ++i) {
+      if (before == nullptr && i <= sequence) before = noted(thread, sequence - i);
+      if (after == nullptr) after = noted(thread, sequence + i);
+    }
+    const bool one = before != nullptr && after != nullptr && before->place == after->place;
+    return one ? before->place : 0;
   }
 
  private:
   struct Entry {
     uint64_t thread = 0;
     uint64_t sequence = 0;
+    const graph::Op* op = nullptr;  // operators are kept for good
     uint32_t place = 0;
   };
-  static constexpr size_t kEntries = size_t{1} << 15;  // more operators than a step has
+  static constexpr size_t kEntries = size_t{1} << 14;  // more operators than most steps have
+  static constexpr uint64_t kViewsInARow = 32;
+
+  const Entry* noted(uint64_t thread, uint64_t sequence) {
+    const Entry& entry = at(thread, sequence);
+    const bool found = entry.op != nullptr && entry.thread == thread && entry.sequence == sequence;
+    return found ? &entry : nullptr;
+  }
   Entry& at(uint64_t thread, uint64_t sequence) {
     return entries_[(sequence + thread * 0x9e3779b97f4a7c15ULL) % kEntries];
   }
@@ -180,13 +219,29 @@ ForwardPlaces& forward_places() {
   return places;
 }
 
-uint32_t here() {
-  if (const auto node = torch::autograd::get_current_node()) {
-    return record::intern_source({"backward", 0, node->name(), {}, {}});
+// In the backward pass the place of the forward operator, with the node's name; 0 outside of it.
+uint32_t backward_place() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return 0;
+  record::Source place = record::source_of(forward_places().find(*node));
+  place.node = node->name();
+  return record::intern_source(std::move(place));
+}
+
+void note_forward(const graph::Op& op, uint32_t place) {
+  // Autograd makes the node right before it calls the operator.
+  if (const uint64_t next = at::sequence_number::peek(); next > 0 && at::GradMode::is_enabled()) {
+    forward_places().note(at::RecordFunction::currentThreadId(), next - 1, op, place);
   }
+}
+
+uint32_t here(const graph::Op* op) {
+  if (const uint32_t place = backward_place(); place != 0) return place;
   if (Py_IsInitialized() == 0) return 0;
   py::gil_scoped_acquire acquire;
-  return record::intern_source(python_place());
+  const uint32_t number = record::intern_source(python_place());
+  if (op != nullptr) note_forward(*op, number);
+  return number;
 }
 
 bool profiled() {
@@ -194,23 +249,14 @@ bool profiled() {
   return profiler != nullptr && (profiler->config().with_stack || profiler->config().with_modules);
 }
 
-uint32_t here_profiled() {
-  if (const auto node = torch::autograd::get_current_node()) {
-    record::Source place =
-        record::source_of(forward_places().find(node->thread_id(), node->sequence_nr()));
-    if (place.file.empty()) return here();
-    place.node = node->name();
-    return record::intern_source(std::move(place));
-  }
+uint32_t here_profiled(const graph::Op& op) {
+  if (const uint32_t place = backward_place(); place != 0) return place;
   if (Py_IsInitialized() == 0) return 0;
   py::gil_scoped_acquire acquire;
   record::Source place = python_place();
   place.module = module_path();
   const uint32_t number = record::intern_source(std::move(place));
-  // Autograd makes the node right before it calls the operator.
-  if (const uint64_t next = at::sequence_number::peek(); next > 0 && at::GradMode::is_enabled()) {
-    forward_places().note(at::RecordFunction::currentThreadId(), next - 1, number);
-  }
+  note_forward(op, number);
   return number;
 }
 

@@ -25,6 +25,7 @@ py::list nodes_of(const Description& plan) {
     row["file"] = source.file;
     row["line"] = source.line;
     row["function"] = source.function;
+    row["autograd"] = source.node;
     row["step"] = node.step;
     row["reads"] = node.reads;
     row["writes"] = node.writes;
