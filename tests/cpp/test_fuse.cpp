@@ -8,6 +8,8 @@
 
 #include "lazy/graph/edges.h"
 #include "lazy/passes/batch.h"
+#include "lazy/plan/plan.h"
+#include "lazy/plan/print.h"
 #include "tests/cpp/elementwise_builder.h"
 
 namespace acc {
@@ -30,6 +32,26 @@ TEST(Fuse, AChainIsOneCluster) {
   uint32_t x = p.input();
   for (int i = 0; i < 5; ++i) x = p.unary("aten::exp", x);
   EXPECT_EQ(p.clusters(), (Nodes{{0, 1, 2, 3, 4}}));
+}
+
+// As ACC_DUMP=passes tells it.
+TEST(Fuse, IsToldAsLoopsAroundWhatRunsAlone) {
+  Program p;
+  const uint32_t x = p.unary("aten::exp", p.input());
+  const uint32_t y = p.opaque(x);
+  p.product(p.unary("aten::neg", x), x);
+  p.product(p.unary("aten::exp", y), y);
+  EXPECT_EQ(plan::print(p.graph, passes::fuse(p.graph)),
+            "loops 0 {\n"
+            "  %1:f32[4] = aten::exp(%0:f32[4])\n"
+            "  %3:f32[4] = aten::neg(%1:f32[4])\n"
+            "  %4:f32[4] = aten::mul.Tensor(%3:f32[4], %1:f32[4])\n"
+            "}\n"
+            "%2:f32[4] = aten::sort(%1:f32[4])\n"
+            "loops 1 {\n"
+            "  %5:f32[4] = aten::exp(%2:f32[4])\n"
+            "  %6:f32[4] = aten::mul.Tensor(%5:f32[4], %2:f32[4])\n"
+            "}\n");
 }
 
 TEST(Fuse, WhatHasNoFormulaStandsAlone) {
@@ -139,6 +161,31 @@ TEST(Batch, IndependentLaunchesOfOneKernelAreOneStep) {
   EXPECT_EQ(batches[0].launches.size(), 4U);
   EXPECT_EQ(batches[0].launches[3].elements, 7);
   EXPECT_EQ(batches[0].nodes, (std::vector<uint32_t>{0, 1, 2, 3}));
+}
+
+// As ACC_DUMP=passes tells it.
+TEST(Batch, IsToldAsKernelsWithTheirLaunches) {
+  Program p;
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t x = p.input();
+    p.scale_in_place(x, p.input(), 4 + i);
+    p.opaque(x, 4 + i);
+  }
+  std::string told;
+  const auto observe = [&](const char* pass, const std::string& text) {
+    if (pass == std::string("batch")) told = text;
+  };
+  const size_t buffers = p.graph.buffers.size();
+  plan::build(std::move(p.graph), {}, std::vector<bool>(buffers, true), true, observe, false);
+  EXPECT_EQ(told,
+            "kernel 0, 3 launches {\n"
+            "  aten::mul_.Tensor(%0:f32[4], %1:f32[4])\n"
+            "  aten::mul_.Tensor(%3:f32[5], %4:f32[5])\n"
+            "  aten::mul_.Tensor(%6:f32[6], %7:f32[6])\n"
+            "}\n"
+            "%2:f32[4] = aten::sort(%0:f32[4])\n"
+            "%5:f32[5] = aten::sort(%3:f32[5])\n"
+            "%8:f32[6] = aten::sort(%6:f32[6])\n");
 }
 
 TEST(Batch, WhatNobodySeesIsNotStored) {

@@ -8,6 +8,7 @@ devices, so that is decided alike. What PyTorch refuses is a result, too.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -380,10 +381,11 @@ def run(program: Program, device: str, flush: Callable[[], None]) -> Iterator[li
         if not program.kept >> (i % 16) & 1:
             registers.values[i] = None
     yield registers.results
-    # Backwards: what was made last is read first.
-    for value in reversed(registers.values):
-        if value is not None:
-            registers.read(value)
+    # In an order as random as what is kept.
+    left = [value for value in registers.values if value is not None]
+    random.Random(program.kept).shuffle(left)
+    for value in left:
+        registers.read(value)
     yield registers.results
 
 

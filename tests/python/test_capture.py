@@ -71,6 +71,25 @@ def test_training_is_bit_equal(name: str, set_to_none: bool) -> None:
         assert torch.equal(ours, theirs)
 
 
+def test_a_replay_runs_none_of_the_steps_python() -> None:
+    trained = Trained(make_mlp(), adamw)
+    calls: list[torch.Tensor] = []
+
+    class Counted(nn.Module):
+        """The network, with a note of each call."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[batch, 8] -> [batch, 4]."""
+            calls.append(x)
+            return net(x)
+
+    net, trained.model = trained.model, Counted()
+    step = torchacc.capture(trained.step)
+    for x, y in batches(10, 5, 8):
+        step(x.to(ACC), y.to(ACC))
+    assert step.replays == 7 and len(calls) == 3
+
+
 def test_inference_is_bit_equal_and_keeps_results(unfused: None) -> None:
     """Results of earlier calls are not overwritten, with grad mode on as well."""
     model = make_conv().to(ACC).eval()

@@ -106,7 +106,34 @@ def test_a_processor_that_the_compiler_does_not_know(tmp_path):
     assert losses == pytest.approx(known, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", _some(COMPILERS, "missing", "fails"))
+def test_what_a_compiler_gets(tmp_path):
+    """One run for all kernels of a plan, for this processor, of a text that includes nothing."""
+    noted = (
+        f'for each; do case "$each" in *.cpp) cat "$each" >> {tmp_path}/texts ;; esac; done\n'
+        f'echo "$*" >> {tmp_path}/runs\nexec g++ "$@"'
+    )
+    compiler = broken_compiler(tmp_path / "compiler", noted)
+    body = """
+from tests import helpers
+x, y = torch.rand(100, 50, device=DEVICE), torch.rand(300, device=DEVICE)
+helpers.synchronize()
+for _ in range(3):
+    kept = (x * 2 + 1).tanh(), x.softmax(1) - 1, (y - 1).exp() * y
+    helpers.synchronize()
+assert helpers.stats()["kernel_launches"] == 3
+"""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    helpers.run_python(body, ACC_CACHE_DIR=str(private(cache)), ACC_MODE="full", ACC_CXX=compiler)
+    runs = (tmp_path / "runs").read_text().splitlines()
+    text = (tmp_path / "texts").read_text()
+    assert len(runs) == 1, runs
+    assert "=native " in runs[0]
+    assert "#include" not in text
+    assert text.count('extern "C" __attribute__') == 3
+
+
+@pytest.mark.parametrize("name", _some(COMPILERS, "missing", "fails", "hangs"))
 def test_a_compiler_that(name, tmp_path):
     text, told = COMPILERS[name]
     compiler = "/nonexistent" if text is None else broken_compiler(tmp_path / "compiler", text)
@@ -118,7 +145,6 @@ def test_a_compiler_that(name, tmp_path):
     assert not list(cache.rglob("*.so")), "the cache holds what did not compile"
 
 
-@full_only
 def test_a_compiler_that_is_replaced_while_it_works(tmp_path):
     """Its kernels run. None is kept: which of the two made them, nobody knows."""
     cache = tmp_path / "cache"

@@ -609,6 +609,28 @@ print(json.dumps(compiled))
     assert compiled[3:] == compiled[3:4] * 5, compiled
 
 
+def test_the_second_run_of_a_training_step_is_fused(tmp_path):
+    body = """
+net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.GELU(), torch.nn.Linear(30, 1))
+net = net.to(DEVICE)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+x = torch.randn(16, 20).to(DEVICE)
+helpers.synchronize()
+launched = []
+for step in range(4):
+    opt.zero_grad()
+    loss = (net(x) ** 2).mean()
+    loss.backward()
+    opt.step()
+    helpers.synchronize()
+    launched.append(helpers.stats()["kernel_launches"])
+print(json.dumps(launched))
+"""
+    first, second, third, fourth = _in_a_fresh_process(tmp_path, body)
+    assert first == 0 < second
+    assert third - second == fourth - third == second
+
+
 def test_dropout_compiles_nothing_with_other_seeds(tmp_path):
     body = """
 torch.manual_seed(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +93,34 @@ def test_training_in_several_threads_at_once(device, unfused):
             expected.append(loss.detach())
         expected += [p.detach() for p in net.parameters()]
         helpers.assert_same(found[i], expected, what=f"thread {i}")
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="the pool has one thread")
+def test_a_kernel_runs_in_the_threads_of_the_pool(acc_only, recording):
+    """The time that the system counts for each thread of this process."""
+
+    def busy() -> list[int]:
+        counted = []
+        for stat in sorted(Path("/proc/self/task").glob("*/stat"), key=str):
+            fields = stat.read_text().rpartition(")")[2].split()
+            counted.append(int(fields[11]) + int(fields[12]))
+        return counted
+
+    x = torch.rand(1 << 22, device=acc_only)
+    y = x.exp()
+    for _ in range(3):
+        y = (y.tanh() * x).exp()
+        helpers.synchronize()
+    before = busy()
+    with helpers.counting() as counted:
+        for _ in range(40):
+            y = (y.tanh() * x).exp()
+            helpers.synchronize()
+    after = busy()
+    assert counted["kernel_launches"] == 40
+    spent = sorted((b - a for a, b in zip(before, after, strict=True)), reverse=True)
+    # The second has as much to do as the first, and nothing else does it; ticks are 10 ms.
+    assert spent[1] > 3 and spent[1] > spent[0] / 3, spent
 
 
 def test_backward_in_another_thread_than_forward(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,10 @@ def _run(folder: Path, compiler: str, body: str, **env: str) -> tuple[Any, str]:
 
 
 def test_kernels_slower_than_what_they_replace_are_put_aside_once(tmp_path):
-    (launches, put_aside), errors = _run(tmp_path, SLOW_KERNELS, RUNS)
+    tells = "import torchacc\nprint(json.dumps([launches, put_aside, str(torchacc.report())]))"
+    (launches, put_aside, report), errors = _run(tmp_path, SLOW_KERNELS, RUNS + tells)
+    assert re.search(r"slower than operators\W+1\n", report)
+    assert re.search(r"run without their kernels, not there yet\W+[1-9]", report)
     # In turn, ten times each.
     assert launches == [1, 0] * 10 + [0] * 10
     assert len(put_aside) == 1
