@@ -1,4 +1,5 @@
-"""The networks of the benchmark, at sizes at which 20 steps in float64 take a second."""
+"""The networks of the benchmark, at sizes at which 20 steps in float64 take a second, or at its
+own."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import models
+from benchmarks import cases, models
 from tests.models import zoo
 
 
@@ -60,6 +61,30 @@ MODELS: dict[str, Callable[[], zoo.Case]] = {
     "lstm_unrolled": lambda: _sequences(models.UnrolledLstm(24)),
     "resnet18_cifar": _small_images,  # the case resnet18 is the zoo's
 }
+
+
+# Cases of the benchmark that train a network, and the optimizer for each.
+AS_MEASURED = {
+    "mlp_small": "adamw",
+    "mlp": "adamw",
+    "block": "adamw",
+    "gpt": "adamw",
+    "lstm": "adamw",
+    "lstm_unrolled": "adamw",
+    "resnet18_cifar": "sgd",
+    "resnet18": "sgd",
+}
+
+
+def _mean_square(model: nn.Module, batch: zoo.Batch) -> Tensor:
+    return model(batch[0]).square().mean()
+
+
+def as_measured(name: str) -> zoo.Case:
+    """A case of the benchmark at its own size."""
+    program = cases.build(name, "cpu", "plain")
+    losses = {"gpt": zoo.next_token, "block": _mean_square}
+    return zoo.Case(program.model, program.batches, losses.get(name, zoo.classify))
 
 
 def make(name: str) -> zoo.Case:

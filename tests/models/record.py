@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torchvision
 
 from benchmarks import report
 from tests import helpers
-from tests.models import accuracy, vision, zoo
+from tests.models import accuracy, bench, vision, zoo
 
 VARIABLE = "ACC_TEST_RESULTS"
 
@@ -34,7 +35,7 @@ def path() -> Path | None:
 @functools.cache
 def build() -> str:
     """What tells one build of the extension, and one form of this test, from another."""
-    files = [Path(module.__file__) for module in (accuracy, vision, zoo)]
+    files = [Path(module.__file__) for module in (accuracy, bench, vision, zoo)]
     if helpers.ON_ACC:
         files.append(Path(helpers.extension().__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -62,6 +63,41 @@ def append(file: Path, line: Mapping[str, Any]) -> None:
             head = report.header({"suite": "accuracy", "versions": versions}, os.environ)
             lines.insert(0, head)
         out.write("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def measured(
+    model: str,
+    make: Callable[[], zoo.Case],
+    optimizer: str,
+    make_optimizer: zoo.MakeOptimizer,
+    device: str,
+) -> dict[str, Any]:
+    """The line of a model: from the file, or measured and, of a full test, added to it."""
+    file = path() if helpers.FULL else None
+    line = find(file, model) if file else None
+    if line is not None:
+        return line
+    began = time.monotonic()
+    case = make()
+    with helpers.counting() as counted:
+        runs = accuracy.measure(case, make_optimizer, device)
+    repeated, failures = accuracy.failures(case, make_optimizer, device, runs)
+    line = {
+        "kind": "accuracy",
+        "model": model,
+        "optimizer": optimizer,
+        "input": list(case.batches[0][0].shape),
+        "parameters": sum(p.numel() for p in case.model.parameters()),
+        **summary(runs),
+        "repeated": repeated,
+        "failures": failures[:20],
+        "kernel_launches": counted["kernel_launches"],
+        "seconds": round(time.monotonic() - began, 1),
+        "build": build(),
+    }
+    if file:
+        append(file, line)
+    return line
 
 
 def summary(runs: Sequence[accuracy.Errors]) -> dict[str, Any]:

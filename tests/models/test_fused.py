@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests import helpers
-from tests.models import accuracy, bench, zoo
+from tests.models import accuracy, bench, record, zoo
 
 CASES: dict[str, Callable[[], zoo.Case]] = {
     **{name: lambda name=name: zoo.make(name) for name in zoo.MODELS},
@@ -41,6 +41,22 @@ def test_as_accurate_as_eager(one_thread, device, model, optimizer):
 @pytest.mark.parametrize("model", bench.MODELS)
 def test_the_benchmarks_models_are_as_accurate_as_eager(one_thread, device, model):
     accuracy.check_steps(CASES[f"bench_{model}"](), zoo.OPTIMIZERS["adamw"], device)
+
+
+@pytest.mark.skipif(not helpers.FULL, reason="with ACC_TEST_FULL=1: a quarter of an hour")
+@pytest.mark.timeout(7200)
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("model", bench.AS_MEASURED)
+def test_the_benchmarks_models_at_its_own_sizes(one_thread, device, model):
+    optimizer = bench.AS_MEASURED[model]
+    line = record.measured(
+        f"{model} of the benchmark",
+        lambda: bench.as_measured(model),
+        optimizer,
+        zoo.OPTIMIZERS[optimizer],
+        device,
+    )
+    assert not line["failures"], "\n".join(line["failures"])
 
 
 def free_run(

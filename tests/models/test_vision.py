@@ -9,46 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import time
 
 import pytest
 import torch
 
 from tests import helpers
-from tests.models import accuracy, record, vision
+from tests.models import record, vision
 
 # The largest models take minutes, and give way to all that runs beside them.
 pytestmark = pytest.mark.timeout(7200 if helpers.FULL else 3600)
-
-
-def measured(model: str, device: str) -> dict[str, object]:
-    """The line of a model: from the file, or measured and added to it."""
-    file = record.path() if helpers.FULL else None
-    line = record.find(file, model) if file else None
-    if line is not None:
-        return line
-    began = time.monotonic()
-    case = vision.make(model)
-    with helpers.counting() as counted:
-        optimizer = vision.OPTIMIZERS[vision.optimizer(model)]
-        runs = accuracy.measure(case, optimizer, device)
-    repeated, failures = accuracy.failures(case, optimizer, device, runs)
-    line = {
-        "kind": "accuracy",
-        "model": model,
-        "optimizer": vision.optimizer(model),
-        "input": list(case.batches[0][0].shape),
-        "parameters": sum(p.numel() for p in case.model.parameters()),
-        **record.summary(runs),
-        "repeated": repeated,
-        "failures": failures[:20],
-        "kernel_launches": counted["kernel_launches"],
-        "seconds": round(time.monotonic() - began, 1),
-        "build": record.build(),
-    }
-    if file:
-        record.append(file, line)
-    return line
 
 
 @pytest.fixture
@@ -63,7 +32,9 @@ def memory_given_back(device):
 
 @pytest.mark.parametrize("model", vision.MODELS if helpers.FULL else vision.FEW)
 def test_as_accurate_as_eager(one_thread, memory_given_back, device, model):
-    failures = measured(model, device)["failures"]
+    make = vision.OPTIMIZERS[vision.optimizer(model)]
+    line = record.measured(model, lambda: vision.make(model), vision.optimizer(model), make, device)
+    failures = line["failures"]
     assert not failures, "\n".join(failures)
 
 
