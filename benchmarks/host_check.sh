@@ -19,9 +19,16 @@ shift
 results=benchmarks/results/$(date -u +%F)
 host=$results-host-$machine
 
-# Status 4 says that a requirement was missed; so does the file.
+# Status 4 says that a requirement was missed, as the file does; status 3 that a case had a busy
+# neighbour: the other parts are measured all the same, and this script ends with it.
+invalid=0
 run() {
-  $call "$python" benchmarks/run.py --suite host --window-s 0.5 "$@" || [ $? = 4 ]
+  $call "$python" benchmarks/run.py --suite host --window-s 0.5 "$@" && return
+  case $? in
+    3) invalid=3 ;;
+    4) ;;
+    *) exit 1 ;;
+  esac
 }
 
 for part in ${*:-small medium large threads2 start record limits}; do
@@ -57,3 +64,4 @@ for part in ${*:-small medium large threads2 start record limits}; do
       ;;
   esac
 done
+exit $invalid
