@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests import helpers
 from tests.distributed.ranks import run_ranks
@@ -80,6 +81,57 @@ for way, options in {WAYS!r}.items():
                 assert found["scale"] == (1024.0 if name.startswith("fp16") else 1.0)
                 assert found.get("part", "torch.float32") == "torch.float32"
                 assert ("part" in found) == ("wrap_layer_cls" in WAYS[way])
+
+
+DIGITS = """
+from torch import nn
+from sklearn.datasets import load_digits
+
+scanned = load_digits()
+images = torch.tensor(scanned.images, dtype=torch.float32).unsqueeze(1) / 16
+labels = torch.tensor(scanned.target)
+
+def train_digits(half):
+    config = torchacc.Config()
+    config.dist.fsdp.size, config.compute.fp16 = WORLD, half
+    torch.manual_seed(0)
+    model = torchacc.accelerate(nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 16, 10),
+    ), config=config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.cuda.amp.GradScaler(enabled=half)
+    losses = []
+    for i in range(100):
+        rows = (torch.arange(64 * i, 64 * i + 64) % len(labels))[RANK::WORLD]
+        with torch.cuda.amp.autocast(enabled=half):
+            out = model(images[rows].to(model.device))
+            loss = F.cross_entropy(out, labels[rows].to(model.device))
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+    return dict(losses=torch.stack(losses).tolist(), kind=str(out.dtype))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4] if helpers.FULL else [2])
+def test_digits_are_learnt_as_in_float32(ranks):
+    """100 steps with the parameters divided: losses within 2 % of float32's, as means of ten steps
+    over all ranks, since a batch of 64 is noise."""
+    code = "\nreport(plain=train_digits(False), half=train_digits(True))"
+    found = [rank.reports for rank in run_ranks(CODE + DIGITS + code, ranks)]
+    losses = {
+        kind: torch.tensor([each[kind]["losses"] for each in found]).mean(0)
+        for kind in ("plain", "half")
+    }
+    assert {each["half"]["kind"] for each in found} == {"torch.float16"}
+    assert losses["plain"][-10:].mean() < 0.2 * losses["plain"][0]
+    plain, half = (losses[kind].unfold(0, 10, 10).mean(1) for kind in ("plain", "half"))
+    assert not torch.equal(plain, half), "nothing was in half precision"
+    assert ((half - plain).abs() / plain).max() < 0.02
 
 
 def test_batch_norms_stay_in_float32():
