@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "lazy/record/recorder.h"
+
 // Views: another geometry over the same storage. Nothing is recorded; an operator that uses the
 // view records its geometry.
 namespace acc::aten {
@@ -21,6 +23,13 @@ at::Tensor view_of(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArray
   impl->set_storage_offset(offset);
   impl->set_sizes_and_strides(sizes, strides);
   return view;
+}
+
+// A view with a node of autograd, whose operators name its place.
+at::Tensor differentiable_view_of(const at::Tensor& self, c10::IntArrayRef sizes,
+                                  c10::IntArrayRef strides, int64_t offset) {
+  if (self.requires_grad() && c10::GradMode::is_enabled()) record::note_view(self.get_device());
+  return view_of(self, sizes, strides, offset);
 }
 
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
@@ -43,7 +52,7 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::Sym
               "setStorage: sizes ", sizes, ", strides ", strides, ", storage offset ", offset,
               ", and itemsize ", itemsize, " requiring a storage size of ", needed,
               " are out of bounds for storage of size ", self.storage().nbytes());
-  return view_of(self, sizes, strides, offset);
+  return differentiable_view_of(self, sizes, strides, offset);
 }
 
 at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
@@ -52,13 +61,13 @@ at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
   TORCH_CHECK(strides.has_value(),
               "view size is not compatible with input tensor's size and stride (at least one "
               "dimension spans across two contiguous subspaces). Use .reshape(...) instead.");
-  return view_of(self, sizes, *strides, self.storage_offset());
+  return differentiable_view_of(self, sizes, *strides, self.storage_offset());
 }
 
 at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size,
                          c10::SymIntArrayRef stride) {
-  return view_of(self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                 self.storage_offset());
+  return differentiable_view_of(self, C10_AS_INTARRAYREF_SLOW(size),
+                                C10_AS_INTARRAYREF_SLOW(stride), self.storage_offset());
 }
 
 at::Tensor alias(const at::Tensor& self) {
@@ -81,7 +90,7 @@ at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64
     sizes[static_cast<size_t>(d)] = (length - size) / step + 1;
     strides[static_cast<size_t>(d)] *= step;
   }
-  return view_of(self, sizes, strides, self.storage_offset());
+  return differentiable_view_of(self, sizes, strides, self.storage_offset());
 }
 
 // The rules are those of ATen's kernel; it is called on tensors that have the geometry and no data.

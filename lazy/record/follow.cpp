@@ -17,7 +17,9 @@ using base::Counter;
 using graph::Tag;
 
 void Recorder::expect(const graph::Graph* graph) {
-  if (n_nodes_ == 0 && entries_.empty()) expected_ = graph;
+  if (n_nodes_ > 0 || !entries_.empty()) return;
+  expected_ = graph;
+  following_ = graph != nullptr;
 }
 
 bool Recorder::follow_tensor(const at::Tensor& tensor, const int64_t* word) {
@@ -145,6 +147,7 @@ void Recorder::stop_following() {
     }
   }
   expected_ = nullptr;
+  following_ = false;
 }
 
 }  // namespace acc::record

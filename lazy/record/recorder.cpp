@@ -54,6 +54,10 @@ Recorder& recorder(c10::DeviceIndex device) {
   return *recorders->at(static_cast<size_t>(device));
 }
 
+void note_view(c10::DeviceIndex device) {
+  if (locator.note_view != nullptr && !recorder(device).following()) locator.note_view();
+}
+
 namespace {
 
 // The calls that a thread is recording. Kept, so that recording allocates nothing once the vectors
@@ -389,6 +393,7 @@ Trace Recorder::take() {
   n_nodes_ = 0;
   communicates_ = false;
   expected_ = nullptr;
+  following_ = false;
   begin(next_trace++);
   return trace;
 }

@@ -65,6 +65,9 @@ class Recorder {
   // Whether `storage` occurs in the trace.
   bool knows(const LazyStorage& storage) const { return storage.trace == number_; }
 
+  // Whether the trace is a prefix of an expected step so far. Without the lock.
+  bool following() const { return following_.load(std::memory_order_relaxed); }
+
   // Begins with the `pending` operators that the trace has.
   const graph::Graph& recorded() const { return expected_ != nullptr ? *expected_ : graph_; }
 
@@ -142,6 +145,7 @@ class Recorder {
   std::atomic<bool> suspended_{false};
   std::atomic<bool> running_{false};
   const graph::Graph* expected_ = nullptr;  // while following: the trace is a prefix of it
+  std::atomic<bool> following_{false};      // that there is one
   bool views_differ_ = false;               // while following a call: it has views of one input
   Kinds kinds_;                             // and of which types its tensors are
 };
@@ -157,7 +161,12 @@ struct Locator {
   // While a profiler wants to know: for every operator, followed ones too.
   bool (*profiled)() = nullptr;
   uint32_t (*here_profiled)(const graph::Op& op) = nullptr;
+  // For a view that needs a gradient, while operators are recorded anew.
+  void (*note_view)() = nullptr;
 };
 void install_locator(const Locator& locator);
+
+// Tells it of a view on a device, which nobody records.
+void note_view(c10::DeviceIndex device);
 
 }  // namespace acc::record

@@ -38,7 +38,7 @@ Source source_of(uint32_t source) {
 
 std::string source_text(uint32_t source) {
   const Source place = source_of(source);
-  if (place.file.empty()) return place.node.empty() ? "" : " in " + place.node;
+  if (place.file.empty()) return place.node.empty() ? "" : " at the backward of " + place.node;
   const std::string text =
       base::concat(" at ", place.file, ":", place.line, " in ", place.function);
   return place.node.empty() ? text : text + ", " + place.node;

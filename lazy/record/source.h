@@ -11,7 +11,7 @@ struct Source {
   int line = 0;
   std::string function;
   std::string module;  // "Net.layers.0", where a profiler asked for it; "" outside of modules
-  std::string node;    // of autograd, whose forward operator the place is
+  std::string node;    // of autograd, that ran
 
   bool operator==(const Source&) const = default;
   auto operator<=>(const Source&) const = default;
@@ -21,8 +21,8 @@ struct Source {
 uint32_t intern_source(Source source);
 Source source_of(uint32_t source);
 
-// " at file:line in function", " at file:line in function, AddmmBackward0", " in AddmmBackward0",
-// or "" for 0.
+// " at file:line in function", " at file:line in function, AddmmBackward0", " at the backward of
+// AddmmBackward0", or "" for 0. Who leaves the place out of a text cuts it at " at ".
 std::string source_text(uint32_t source);
 
 // "net.py:12 in forward [Net.layers.0], AddmmBackward0" as far as it is known, "backward of

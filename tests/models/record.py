@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torchvision
 
-from benchmarks import report
+from benchmarks import cases, models, programs, report
 from tests import helpers
 from tests.models import accuracy, bench, vision, zoo
 
@@ -35,7 +35,8 @@ def path() -> Path | None:
 @functools.cache
 def build() -> str:
     """What tells one build of the extension, and one form of this test, from another."""
-    files = [Path(module.__file__) for module in (accuracy, bench, vision, zoo)]
+    measured_by = (accuracy, bench, cases, models, programs, vision, zoo)
+    files = [Path(module.__file__) for module in measured_by]
     if helpers.ON_ACC:
         files.append(Path(helpers.extension().__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -744,6 +744,25 @@ def test_the_script_that_measures_a_host_calls_what_there_is():
             measured |= set(made.case)
     assert measured == set(cases.names_of("host"))
     assert call("--dry-run", "word", "large").stdout.count("\n") == 1
+    assert call("--dry-run", "word").returncode == 0
     refused = call("--dry-run", "word", "huge")
     assert (refused.returncode, "no part huge" in refused.stderr) == (2, True)
     assert "a word for the machine" in call().stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "parts"),
+    [("0 0", 0, 2), ("4 0", 0, 2), ("3 0", 3, 2), ("0 3", 3, 2), ("3 1", 1, 2), ("1 0", 1, 1)],
+)
+def test_what_the_parts_of_that_script_end_with(tmp_path, ends, status, parts):
+    """0: measured, 4: a requirement is missed, 3: a busy neighbour, 1: a failure."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
+        f"set -- {ends}\n[ $(wc -l < {tmp_path}/calls) = 1 ] || shift\nexit $1\n"
+    )
+    python.chmod(0o755)
+    script = ["sh", str(ROOT / "benchmarks/host_check.sh"), "word", "small", "large"]
+    done = subprocess.run(script, env={**os.environ, "PYTHON": str(python)}, check=False)
+    assert done.returncode == status
+    assert len((tmp_path / "calls").read_text().splitlines()) == parts

@@ -149,7 +149,7 @@ def test_a_compiler_that_is_replaced_while_it_works(tmp_path):
     """Its kernels run. None is kept: which of the two made them, nobody knows."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    replaced = 'cp "$0" "$0.new"; mv "$0.new" "$0"; exec g++ "$@"'
+    replaced = 'cp "$0" "$0.$$"; mv "$0.$$" "$0"; exec g++ "$@"'
     compiler = broken_compiler(tmp_path / "compiler", replaced)
     before = os.stat(compiler).st_ino
     losses, launches, warnings = train(private(cache), ACC_CXX=compiler)

@@ -42,9 +42,9 @@ def render(plan: PlanData) -> str:
 def data(plan: PlanData) -> dict[str, Any]:
     """The plan for page.js: rows as lists, names that recur as numbers.
 
-    `places` are (file, line, function). A node is (operator, place, line of text, reads, writes), a
-    step (nodes, kernel or null, launches, seconds or null, bytes held), a buffer (place, bytes,
-    first step, last step, kept, row, height in bytes where it is drawn).
+    `places` are (file, line, function, node of autograd). A node is (operator, place, line of text,
+    reads, writes), a step (nodes, kernel or null, launches, seconds or null, bytes held), a buffer
+    (place, bytes, first step, last step, kept, row, height in bytes where it is drawn).
     """
     names: dict[Hashable, int] = {}
     places: dict[Hashable, int] = {}

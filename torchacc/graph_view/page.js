@@ -228,12 +228,13 @@
     return names.slice(0, 3).join(", ") + (names.length > 3 ? ", ..." : "");
   };
   const group = (chosen) => {
-    const [file, , name] = placeOf(chosen[0]);
+    const [file, , name, autograd] = placeOf(chosen[0]);
     const lines = chosen.map((step) => placeOf(step)[1]);
     const low = -most(lines, (line) => -line, -Infinity);
     const high = most(lines, (line) => line, 0);
     const at = low === high ? `:${low}` : `:${low}-${high}`;
-    return lazily("group", file ? `${name}  ${fileName(file)}${at}` : "place unknown", chosen,
+    const title = file ? `${name}  ${fileName(file)}${at}` : autograd || "place unknown";
+    return lazily("group", title, chosen,
       (details) => details.append(...chosen.map(stepRow)));
   };
   const region = ({ steps: chosen }) => {
@@ -244,7 +245,10 @@
           : "after the backward pass: ";
     const title = backward ? "backward pass" : when + files(chosen);
     return lazily("region", title, chosen, (details) => {
-      const parts = runs(chosen, (step) => [placeOf(step)[0], placeOf(step)[2]].join(":"));
+      const parts = runs(chosen, (step) => {
+        const [file, , name, autograd] = placeOf(step);
+        return file ? `${file}:${name}` : autograd;
+      });
       if (parts.length < 2 || chosen.length <= 12) details.append(...chosen.map(stepRow));
       else details.append(...parts.map((part) => group(part.steps)));
     });
@@ -255,7 +259,9 @@
     if (words.length === 0) return true;
     const lines = step.nodes.map((index) => {
       const { op, text, place } = nodes[index];
-      return `${op} ${text} ${placeText(place)} ${plan.places[place].join(":")}`;
+      const [, , , autograd] = plan.places[place];
+      return `${op} ${text} ${placeText(place)} ${plan.places[place].join(":")} `
+        + `backward:${autograd ? "yes" : "no"}`;
     });
     const text = `${lines.join("\n")}\nstep:${step.index} kernel:${step.kernel}`.toLowerCase();
     // A number is matched as a whole: %1 is not %12.
@@ -344,7 +350,8 @@
         cells: [timed ? timeText(seconds) : "-", operators, placeText(place) || "unknown",
           file],
         click: () => {
-          byId("search").value = file ? `${fileName(file)}:${line} ${autograd}`.trim() : autograd;
+          byId("search").value = [file && `${fileName(file)}:${line}`, autograd || "backward:no"]
+            .filter(Boolean).join(" ");
           list();
           byId("search").scrollIntoView();
         },

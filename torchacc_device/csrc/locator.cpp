@@ -63,16 +63,19 @@ Object code_of(const Object& frame) {
   return object_of(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw(frame))));
 }
 
-// The innermost frame of the user's program; no file where there is none.
-record::Source python_place() {
+// The innermost frame of the user's program; no file where there is none. `within_backward`: nor
+// where the engine of autograd is called by a frame further in.
+record::Source python_place(bool within_backward) {
   for (Object frame = innermost_frame(); frame; frame = caller_of(frame)) {
     const Object code = code_of(frame);
     const Object file = code.attr("co_filename");
-    const std::string_view name = text(file.ptr());
-    if (is_library(name)) continue;
     const Object function = code.attr("co_name");
+    if (is_library(text(file.ptr()))) {
+      if (within_backward && text(function.ptr()) == "_engine_run_backward") return {};
+      continue;
+    }
     record::Source place;
-    place.file = name;
+    place.file = text(file.ptr());
     place.line = PyFrame_GetLineNumber(raw(frame));
     place.function = text(function.ptr());
     return place;
@@ -164,52 +167,35 @@ bool is_backward_of(std::string_view node, std::string_view op) {
 // The last places, by the number of the node that autograd made for the operator.
 class ForwardPlaces {
  public:
-  void note(uint64_t thread, uint64_t sequence, const graph::Op& op, uint32_t place) {
+  void note(uint64_t thread, uint64_t sequence, const graph::Op* op, uint32_t place) {
     const std::lock_guard lock(mutex_);
     Entry& entry = at(thread, sequence);
     // The operator itself comes first; others follow until there is a next node.
     if (entry.thread == thread && entry.sequence == sequence) return;
-    entry = {thread, sequence, &op, place};
+    entry = {thread, sequence, op, place};
   }
 
-  // That of an operator that followed a plan is not known, and one without a node may be noted
-  // instead, so the names have to agree. Nor is that of a view, which nobody records; but where the
-  // operators around it came from one place, it came from there.
-  uint32_t find(const torch::autograd::Node& node) {
+  // Of a node and its name: 0 where it is not known. An operator that followed a plan is not
+  // noted, and one without a node of its own may be in its stead, so the names have to agree.
+  uint32_t find(const torch::autograd::Node& node, std::string_view name) {
     const std::lock_guard lock(mutex_);
-    const uint64_t thread = node.thread_id();
-    const uint64_t sequence = node.sequence_nr();
-    if (const Entry* entry = noted(thread, sequence)) {
-      return is_backward_of(node.name(), entry->op->name) ? entry->place : 0;
-    }
-    const Entry* before = nullptr;
-    const Entry* after = nullptr;
-    for (uint64_t i = 1; i <= kViewsInARow; ++i) {
-      if (before == nullptr && i <= sequence) before = noted(thread, sequence - i);
-      if (after == nullptr) after = noted(thread, sequence + i);
-    }
-    const bool one = before != nullptr && after != nullptr && before->place == after->place;
-    return one ? before->place : 0;
+    const Entry& entry = at(node.thread_id(), node.sequence_nr());
+    if (entry.thread != node.thread_id() || entry.sequence != node.sequence_nr()) return 0;
+    return entry.op == nullptr || is_backward_of(name, entry.op->name) ? entry.place : 0;
   }
 
  private:
   struct Entry {
-    uint64_t thread = 0;
+    uint64_t thread = 0;  // those of autograd begin at 1
     uint64_t sequence = 0;
-    const graph::Op* op = nullptr;  // operators are kept for good
+    const graph::Op* op = nullptr;  // operators are kept for good; null: a view
     uint32_t place = 0;
   };
   static constexpr size_t kEntries = size_t{1} << 14;  // more operators than most steps have
-  static constexpr uint64_t kViewsInARow = 32;
-
-  const Entry* noted(uint64_t thread, uint64_t sequence) {
-    const Entry& entry = at(thread, sequence);
-    const bool found = entry.op != nullptr && entry.thread == thread && entry.sequence == sequence;
-    return found ? &entry : nullptr;
-  }
   Entry& at(uint64_t thread, uint64_t sequence) {
     return entries_[(sequence + thread * 0x9e3779b97f4a7c15ULL) % kEntries];
   }
+  // Who waits for it may hold the interpreter lock, so who holds it must not take that.
   std::mutex mutex_;
   std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
 };
@@ -219,28 +205,36 @@ ForwardPlaces& forward_places() {
   return places;
 }
 
-// In the backward pass the place of the forward operator, with the node's name; 0 outside of it.
-uint32_t backward_place() {
-  const auto node = torch::autograd::get_current_node();
-  if (node == nullptr) return 0;
-  record::Source place = record::source_of(forward_places().find(*node));
-  place.node = node->name();
-  return record::intern_source(std::move(place));
-}
-
-void note_forward(const graph::Op& op, uint32_t place) {
+// `op`: null for a view.
+void note_forward(const graph::Op* op, uint32_t place) {
   // Autograd makes the node right before it calls the operator.
   if (const uint64_t next = at::sequence_number::peek(); next > 0 && at::GradMode::is_enabled()) {
     forward_places().note(at::RecordFunction::currentThreadId(), next - 1, op, place);
   }
 }
 
+// Where a call of the program is made; in the backward pass an operator comes from its forward
+// operator's place, unless Python calls it: a hook, a Function's backward, a forward that is
+// computed again.
+record::Source place_of_call(bool of_operator, bool modules) {
+  const auto node = torch::autograd::get_current_node();
+  record::Source place;
+  if (Py_IsInitialized() != 0) {
+    const py::gil_scoped_acquire acquire;
+    place = python_place(of_operator && node != nullptr);
+    if (modules && (node == nullptr || !place.file.empty())) place.module = module_path();
+  }
+  if (node != nullptr) {
+    std::string name = node->name();
+    if (place.file.empty()) place = record::source_of(forward_places().find(*node, name));
+    place.node = std::move(name);
+  }
+  return place;
+}
+
 uint32_t here(const graph::Op* op) {
-  if (const uint32_t place = backward_place(); place != 0) return place;
-  if (Py_IsInitialized() == 0) return 0;
-  py::gil_scoped_acquire acquire;
-  const uint32_t number = record::intern_source(python_place());
-  if (op != nullptr) note_forward(*op, number);
+  const uint32_t number = record::intern_source(place_of_call(op != nullptr, false));
+  if (op != nullptr) note_forward(op, number);
   return number;
 }
 
@@ -250,15 +244,12 @@ bool profiled() {
 }
 
 uint32_t here_profiled(const graph::Op& op) {
-  if (const uint32_t place = backward_place(); place != 0) return place;
-  if (Py_IsInitialized() == 0) return 0;
-  py::gil_scoped_acquire acquire;
-  record::Source place = python_place();
-  place.module = module_path();
-  const uint32_t number = record::intern_source(std::move(place));
-  note_forward(op, number);
+  const uint32_t number = record::intern_source(place_of_call(true, true));
+  note_forward(&op, number);
   return number;
 }
+
+void note_view() { note_forward(nullptr, record::intern_source(place_of_call(true, profiled()))); }
 
 }  // namespace
 
@@ -266,6 +257,6 @@ void set_library_folders(std::vector<std::string> folders) {
   library_folders() = std::move(folders);
 }
 
-record::Locator locator() { return {&here, &profiled, &here_profiled}; }
+record::Locator locator() { return {&here, &profiled, &here_profiled, &note_view}; }
 
 }  // namespace acc::bindings

@@ -10,9 +10,10 @@ namespace acc::bindings {
 // Folders whose code says nothing about the user's program: those of torch and of this project.
 void set_library_folders(std::vector<std::string> folders);
 
-// Finds the innermost Python frame outside of them; in the backward pass, that of the forward
-// operator, where it was recorded anew, too, and the autograd node that runs. It takes the
-// interpreter lock, so it is asked only for operators that are recorded anew.
+// Finds the innermost Python frame outside of them; in the backward pass the node of autograd that
+// runs, and what Python calls there or else the place of the forward operator, where that was
+// recorded anew, too. It takes the interpreter lock, so it is asked only for operators that are
+// recorded anew, and views made meanwhile.
 //
 // A profiler that was made with `with_stack` or `with_modules` gets to know more: the module, by
 // the names that lead to it. That is asked for each operator of a step that begins while the
