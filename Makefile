@@ -26,8 +26,8 @@ quickstart:
 	@$(VENV_PYTHON) examples/quickstart.py
 
 test:
-	@sh scripts/setup.sh test '$(PYTHON)'
-	@$(VENV_PYTHON) scripts/run_tests.py --keep-going
+	@sh scripts/setup.sh tools '$(PYTHON)'
+	@$(VENV_PYTHON) scripts/run_tests.py --set-up '$(PYTHON)' --keep-going
 
 test-full:
 	@sh scripts/setup.sh full '$(PYTHON)'

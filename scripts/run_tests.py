@@ -1,6 +1,6 @@
 """Runs every test, the quick ones first, and stops at the first stage that fails.
 
-    run_tests.py [--full] [--keep-going] [--mode MODE ...] [STAGE ...]
+    run_tests.py [--full] [--keep-going] [--mode MODE ...] [--set-up PYTHON] [STAGE ...]
 
 Each stage is a process of its own and prints its runner's own closing lines; after it comes how
 long it took, and how much of that time the cores were busy. A stage that leaves a core idle for
@@ -127,6 +127,8 @@ BESIDE = {
     "fuzz": "seeds",
     "torchvision": "distributed",
 }
+# The stage that needs no torch: what loads and unpacks packages leaves it a core.
+WITHOUT_TORCH = "cpp-address"
 # Modes of the device, and the stages that run in the one they are told, or in the default one; the
 # others choose for themselves.
 MODES = ("full", "nograph", "nofuse", "eager")
@@ -159,6 +161,15 @@ class Beside:
         return self._code
 
 
+def set_up(python: str, environ: dict[str, str]) -> tuple[int, int]:
+    """Installs and builds what the stages need. Its status, and that of the stage beside it."""
+    print("== set-up (0 s)", flush=True)
+    more = Beside(WITHOUT_TORCH, STAGES[WITHOUT_TORCH], environ)
+    command = ["sh", str(ROOT / "scripts/setup.sh"), "test", python]
+    code = subprocess.run(command, cwd=ROOT).returncode
+    return code, more.finish()
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="run_tests.py", description=__doc__.splitlines()[0])
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}")
@@ -170,6 +181,12 @@ def main(argv: list[str]) -> int:
         help=f"ACC_MODE of {', '.join(IN_ANY_MODE)}; all, one after the other, with --full",
     )
     parser.add_argument("--keep-going", action="store_true", help="run the stages after a failure")
+    parser.add_argument(
+        "--set-up",
+        metavar="PYTHON",
+        help=f"first finish what `setup.sh tools` began, for that interpreter; {WITHOUT_TORCH} runs"
+        " meanwhile",
+    )
     arguments = parser.parse_args(argv)
     unknown = [name for name in arguments.stages if name not in STAGES]
     if unknown:
@@ -198,6 +215,13 @@ def main(argv: list[str]) -> int:
         if arguments.full or arguments.stages or name not in ONLY_FULL
         for mode in (modes if name in IN_ANY_MODE else ("",))
     ]
+    if arguments.set_up is not None:
+        code, tested = set_up(arguments.set_up, environ)
+        if code != 0:
+            return code
+        failed += [WITHOUT_TORCH] if tested != 0 else []
+        left = arguments.keep_going or not failed
+        runs = [(name, mode) for name, mode in runs if left and name != WITHOUT_TORCH]
     names = [name for name, _ in runs]
     beside = {other: name for name, other in BESIDE.items() if name in names and other in names}
     for name, mode in runs:

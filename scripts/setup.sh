@@ -1,7 +1,9 @@
 #!/bin/sh
 # Makes .venv and builds in place. A second call finds everything done and takes a second.
 #
-#   setup.sh run|test|full|lint [PYTHON]
+#   setup.sh run|test|full|lint|tools [PYTHON]
+#
+# tools: .venv with what tests/cpp needs where it is built without torch.
 #
 # PYTHON is the interpreter that .venv is made from (default: python3). A supported torch that it
 # has, or that .venv has, is kept and built against; otherwise the pinned one is installed.
@@ -65,7 +67,22 @@ if [ "$purpose" = lint ]; then
   exit 0
 fi
 
-stamp=$(fingerprint $requirements/run.txt $requirements/cuda-*.txt)
+if [ "$purpose" != run ]; then
+  stamp=$(fingerprint $requirements/build.txt $requirements/googletest.txt)
+  if ! done_before tools "$stamp"; then
+    step "installing what compiles"
+    pip_install -r $requirements/build.txt
+    if [ ! -f /usr/include/gtest/gtest.h ]; then
+      # sources only, so one interpreter's wheel serves all
+      pip_install --no-deps --only-binary=:all: --python-version 3.11 --upgrade \
+        --target "$venv/googletest" -r $requirements/googletest.txt
+    fi
+    mark tools "$stamp"
+  fi
+  [ "$purpose" != tools ] || exit 0
+fi
+
+stamp=$(fingerprint $requirements/build.txt $requirements/run.txt $requirements/cuda-*.txt)
 if [ -z "$torch" ] || ! done_before run "$stamp-$torch"; then
   if [ -n "$torch" ]; then
     step "keeping torch $torch"
@@ -91,15 +108,10 @@ if [ -z "$torch" ] || ! done_before run "$stamp-$torch"; then
 fi
 
 if [ "$purpose" = test ] || [ "$purpose" = full ]; then
-  stamp=$(fingerprint $requirements/test.txt $requirements/googletest.txt)
+  stamp=$(fingerprint $requirements/test.txt)
   if ! done_before test "$stamp"; then
     step "installing the test tools"
     pip_install -r $requirements/test.txt
-    if [ ! -f /usr/include/gtest/gtest.h ]; then
-      # sources only, so one interpreter's wheel serves all
-      pip_install --no-deps --only-binary=:all: --python-version 3.11 --upgrade \
-        --target "$venv/googletest" -r $requirements/googletest.txt
-    fi
     mark test "$stamp"
   fi
 fi
