@@ -14,6 +14,9 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
 // Whether this thread's operators run at once from now on, as in ACC_MODE=eager. Returns what was.
 bool run_eagerly(bool on);
 
+// Whether this thread's operators are not recorded, but run one by one.
+bool runs_at_once();
+
 // Registers the recorder for every recordable operator of `aten` and of our own library `acc`.
 // Called once, after the device is registered.
 void register_recorded_ops();

@@ -93,15 +93,16 @@ bool run_eagerly(bool on) {
   return before;
 }
 
+bool runs_at_once() {
+  // Python still runs once the session has ended: functions at exit, finalizers, threads.
+  return base::env::mode() == base::env::Mode::Eager || session::has_ended() ||
+         (eager_threads.load(std::memory_order_relaxed) != 0 && eager_here);
+}
+
 void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
                    torch::jit::Stack* stack) {
   runtime::keep_backward_in_this_thread();
-  const base::env::Mode mode = base::env::mode();
-  // Python still runs once the session has ended: functions at exit, finalizers, threads.
-  if (mode == base::env::Mode::Eager || session::has_ended() ||
-      (eager_threads.load(std::memory_order_relaxed) != 0 && eager_here)) {
-    return run_now(handle, stack);
-  }
+  if (runs_at_once()) return run_now(handle, stack);
   runtime::note_use();
   const c10::DeviceIndex device = record::device_of(*stack, op.arguments.size());
   if (device < 0) return run_now(handle, stack);
@@ -124,7 +125,8 @@ void record_or_run(const graph::Op& op, const c10::OperatorHandle& handle,
     run_now(handle, stack);
     return record::dismiss(doubt);
   }
-  if (mode == base::env::Mode::NoFuse) session::flush(device, record::FlushReason::kEager);
+  if (base::env::mode() == base::env::Mode::NoFuse)
+    session::flush(device, record::FlushReason::kEager);
 }
 
 namespace {

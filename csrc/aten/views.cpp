@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "csrc/aten/record_kernel.h"
 #include "lazy/record/recorder.h"
 
 // Views: another geometry over the same storage. Nothing is recorded; an operator that uses the
@@ -28,7 +29,9 @@ at::Tensor view_of(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArray
 // A view with a node of autograd, whose operators name its place.
 at::Tensor differentiable_view_of(const at::Tensor& self, c10::IntArrayRef sizes,
                                   c10::IntArrayRef strides, int64_t offset) {
-  if (self.requires_grad() && c10::GradMode::is_enabled()) record::note_view(self.get_device());
+  if (self.requires_grad() && c10::GradMode::is_enabled() && !runs_at_once()) {
+    record::note_view(self.get_device());
+  }
   return view_of(self, sizes, strides, offset);
 }
 

@@ -40,7 +40,7 @@ size_t result_bytes(const graph::TensorWords& tensor) {
 
 void install_locator(const Locator& installed) { locator = installed; }
 
-uint32_t source_here(const graph::Op* op) { return locator.here != nullptr ? locator.here(op) : 0; }
+uint32_t source_here() { return locator.here != nullptr ? locator.here() : 0; }
 
 Recorder& recorder(c10::DeviceIndex device) {
   // Made once for all indices that can occur, never destroyed: tensors outlive static objects.
@@ -91,6 +91,23 @@ void Recorder::begin(uint64_t number) {
   begin_trace(device_, number);
 }
 
+namespace {
+
+// Whether autograd has made a node for the call, if it has a gradient at all.
+bool is_differentiable(const graph::Op& op, const torch::jit::Stack& stack) {
+  if (!c10::GradMode::is_enabled()) return false;
+  const auto needs_gradient = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
+  for (size_t i = stack.size() - op.arguments.size(); i < stack.size(); ++i) {
+    if (stack[i].isTensor() && needs_gradient(stack[i].toTensor())) return true;
+    if (stack[i].isTensorList() && std::ranges::any_of(stack[i].toTensorVector(), needs_gradient)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 runtime::LockWithoutGil Recorder::lock() {
   ACC_CHECK(
       !runs_plan,
@@ -107,7 +124,9 @@ Recorded Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle
   // Asked once per trace: a profiler that begins in the middle of one has to wait for the next.
   if (pending() == 0) profiled_ = locator.profiled != nullptr && locator.profiled();
   const bool profiled = profiled_.load(std::memory_order_relaxed);
-  return take_call(op, handle, stack, profiled ? locator.here_profiled(op) : 0);
+  uint32_t place = 0;
+  if (profiled) place = locator.of_profiled(op, is_differentiable(op, *stack));
+  return take_call(op, handle, stack, place);
 }
 
 void Recorder::note_place(uint32_t place) {
@@ -160,7 +179,10 @@ Recorded Recorder::take_call(const graph::Op& op, const c10::OperatorHandle& han
     // A CPU index may change before the step runs.
     if (operand.host) call.snapshots.push_back(operand.tensor->clone());
   }
-  const uint32_t source = source_here(&op);
+  uint32_t source = 0;
+  if (locator.of_operator != nullptr) {
+    source = locator.of_operator(op, is_differentiable(op, *stack));
+  }
 
   const auto locked = lock();
   if (locked.was_interrupted()) return Recorded::kInterrupted;

@@ -156,11 +156,12 @@ Recorder& recorder(c10::DeviceIndex device);
 // Where the user's program is, as numbers of lazy/record/source.h; 0: unknown. Installed by the
 // bindings; called without any lock of acc held.
 struct Locator {
-  // For each operator that is recorded anew; null: for something else.
-  uint32_t (*here)(const graph::Op* op) = nullptr;
+  uint32_t (*here)() = nullptr;
+  // For each operator that is recorded anew. `differentiable`: it has a node of autograd.
+  uint32_t (*of_operator)(const graph::Op& op, bool differentiable) = nullptr;
   // While a profiler wants to know: for every operator, followed ones too.
   bool (*profiled)() = nullptr;
-  uint32_t (*here_profiled)(const graph::Op& op) = nullptr;
+  uint32_t (*of_profiled)(const graph::Op& op, bool differentiable) = nullptr;
   // For a view that needs a gradient, while operators are recorded anew.
   void (*note_view)() = nullptr;
 };

@@ -7,10 +7,6 @@
 
 #include "lazy/record/flush.h"
 
-namespace acc::graph {
-struct Op;
-}
-
 // What a capture (lazy/capture) has to know of the call that it records: what made it impossible
 // to replay, and which storages the call itself made. One watch at a time in the process.
 namespace acc::record {
@@ -42,7 +38,7 @@ void note_birth(const LazyStorage* storage);
 // Whether a storage was made during the last watch.
 bool was_born(const LazyStorage* storage);
 
-// Where the calling thread's program is, as a number for `source_text`; `op` is what it records.
-uint32_t source_here(const graph::Op* op = nullptr);
+// Where the calling thread's program is, as a number for `source_text`.
+uint32_t source_here();
 
 }  // namespace acc::record

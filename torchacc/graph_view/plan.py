@@ -37,8 +37,8 @@ ENDED_BY = {
 class Node(TypedDict):
     """An operator that runs. `reads` and `writes` are buffers, `step` is where it runs.
 
-    `autograd` is the node of the backward pass ("AddmmBackward0"; "" outside of it), and the place
-    that of its forward operator.
+    `autograd` is the node of the backward pass that ran ("AddmmBackward0"; "" outside of it), and
+    the place that of its forward operator, or of the Python that it ran.
     """
 
     op: str

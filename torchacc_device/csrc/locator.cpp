@@ -171,16 +171,20 @@ class ForwardPlaces {
     const std::lock_guard lock(mutex_);
     Entry& entry = at(thread, sequence);
     // The operator itself comes first; others follow until there is a next node.
-    if (entry.thread == thread && entry.sequence == sequence) return;
-    entry = {thread, sequence, op, place};
+    if (!entry.is_of(thread, sequence)) entry = {thread, sequence, op, place};
   }
 
-  // Of a node and its name: 0 where it is not known. An operator that followed a plan is not
-  // noted, and one without a node of its own may be in its stead, so the names have to agree.
+  bool is_noted(uint64_t thread, uint64_t sequence) {
+    const std::lock_guard lock(mutex_);
+    return at(thread, sequence).is_of(thread, sequence);
+  }
+
+  // Of a node and its name; 0 where it is not known. An operator that followed a plan is not noted,
+  // and one that has no gradient may be in its stead, so the names have to agree.
   uint32_t find(const torch::autograd::Node& node, std::string_view name) {
     const std::lock_guard lock(mutex_);
     const Entry& entry = at(node.thread_id(), node.sequence_nr());
-    if (entry.thread != node.thread_id() || entry.sequence != node.sequence_nr()) return 0;
+    if (!entry.is_of(node.thread_id(), node.sequence_nr())) return 0;
     return entry.op == nullptr || is_backward_of(name, entry.op->name) ? entry.place : 0;
   }
 
@@ -190,6 +194,10 @@ class ForwardPlaces {
     uint64_t sequence = 0;
     const graph::Op* op = nullptr;  // operators are kept for good; null: a view
     uint32_t place = 0;
+
+    bool is_of(uint64_t of_thread, uint64_t of_sequence) const {
+      return thread == of_thread && sequence == of_sequence;
+    }
   };
   static constexpr size_t kEntries = size_t{1} << 14;  // more operators than most steps have
   Entry& at(uint64_t thread, uint64_t sequence) {
@@ -205,36 +213,50 @@ ForwardPlaces& forward_places() {
   return places;
 }
 
+// The number of the node that autograd has made right before it called the operator or view.
+uint64_t last_sequence() { return at::sequence_number::peek() - 1; }
+
 // `op`: null for a view.
 void note_forward(const graph::Op* op, uint32_t place) {
-  // Autograd makes the node right before it calls the operator.
-  if (const uint64_t next = at::sequence_number::peek(); next > 0 && at::GradMode::is_enabled()) {
-    forward_places().note(at::RecordFunction::currentThreadId(), next - 1, op, place);
-  }
+  forward_places().note(at::RecordFunction::currentThreadId(), last_sequence(), op, place);
 }
 
-// Where a call of the program is made; in the backward pass an operator comes from its forward
-// operator's place, unless Python calls it: a hook, a Function's backward, a forward that is
-// computed again.
-record::Source place_of_call(bool of_operator, bool modules) {
-  const auto node = torch::autograd::get_current_node();
-  record::Source place;
-  if (Py_IsInitialized() != 0) {
-    const py::gil_scoped_acquire acquire;
-    place = python_place(of_operator && node != nullptr);
-    if (modules && (node == nullptr || !place.file.empty())) place.module = module_path();
-  }
-  if (node != nullptr) {
-    std::string name = node->name();
-    if (place.file.empty()) place = record::source_of(forward_places().find(*node, name));
-    place.node = std::move(name);
-  }
+record::Source place_in_python(bool within_backward, bool modules) {
+  if (Py_IsInitialized() == 0) return {};
+  const py::gil_scoped_acquire acquire;
+  record::Source place = python_place(within_backward);
+  if (modules && !(within_backward && place.file.empty())) place.module = module_path();
   return place;
 }
 
-uint32_t here(const graph::Op* op) {
-  const uint32_t number = record::intern_source(place_of_call(op != nullptr, false));
-  if (op != nullptr) note_forward(op, number);
+// Where an operator or a view is called. In the backward pass that is the forward operator's place,
+// unless Python calls it: a Function's backward, or a forward that is computed again.
+record::Source place_of_call(bool modules) {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return place_in_python(false, modules);
+  std::string name = node->name();
+  record::Source place;
+  // The engine has let the interpreter go, and whoever has it now may keep it for 5 ms.
+  if (!at::GradMode::is_enabled()) place = record::source_of(forward_places().find(*node, name));
+  if (place.file.empty()) place = place_in_python(true, modules);
+  if (place.file.empty()) place = record::source_of(forward_places().find(*node, name));
+  place.node = std::move(name);
+  return place;
+}
+
+uint32_t here() {
+  record::Source place = place_of_call(false);
+  if (place.file.empty()) {
+    std::string node = std::move(place.node);
+    place = place_in_python(false, false);
+    place.node = std::move(node);
+  }
+  return record::intern_source(std::move(place));
+}
+
+uint32_t of_operator(const graph::Op& op, bool differentiable) {
+  const uint32_t number = record::intern_source(place_of_call(false));
+  if (differentiable) note_forward(&op, number);
   return number;
 }
 
@@ -243,13 +265,17 @@ bool profiled() {
   return profiler != nullptr && (profiler->config().with_stack || profiler->config().with_modules);
 }
 
-uint32_t here_profiled(const graph::Op& op) {
-  const uint32_t number = record::intern_source(place_of_call(true, true));
-  note_forward(&op, number);
+uint32_t of_profiled(const graph::Op& op, bool differentiable) {
+  const uint32_t number = record::intern_source(place_of_call(true));
+  if (differentiable) note_forward(&op, number);
   return number;
 }
 
-void note_view() { note_forward(nullptr, record::intern_source(place_of_call(true, profiled()))); }
+void note_view() {
+  // One node may stand for many views.
+  if (forward_places().is_noted(at::RecordFunction::currentThreadId(), last_sequence())) return;
+  note_forward(nullptr, record::intern_source(place_of_call(profiled())));
+}
 
 }  // namespace
 
@@ -257,6 +283,6 @@ void set_library_folders(std::vector<std::string> folders) {
   library_folders() = std::move(folders);
 }
 
-record::Locator locator() { return {&here, &profiled, &here_profiled, &note_view}; }
+record::Locator locator() { return {&here, &of_operator, &profiled, &of_profiled, &note_view}; }
 
 }  // namespace acc::bindings

@@ -11,8 +11,8 @@ namespace acc::bindings {
 void set_library_folders(std::vector<std::string> folders);
 
 // Finds the innermost Python frame outside of them; in the backward pass the node of autograd that
-// runs, and what Python calls there or else the place of the forward operator, where that was
-// recorded anew, too. It takes the interpreter lock, so it is asked only for operators that are
+// runs, and the place of the forward operator, where that was recorded anew, too, or of the Python
+// that runs there. It takes the interpreter lock, so it is asked only for operators that are
 // recorded anew, and views made meanwhile.
 //
 // A profiler that was made with `with_stack` or `with_modules` gets to know more: the module, by
