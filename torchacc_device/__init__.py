@@ -84,7 +84,13 @@ def _register() -> None:
             for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
         )
     here = os.path.dirname(os.path.abspath(__file__))
-    packages = (os.path.dirname(torch.__file__), here, f"{os.path.dirname(here)}/torchacc")
+    # Also of Python itself: copy.deepcopy says no more of the program than torch does.
+    packages = (
+        os.path.dirname(torch.__file__),
+        here,
+        f"{os.path.dirname(here)}/torchacc",
+        os.path.dirname(os.__file__),
+    )
     _C.set_library_folders([f"{package}/" for package in packages])
     _patches.apply()
     _boundary.install()

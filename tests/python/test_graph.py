@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
@@ -227,6 +228,16 @@ def backward_lines(step: Callable[[], object]) -> set[tuple[str, str]]:
     torchacc.sync()
     nodes = helpers.extension().plan_data(torch.acc.current_device())["nodes"]
     return {(node["autograd"], line_at(node)) for node in nodes if node["autograd"]}
+
+
+@pytest.mark.usefixtures("recording")
+def test_a_line_is_the_programs_not_pythons(acc_only):
+    x = torch.ones(4, 3, device=acc_only)
+    torchacc.sync()
+    kept = copy.deepcopy([x, (x,)])
+    torchacc.sync()
+    nodes = helpers.extension().plan_data(torch.acc.current_device())["nodes"]
+    assert kept and {line_at(node) for node in nodes} == {"kept = copy.deepcopy([x, (x,)])"}
 
 
 @pytest.mark.usefixtures("recording")

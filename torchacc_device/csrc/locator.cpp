@@ -31,8 +31,12 @@ std::vector<std::string>& library_folders() {
 
 bool is_library(std::string_view file) {
   return file.starts_with("<frozen") ||
-         std::ranges::any_of(library_folders(),
-                             [&](const std::string& folder) { return file.starts_with(folder); });
+         std::ranges::any_of(library_folders(), [&](const std::string& folder) {
+           if (!file.starts_with(folder)) return false;
+           // what is installed beside Python's own modules
+           const std::string_view rest = file.substr(folder.size());
+           return !rest.starts_with("site-packages/") && !rest.starts_with("dist-packages/");
+         });
 }
 
 std::string_view text(PyObject* object) {

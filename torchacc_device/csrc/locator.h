@@ -7,7 +7,8 @@
 
 namespace acc::bindings {
 
-// Folders whose code says nothing about the user's program: those of torch and of this project.
+// Folders whose code says nothing about the user's program: those of torch, of this project and of
+// Python, but for what is installed in its site-packages.
 void set_library_folders(std::vector<std::string> folders);
 
 // Finds the innermost Python frame outside of them; in the backward pass the node of autograd that
