@@ -258,22 +258,23 @@ def test_a_view_in_a_loop_has_its_own_line(acc_only):
     }
 
 
+class Twice(torch.autograd.Function):
+    """2 x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.mul(2)
+
+
 @pytest.mark.usefixtures("recording")
 def test_python_within_the_backward_pass_has_its_own_line(acc_only):
     """A forward that is computed again, a hook, a Function's backward."""
     x = torch.ones(4, 3, device=acc_only, requires_grad=True)
     torchacc.sync()
-
-    class Twice(torch.autograd.Function):
-        """2 x."""
-
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad.mul(2)
 
     def again(x: torch.Tensor) -> torch.Tensor:
         y = x.exp()
@@ -295,17 +296,6 @@ def test_python_within_the_backward_pass_has_its_own_line(acc_only):
 @pytest.mark.usefixtures("recording")
 def test_places_are_found_in_threads_with_functions_of_their_own(acc_only):
     """Names of such functions take the interpreter lock, and so does each forward operator."""
-
-    class Twice(torch.autograd.Function):
-        """2 x."""
-
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * 2
 
     results = []
 
