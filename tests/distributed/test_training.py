@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import helpers
+from tests.distributed import training
 from tests.distributed.ranks import GROUP, LEAVE, run_ranks
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -45,6 +46,23 @@ def test_steps_of_a_network_that_rounds_more(ranks):
     # Its kernels alone, over eighteen layers, are 1e-6 from eager's.
     bits = {"ACC_SKIP_PASSES": helpers.BIT_BY_BIT}
     train(SOME, ("resnet18",), ranks, steps=20 if helpers.FULL else 4, **bits)
+
+
+@pytest.mark.parametrize("option", training.OPTIONS)
+def test_options_of_ddp(option):
+    """Layers that only one rank uses, or none; statistics of each rank's own; more steps on one."""
+    code = f"""
+mine = training.state_after({option!r}, device)
+eager = training.state_after({option!r}, torch.device("cpu"))
+away = {{n: float((mine[n] - eager[n]).double().norm() / eager[n].double().norm()) for n in eager}}
+report(away=away, second=eager["second.bias"].tolist())
+"""
+    ranks = run_ranks(BEGIN + code + LEAVE, 2)
+    for rank in ranks:
+        assert len(rank.reports["away"]) == 11
+        assert max(rank.reports["away"].values()) <= 1e-5, rank.reports["away"]
+    first, second = (rank.reports for rank in ranks)
+    assert first["second"] == second["second"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])

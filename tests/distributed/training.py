@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -116,6 +117,47 @@ def steps_from_equal_states(
         "parameters": largest(parameters) if rank == 0 else 0.0,
         "before": before,
     }
+
+
+class Branched(nn.Module):
+    """Three layers, of which the second is used at times and the third never, and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor, more: bool) -> Tensor:
+        """[batch, 6] -> [batch, 6]."""
+        x = self.norm(self.first(x))
+        return self.second(x) if more else x
+
+
+# What of DDP's options the kinds of `wrap` do not try, and whether ranks have as many steps.
+OPTIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    "unused": ({"find_unused_parameters": True}, True),
+    "unused views": ({"find_unused_parameters": True, "gradient_as_bucket_view": True}, True),
+    "own buffers": ({"find_unused_parameters": True, "broadcast_buffers": False}, True),
+    "uneven": ({"find_unused_parameters": True}, False),
+}
+
+
+def state_after(option: str, device: torch.device) -> dict[str, Tensor]:
+    """Parameters and buffers of this rank after some steps of DDP with an option."""
+    options, even = OPTIONS[option]
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Branched().to(device), **options)
+    optimizer = _optimizer(model)
+    generator = torch.Generator().manual_seed(rank)
+    with contextlib.nullcontext() if even else model.join():
+        for step in range(6 if even else 4 + 3 * rank):
+            x = torch.randn(8, 6, generator=generator).to(device)
+            loss = (model(x, (step + rank) % 2 == 1) - x.sin()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return {name: value.cpu() for name, value in _plain(model.state_dict()).items()}
 
 
 def joined(name: str, device: torch.device, steps: int) -> dict[str, Any]:
