@@ -47,10 +47,10 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     * Tensor arguments are taken by reference at each call. They may be other tensors every time,
       of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
       sees acc tensors; such a copy is read only, and a CPU tensor that `fn` writes, or that
-      requires gradients, is refused. Tensors may stand in nested lists, tuples, dicts and whatever else
-      `torch.utils._pytree` knows. Everything else must be equal to what it was at capture: arrays
-      of numpy number by number, and objects that define equality (sets, dataclasses, namespaces)
-      also where they are the same ones, changed in place.
+      requires gradients, is refused. Tensors may stand in nested lists, tuples, dicts and whatever
+      else `torch.utils._pytree` knows. Everything else must be equal to what it was at capture:
+      arrays of numpy number by number, and objects that define equality (sets, dataclasses,
+      namespaces) also where they are the same ones, changed in place.
       An argument that was in the memory of a tensor which `fn` knows as well (a buffer of the
       model, a variable) in both recorded calls that are compared has to stay there, and to begin
       where it began if that was one place: `fn` may use either.
