@@ -184,7 +184,8 @@ class ForwardPlaces {
   }
 
   // Of a node and its name; 0 where it is not known. An operator that followed a plan is not noted,
-  // and one that has no gradient may be in its stead, so the names have to agree.
+  // and one that takes a tensor with a gradient but has none itself (argmax) may be in its stead,
+  // so the names have to agree.
   uint32_t find(const torch::autograd::Node& node, std::string_view name) {
     const std::lock_guard lock(mutex_);
     const Entry& entry = at(node.thread_id(), node.sequence_nr());
@@ -239,11 +240,12 @@ record::Source place_of_call(bool modules) {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr) return place_in_python(false, modules);
   std::string name = node->name();
+  const uint32_t forward = forward_places().find(*node, name);
   record::Source place;
-  // The engine has let the interpreter go, and whoever has it now may keep it for 5 ms.
-  if (!at::GradMode::is_enabled()) place = record::source_of(forward_places().find(*node, name));
-  if (place.file.empty()) place = place_in_python(true, modules);
-  if (place.file.empty()) place = record::source_of(forward_places().find(*node, name));
+  // The engine has let the interpreter go, and whoever has it now may keep it for 5 ms: it is asked
+  // only where the place is not known, or gradients are kept, as while a forward is computed again.
+  if (forward == 0 || at::GradMode::is_enabled()) place = place_in_python(true, modules);
+  if (place.file.empty()) place = record::source_of(forward);
   place.node = std::move(name);
   return place;
 }
