@@ -180,24 +180,28 @@ report(norm=float(model.clip_grad_norm_(1.0)), after=float(model.clip_grad_norm_
         assert each.reports["after"] == pytest.approx(1.0, rel=1e-4)
 
 
-def test_a_class_that_the_model_does_not_have_is_named_with_those_that_it_has(device):
+def test_a_class_that_the_model_does_not_have_is_refused_before_anything_changes(device):
     code = (
         SHARD
         + """
-config.dist.fsdp.wrap_layer_cls = {"Bottleneck", "Block"}
-model = torchacc.accelerate(models.made(0), config=config)
+plain = models.made(0)
+config.dist.fsdp.wrap_layer_cls = {"Blok"}
+report(
+    said=refused(lambda: torchacc.accelerate(plain, config=config)),
+    where=str(next(plain.parameters()).device),
+)
+config.dist.fsdp.wrap_layer_cls = {"Block"}
+model = torchacc.accelerate(plain, config=config)
 report(units=len(list(model.parameters())))
-none = torchacc.Config()
-none.dist.fsdp.size, none.dist.fsdp.wrap_layer_cls = 2, {"Layer"}
-model = torchacc.accelerate(models.made(0), config=none)
-report(whole=len(list(model.parameters())))
 """
     )
+    said = (
+        "ValueError: [config] dist.fsdp.wrap_layer_cls = {'Blok'}: "
+        "the model has no module of class 'Blok'. Did you mean 'Block'? "
+        "It has: Block, Linear, Net, Sequential"
+    )
     for each in run_ranks(code, 2):
-        for name in ("Bottleneck", "Layer"):
-            said = f"the model has no module of class {name}. It has: Block, Linear, Net"
-            assert said in each.stderr
-        assert each.reports == {"units": 4, "whole": 1}
+        assert each.reports == {"said": said, "where": "cpu", "units": 4}
 
 
 def test_optimizer_states_of_a_model_that_is_not_sharded_are_refused(device):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torchacc.logger import logger
+from torchacc.utils.checkpoint import check_classes
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -25,22 +25,14 @@ Held = tuple[str, nn.Module, str, nn.Parameter]
 
 def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
     """What is a unit of its own: the classes of the model that have one of the names."""
-    present = {type(module) for module in model.modules()}
-    chosen = {kind for kind in present if kind.__name__ in names}
-    missing = names - {kind.__name__ for kind in chosen}
-    if missing:
-        logger.warning(
-            "[config] dist.fsdp.wrap_layer_cls: the model has no module of class %s. It has: %s",
-            ", ".join(sorted(missing)),
-            ", ".join(sorted({kind.__name__ for kind in present})),
-        )
-    return chosen
+    return {type(module) for module in model.modules() if type(module).__name__ in names}
 
 
 def check_units(
     model: nn.Module, config: Config, composable: bool, parts: Iterable[Part] = (WHOLE,)
 ) -> None:
-    """Raises ValueError where torch could not shard the parameters, or would change the training.
+    """Raises ValueError where torch could not shard the parameters, or would change the training,
+    or where the model has no module of a class that is to be a unit.
 
     Args:
         model: before anything of it is sharded.
@@ -50,6 +42,8 @@ def check_units(
     """
     options, in_half = config.dist.fsdp, config.compute.half() is not None
     sharded = config.dist.fsdp.size > 1
+    if sharded:
+        check_classes(model, options.wrap_layer_cls, "[config] dist.fsdp.wrap_layer_cls")
     for part in parts:
         found = list(_parameters(model, options.wrap_layer_cls, in_half, part))
         if sharded or composable:
