@@ -18,12 +18,14 @@ from tests import helpers
 from tests.seeds import extract
 from tests.seeds.scripts import HERE, LINE, text_of
 
-BATCH, EVERY = 8, 20  # four processes on two cores
+BATCH, EVERY = 8, 20 if helpers.FULL else 8  # four processes on two cores
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+# Two processes would train `one` twice.
+pytestmark = pytest.mark.xdist_group("documents")
 
 
 def small(source: str) -> str:
-    return extract.shrink(source, rows=BATCH * EVERY, side=32, epochs=1, batch=BATCH)
+    return extract.shrink(source, rows=BATCH * EVERY, side=32, epochs=1, batch=BATCH, every=EVERY)
 
 
 def launch(
@@ -135,7 +137,7 @@ def assert_in_half(done: subprocess.CompletedProcess[str], run: Run, device: str
         assert enabled and first == 65536.0 and 1.0 <= last <= first
     assert "Disabling" not in done.stderr
     assert re.search(r"aten::convolution\(%\d+:f16", done.stderr), "no product of half types"
-    # After 20 steps on random labels; test_autocast.py follows float32 closely.
+    # After some steps on random labels; test_autocast.py follows float32 closely.
     assert run.losses == pytest.approx(one.losses, rel=0.5)
 
 
@@ -148,6 +150,22 @@ def test_mixed_precision(device, tmp_path, one, ranks):
     env = {"ACC_SKIP_PASSES": None, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
     done = launch(tmp_path / "resnet_acc.py", source, *command, **env)
     assert_in_half(done, Run(done, max(ranks, 1)), device, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "instead", "seen"),
+    [("autocast(dtype=torch.float16)", "autocast(enabled=False)", "torch.float32")]
+    + [("GradScaler()", "GradScaler(enabled=False)", "False")] * helpers.FULL,
+)
+def test_what_is_switched_off_would_be_seen(device, tmp_path, one, asked, instead, seen):
+    source = small(extract.mixed_precision_script(text_of("002")))
+    assert source.count(asked) == 1
+    env = {"ACC_SKIP_PASSES": None, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
+    done = launch(tmp_path / "resnet_acc.py", source.replace(asked, instead), **env)
+    run = Run(done, 1)
+    with pytest.raises(AssertionError, match=seen):
+        assert_in_half(done, run, device, one)
 
 
 def test_the_scripts_of_the_documents_are_what_we_know():

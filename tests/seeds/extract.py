@@ -87,14 +87,17 @@ def new_side(diff: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shrink(source: str, *, rows: int, side: int, epochs: int, batch: int = 64) -> str:
+def shrink(
+    source: str, *, rows: int, side: int, epochs: int, batch: int = 64, every: int = 20
+) -> str:
     """The script with less data and fewer epochs: sizes are replaced in its text, nothing else.
 
-    `rows` images of `side` x `side` pixels, `batch` of them in a step. Raises SeedError when a size
-    is not where it was.
+    `rows` images of `side` x `side` pixels, `batch` of them in a step, and a line printed `every`
+    so many steps. Raises SeedError when a size is not where it was.
     """
     for pattern, text, times in (
         (r"(?<=^batch_size = )64$", str(batch), 1),
+        (r"(?<=^log_steps = )20$", str(every), 1),
         (r"\b6400\b", str(rows), 2),
         (r"\b224, 224\b", f"{side}, {side}", 1),
         (r"(?<=for epoch in range\()\d+(?=\):)", str(epochs), 1),

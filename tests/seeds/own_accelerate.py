@@ -7,9 +7,9 @@ import torchvision
 
 import torchacc
 
-rows_per_batch, every = 8, 20
-images = torch.rand(480, 3, 32, 32)
-classes = torch.randint(0, 7, (480,))
+rows_per_batch, every = 8, 10
+images = torch.rand(240, 3, 32, 32)
+classes = torch.randint(0, 7, (240,))
 data = torch.utils.data.TensorDataset(images, classes)
 train_loader = torch.utils.data.DataLoader(
     data, batch_size=rows_per_batch, shuffle=True, num_workers=2

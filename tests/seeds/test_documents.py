@@ -20,12 +20,12 @@ FULL_ONLY = pytest.mark.skipif(
     not helpers.FULL, reason="differs from 001 by one line break; ACC_TEST_FULL=1 runs it"
 )
 # The scripts' own batches in make test-full: a step of ResNet-50 is long.
-BATCH, EVERY = 64 if helpers.FULL else 16, 20
+BATCH, EVERY = (64, 20) if helpers.FULL else (16, 8)
 
 
 def small(source: str) -> str:
     # One line printed in each of two epochs; ResNet-50 takes images of 32 x 32 as they are.
-    return extract.shrink(source, rows=BATCH * EVERY, side=32, epochs=2, batch=BATCH)
+    return extract.shrink(source, rows=BATCH * EVERY, side=32, epochs=2, batch=BATCH, every=EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_accelerated_script_of_a_document(device, tmp_path, reference, numbe
     run = run_script(script)
     assert_ran_on(run, device)
     assert run.report["loader"] == "AsyncLoader"
-    assert steps(run) == [(0, 20), (1, 20)]
+    assert steps(run) == [(0, EVERY), (1, EVERY)]
     assert_same_numbers(run, reference)
 
 
@@ -83,14 +83,16 @@ def test_the_new_side_of_a_diff():
 
 def test_shrinking_replaces_sizes_and_nothing_else():
     source = (
-        "batch_size = 64\nx = randn(6400, 3, 224, 224)\ny = randint(0, 100, (6400,))\n"
+        "batch_size = 64\nlog_steps = 20\n"
+        "x = randn(6400, 3, 224, 224)\ny = randint(0, 100, (6400,))\n"
         "for epoch in range(4):\n  z\n"
     )
-    assert extract.shrink(source, rows=8, side=16, epochs=1, batch=2) == (
-        "batch_size = 2\nx = randn(8, 3, 16, 16)\ny = randint(0, 100, (8,))\n"
+    assert extract.shrink(source, rows=8, side=16, epochs=1, batch=2, every=5) == (
+        "batch_size = 2\nlog_steps = 5\nx = randn(8, 3, 16, 16)\ny = randint(0, 100, (8,))\n"
         "for epoch in range(1):\n  z\n"
     )
-    assert "batch_size = 64" in extract.shrink(source, rows=8, side=16, epochs=1)
+    own = extract.shrink(source, rows=8, side=16, epochs=1)
+    assert "batch_size = 64\nlog_steps = 20\n" in own
     with pytest.raises(extract.SeedError, match="6400"):
         extract.shrink(source.replace("(6400,)", "(64,)"), rows=8, side=16, epochs=1)
 

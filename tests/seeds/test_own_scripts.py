@@ -6,7 +6,7 @@ import pytest
 
 from tests.seeds.scripts import HERE, Run, assert_ran_on, assert_same_numbers, run_script, steps
 
-BATCH, EVERY = 8, 20
+BATCH, EVERY = 8, 10
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def own_accelerated(own_reference) -> Run:
 def test_our_accelerated_script(device, own_accelerated, own_reference):
     assert_ran_on(own_accelerated, device)
     assert own_accelerated.report["loader"] == "AsyncLoader"
-    assert steps(own_accelerated) == [(e, s) for e in range(2) for s in (20, 40, 60)]
+    assert steps(own_accelerated) == [(e, s) for e in range(2) for s in (10, 20, 30)]
     assert_same_numbers(own_accelerated, own_reference)
 
 
