@@ -474,7 +474,6 @@ def build_module(
         "ACC_PYTHON_INCLUDE": str(include),
         "ACC_EXT_SUFFIX": suffix,
         "ACC_OUTPUT_DIR": str(build / "module"),
-        "ACC_EMULATOR": "ON" if emulator else "OFF",
         "ACC_TESTS": "ON" if tests else "OFF",
         "ACC_TESTS_TWICE": "OFF" if once else "ON",
         "ACC_GTEST_SOURCE": str(GTEST_SOURCE),
@@ -484,6 +483,8 @@ def build_module(
         "ACC_CUDA_LIBRARIES": ";".join(map(str, cuda.libraries)) if cuda else "",
         "ACC_RPATH": ":".join(("$ORIGIN/../torch/lib", *(cuda.rpaths if cuda else ()))),
     }
+    if emulator:  # else as it was: CMake removes what it no longer builds
+        options["ACC_EMULATOR"] = "ON"
     with locked(build):
         cmake_build(build, options, environ)
         install_module(build / "module" / f"_C{suffix}", output, build_info(torch, cuda))

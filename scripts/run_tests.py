@@ -107,21 +107,23 @@ STAGES: dict[str, Stage] = {
         "tests/python",
         "--ignore=tests/python/test_layout.py",
         "--ignore=tests/python/test_packaging.py",
+        "--no-loadscope-reorder",  # the files with most tests are not those that take longest
         share="loadfile",
     ),
     "fuzz": pytest("tests/fuzz", share="loadgroup"),
     "models": pytest("tests/models", "--ignore=tests/models/test_vision.py", share="worksteal"),
     "torchvision": pytest("tests/models/test_vision.py", share="worksteal", heap=KEPT_HEAP),
     "seeds": pytest("tests/seeds", share="loadfile"),
-    "distributed": pytest("tests/distributed", share="load"),
+    "distributed": pytest("tests/distributed", share="loadgroup"),
     "opinfo": pytest("tests/opinfo", share="loadfile"),
     "ecosystem": pytest("tests/ecosystem", share="loadfile"),
-    "gpu_kernels": pytest("tests/gpu_kernels", share="load"),
+    "gpu_kernels": pytest("tests/gpu_kernels", share="worksteal"),
 }
 # Stages whose packages only `make test-full` installs.
 ONLY_FULL = ("ecosystem",)
 # Stages that run beside a later one, where that runs too. What they hold may not depend on time.
 BESIDE = {
+    "layout": "cpp-thread",
     "cpp-address": "cpp-thread",
     "threads": "programs",
     "fuzz": "seeds",
@@ -166,7 +168,7 @@ def set_up(python: str, environ: dict[str, str]) -> tuple[int, int]:
     print("== set-up (0 s)", flush=True)
     more = Beside(WITHOUT_TORCH, STAGES[WITHOUT_TORCH], environ)
     command = ["sh", str(ROOT / "scripts/setup.sh"), "test", python]
-    code = subprocess.run(command, cwd=ROOT).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environ).returncode
     return code, more.finish()
 
 
@@ -192,6 +194,8 @@ def main(argv: list[str]) -> int:
     if unknown:
         parser.error(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
     environ = dict(os.environ)
+    # pip compiles no Python here (setup.sh), so each process would compile all that it imports.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments.full:
         environ["ACC_TEST_FULL"] = "1"
         environ.setdefault("ACC_TEST_RESULTS", str(ROOT / "build" / "accuracy.jsonl"))
@@ -223,20 +227,22 @@ def main(argv: list[str]) -> int:
         left = arguments.keep_going or not failed
         runs = [(name, mode) for name, mode in runs if left and name != WITHOUT_TORCH]
     names = [name for name, _ in runs]
-    beside = {other: name for name, other in BESIDE.items() if name in names and other in names}
+    beside: dict[str, list[str]] = {}
+    for name, other in BESIDE.items():
+        if name in names and other in names:
+            beside.setdefault(other, []).append(name)
     for name, mode in runs:
         if name in BESIDE and BESIDE[name] in names:
             continue
         chosen = {"ACC_MODE": mode} if mode else {}
         print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
         start = os.times()
-        other = beside.get(name)
-        more = Beside(other, STAGES[other], environ_of(other)) if other is not None else None
+        # Once, in whichever mode this stage runs first.
+        others = beside.pop(name, [])
+        more = [Beside(other, STAGES[other], environ_of(other)) for other in others]
         label = f"--mode {mode} {name}" if mode else name
         results = {label: STAGES[name]({**environ_of(name), **chosen}, None)}
-        if more is not None:
-            results[more.label] = more.finish()
-            del beside[name]  # it has run, in whichever mode this stage runs next
+        results |= {each.label: each.finish() for each in more}
         end = os.times()
         busy = end.children_user - start.children_user + end.children_system - start.children_system
         print(f"   {end.elapsed - start.elapsed:.0f} s, {busy:.0f} s of CPU time", flush=True)

@@ -25,10 +25,13 @@ mark() { echo "$2" >"$venv/.acc-$1"; }
 
 pip_install() {
   # The downloads are unpacked beside .venv, so that one disk has to have room. Python compiles what
-  # it imports by itself: of 8,900 files less than half, which pip would take 38 s for.
+  # it imports by itself, where it may keep that: of 8,900 files less than half, which pip would take
+  # 38 s for.
   mkdir -p "$venv/tmp"
   status=0
-  TMPDIR=$PWD/$venv/tmp "$py" -m pip install --disable-pip-version-check --no-compile $cache "$@" || status=$?
+  lazily=--no-compile
+  [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || lazily=
+  TMPDIR=$PWD/$venv/tmp "$py" -m pip install --disable-pip-version-check $lazily $cache "$@" || status=$?
   rm -rf "$venv/tmp"
   return $status
 }
