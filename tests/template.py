@@ -28,6 +28,7 @@ MESSAGE = 1 << 17  # bytes of the longest request
 # is imported. For all else (HOME, OMP_NUM_THREADS, ...) an interpreter has to start anew.
 READ_LATER = {
     "PATH",
+    "CUDA_VISIBLE_DEVICES",
     "PYTEST_CURRENT_TEST",
     "RANK",
     "WORLD_SIZE",

@@ -1,5 +1,6 @@
 // Stands before the text of CUDA kernels when the host's compiler makes them: what NVRTC knows by
-// itself. The emulator sets `emulated` before each thread goes on.
+// itself. The emulator sets `emulated` before each thread goes on. The headers are C's
+// (-nostdinc++), which take 0.07 s of each compilation; C++'s take 0.25.
 #include <math.h>
 #include <string.h>
 

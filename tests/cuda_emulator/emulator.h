@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,7 +42,7 @@ enum class State { kReady, kBarrier, kExchange, kDone };
 
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(kStack);
+  std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(kStack);
   Index index;
   State state = State::kReady;
   // in an exchange
@@ -63,15 +64,17 @@ class Blocks {
         backwards_(backwards) {}
 
   void run(unsigned threads_x, unsigned threads_y) {
+    // Kept from launch to launch: half a thousand stacks would be new memory each time.
+    static std::vector<std::unique_ptr<Fiber>> kept;
     running = this;
-    fibers_.resize(threads_x * threads_y);
+    while (kept.size() < threads_x * threads_y) kept.push_back(std::make_unique<Fiber>());
+    fibers_ = std::span(kept).first(threads_x * threads_y);
     for (unsigned i = 0; i < fibers_.size(); ++i) {
       std::unique_ptr<Fiber>& fiber = fibers_[i];
-      if (fiber == nullptr) fiber = std::make_unique<Fiber>();
       fiber->index = {i % threads_x, i / threads_x, 0};
       fiber->state = State::kReady;
       getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack.data();
+      fiber->context.uc_stack.ss_sp = fiber->stack.get();
       fiber->context.uc_stack.ss_size = kStack;
       fiber->context.uc_link = &scheduler_;
       makecontext(&fiber->context, &Blocks::begin, 0);
@@ -141,25 +144,26 @@ class Blocks {
 
   // Whether the lanes of a warp that are named in the exchange wait for it, and now have it.
   bool exchange_in_warp(size_t first) {
+    const auto lanes = static_cast<unsigned>(std::min<size_t>(kWarp, fibers_.size() - first));
     unsigned waiting = 0;
-    for (unsigned lane = 0; lane < kWarp && first + lane < fibers_.size(); ++lane) {
+    for (unsigned lane = 0; lane < lanes; ++lane) {
       waiting |= static_cast<unsigned>(fibers_[first + lane]->state == State::kExchange) << lane;
     }
     if (waiting == 0) return false;
-    std::vector<std::string> values;
-    for (unsigned lane = 0; lane < kWarp && first + lane < fibers_.size(); ++lane) {
+    char values[kWarp][sizeof(Fiber::value)];
+    for (unsigned lane = 0; lane < lanes; ++lane) {
       const Fiber& fiber = *fibers_[first + lane];
-      values.emplace_back(fiber.value, sizeof fiber.value);
+      memcpy(values[lane], fiber.value, sizeof fiber.value);
       if (fiber.state == State::kExchange && (fiber.mask & waiting) != fiber.mask) return false;
     }
-    for (unsigned lane = 0; lane < values.size(); ++lane) {
+    for (unsigned lane = 0; lane < lanes; ++lane) {
       Fiber& fiber = *fibers_[first + lane];
       if (fiber.state != State::kExchange) continue;
       const unsigned from = lane ^ static_cast<unsigned>(fiber.lane_bits);
       if ((fiber.mask >> lane & 1) == 0 || (fiber.mask >> from & 1) == 0) {
         throw std::runtime_error("a lane takes part in an exchange whose mask leaves it out");
       }
-      memcpy(fiber.value, values[from].data(), fiber.bytes);
+      memcpy(fiber.value, values[from], fiber.bytes);
       fiber.state = State::kReady;
     }
     return true;
@@ -173,7 +177,7 @@ class Blocks {
   const int stage_;
   Emulated* const device_;
   const bool backwards_;
-  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::span<std::unique_ptr<Fiber>> fibers_;
   ucontext_t scheduler_;
   size_t current_ = 0;
 };
@@ -209,7 +213,7 @@ class EmulatedKernels {
     file.close();
     const Output made = shell(
         "g++ -std=c++17 -O0 -shared -fPIC -ffp-contract=off -fvisibility=hidden -Wall"
-        " -Wno-unknown-pragmas -Wno-unused -I . -o " +
+        " -Wno-unknown-pragmas -Wno-unused -nostdinc++ -I . -o " +
         library + " " + source);
     if (made.status != 0) throw std::runtime_error(made.text);
     library_ = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);

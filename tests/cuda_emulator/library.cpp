@@ -45,7 +45,8 @@ class EmulatedToolchain final : public jit::Toolchain {
     const jit::Outcome outcome =
         jit::run_compiler(compiler,
                           {"-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off",
-                           "-fvisibility=hidden", "-w", built.source, "-o", built.path},
+                           "-fvisibility=hidden", "-w", "-nostdinc++", built.source, "-o",
+                           built.path, "-nostdlib", "-lm", "-lgcc"},
                           settings, &workspace);
     if (!outcome.success) jit::compiler_failed(compiler, outcome.problem, outcome.output);
     jit::take_result(compiler, outcome, built);

@@ -74,6 +74,7 @@ class Rank:
 _MODULES = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
 

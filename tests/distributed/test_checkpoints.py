@@ -102,6 +102,10 @@ dcp.save(states, checkpoint_id=f"{FOLDER}/dcp")
 """
 
 
+# Two processes would make `saved` twice.
+pytestmark = pytest.mark.xdist_group("checkpoints")
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """The folder, and what the two processes reported."""

@@ -169,7 +169,13 @@ class Recorded:
 
     nodes: int = 0
     run_now: int = 0
-    fallbacks: dict[str, int] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+
+    def fallbacks(self) -> list[str]:
+        """The operators that went through the fallback."""
+        old, new = helpers.fallback_keys(self.before), helpers.fallback_keys(self.after)
+        return sorted(name for name, count in new.items() if count != old.get(name, 0))
 
 
 class Checker:
@@ -454,22 +460,18 @@ class Checker:
         after = self._counters()
         if not after:
             return Recorded()
-        old = helpers.fallback_keys(before)
         return Recorded(
             # Where a step follows the plan that was expected, its nodes are counted apart.
             nodes=sum(after[k] - before[k] for k in ("nodes", "nodes_followed")),
             run_now=after["run_now"] - before["run_now"],
-            fallbacks={
-                k: v - old.get(k, 0)
-                for k, v in helpers.fallback_keys(after).items()
-                if v != old.get(k, 0)
-            },
+            before=before,
+            after=after,
         )
 
     def _not_recorded(self, recorded: Recorded, result: Any, a: Arguments) -> list[Failure]:
         if not helpers.ON_ACC or RUNS_EVERYTHING_AT_ONCE or recorded.nodes > 0:
             return []
-        if self.name in exceptions.RUN_AT_ONCE and (recorded.run_now or recorded.fallbacks):
+        if self.name in exceptions.RUN_AT_ONCE and (recorded.run_now or recorded.fallbacks()):
             return []
         made = [t for t in helpers.tensors(result) if t.device.type == helpers.DEVICE]
         if all(t.numel() == 0 for t in made):
@@ -484,6 +486,6 @@ class Checker:
         ):
             return []  # every result is a view of an argument
         how = f"{recorded.run_now} run at once"
-        if recorded.fallbacks:
-            how += f", fallbacks: {', '.join(sorted(recorded.fallbacks))}"
+        if fallbacks := recorded.fallbacks():
+            how += f", fallbacks: {', '.join(fallbacks)}"
         return [("not_recorded", f"no node recorded ({how})")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,8 @@ KEYS = ["0123456789abcdef" * 2, "fedcba9876543210" * 2]
 
 def run(action: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """One command in a process of its own: the directory is read once in a process."""
-    return subprocess.run(
-        [sys.executable, "-m", "torchacc", "cache", action],
-        cwd=helpers.ROOT,
-        env=helpers.child_env(**environ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    code = f"import sys\nfrom torchacc.__main__ import main\nsys.exit(main(['cache', {action!r}]))"
+    return helpers.run_python(code, check=False, **environ)
 
 
 def field(text: str, name: str) -> str:

@@ -263,6 +263,7 @@ def test_values_are_those_of_the_cpu(device, program):
     assert counted["captures_submitted"] >= 3
 
 
+@pytest.mark.parametrize("captured", ["operators"], indirect=True)
 def test_programs_in_nofuse(device):
     """Each operator is a plan of its own, which is captured."""
     if helpers.extension().executor_name() != "host":
@@ -730,6 +731,7 @@ def test_results_of_a_capture_that_failed(device):
     assert torch.equal(y.cpu(), torch.full((256, 256), 2.0).cumsum(0))
 
 
+@pytest.mark.parametrize("captured", ["operators"], indirect=True)
 def test_two_devices_have_pools_of_their_own(device):
     helpers.run_python(
         """

@@ -92,8 +92,7 @@ def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
 def torch_sees_a_gpu() -> bool:
     """Asked in another process: this one has registered acc."""
     code = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    env = helpers.child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    return subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
+    return helpers.template().run(code, helpers.child_env(), timeout=60).returncode == 0
 
 
 def test_each_part_has_its_share_of_the_time(tmp_path, monkeypatch, capfd):
@@ -156,18 +155,17 @@ def test_the_default_call_goes_through_its_parts(tmp_path, monkeypatch):
 def test_wrong_gradients_are_seen(tmp_path):
     """Those of eager, and then others."""
     file = tmp_path / "gradients.pt"
-    command = [sys.executable, "benchmarks/gpu_probe.py", "gradients", "mlp_small"]
-    env = helpers.child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
     def rows(where: str) -> str:
-        done = subprocess.run(
-            [*command, where, str(file), "--small"],
-            cwd=helpers.ROOT,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        arguments = ["gradients", "mlp_small", where, str(file), "--small"]
+        code = f"""
+import runpy, sys
+sys.path.insert(0, "benchmarks")
+sys.argv[1:] = {arguments!r}
+runpy.run_path("benchmarks/gpu_probe.py", run_name="__main__")
+"""
+        done = helpers.template().run(code, helpers.child_env(), timeout=120)
+        assert done.returncode == 0, done.stderr
         return done.stdout
 
     rows("cpu")

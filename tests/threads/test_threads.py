@@ -66,10 +66,18 @@ def site(runtime: str) -> Path:
     return native.build_thread_sanitized() / "site"
 
 
+# The compilers that a program starts do without the runtime.
+START = """
+import os, runpy, sys
+del os.environ["LD_PRELOAD"]
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_race(program: str, runtime: str, site: Path) -> None:
     result = run(
-        [sys.executable, str(HERE / program)],
+        [sys.executable, "-c", START, str(HERE / program)],
         LD_PRELOAD=runtime,
         PYTHONPATH=str(site),
         TORCH_DEVICE_BACKEND_AUTOLOAD="0",
