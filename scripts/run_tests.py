@@ -123,7 +123,6 @@ STAGES: dict[str, Stage] = {
 ONLY_FULL = ("ecosystem",)
 # Stages that run beside a later one, where that runs too. What they hold may not depend on time.
 BESIDE = {
-    "layout": "cpp-thread",
     "cpp-address": "cpp-thread",
     "threads": "programs",
     "fuzz": "seeds",
@@ -227,22 +226,19 @@ def main(argv: list[str]) -> int:
         left = arguments.keep_going or not failed
         runs = [(name, mode) for name, mode in runs if left and name != WITHOUT_TORCH]
     names = [name for name, _ in runs]
-    beside: dict[str, list[str]] = {}
-    for name, other in BESIDE.items():
-        if name in names and other in names:
-            beside.setdefault(other, []).append(name)
+    beside = {other: name for name, other in BESIDE.items() if name in names and other in names}
     for name, mode in runs:
         if name in BESIDE and BESIDE[name] in names:
             continue
         chosen = {"ACC_MODE": mode} if mode else {}
         print(f"== {f'{name} {mode}'.strip()} ({time.monotonic() - began:.0f} s)", flush=True)
         start = os.times()
-        # Once, in whichever mode this stage runs first.
-        others = beside.pop(name, [])
-        more = [Beside(other, STAGES[other], environ_of(other)) for other in others]
+        other = beside.pop(name, None)  # once, in whichever mode this stage runs first
+        more = Beside(other, STAGES[other], environ_of(other)) if other is not None else None
         label = f"--mode {mode} {name}" if mode else name
         results = {label: STAGES[name]({**environ_of(name), **chosen}, None)}
-        results |= {each.label: each.finish() for each in more}
+        if more is not None:
+            results[more.label] = more.finish()
         end = os.times()
         busy = end.children_user - start.children_user + end.children_system - start.children_system
         print(f"   {end.elapsed - start.elapsed:.0f} s, {busy:.0f} s of CPU time", flush=True)

@@ -95,27 +95,78 @@ static __attribute__((noinline)) void put_words(T* to, const T* rest, int count)
                                   (F32x8)words);
   }
 }
-#else
-template <class T> static void take_words(const T* from, T* rest, int count, int turn) {
-  take_strided(from, 1, rest, count, turn);
+// The same of types that are a part of a word, of which the last may be incomplete.
+template <class T> static inline u32 bits_of(T x) {
+  u32 bits = 0;
+  __builtin_memcpy(&bits, &x, sizeof x);
+  return bits;
 }
-template <class T> static void put_words(T* to, const T* rest, int count) {
-  put_strided(to, 1, rest, count);
+template <class T>
+static __attribute__((noinline)) void take_parts(const T* from, T* rest, int count, int turn) {
+  constexpr int parts = 4 / sizeof(T), bits = 8 * sizeof(T);
+  const int whole = count / parts, more = count % parts;
+  const u32 first = bits_of(*from) * (bits == 8 ? 0x01010101u : 0x00010001u);
+  u32 last = first;
+  if (count < parts) {
+    last = bits_of(*from) | bits_of(from[count / 2]) << bits * (count / 2) |
+           bits_of(from[count - 1]) << bits * (count - 1) | first << bits * count;
+  } else if (more != 0) {
+    __builtin_memcpy(&last, from + count - parts, sizeof last);
+    last = last >> bits * (parts - more) | first << bits * more;
+  }
+  for (int at = 0; at < turn / parts; at += W / parts) {
+    const I32x8 below = words_below(whole - at);
+    const F32x8* words = (const F32x8*)((const int*)from + at);
+    const I32x8 taken = (I32x8)__builtin_ia32_maskloadps256(words, below);
+    const I32x8 behind = words_below(whole + 1 - at) ? I32x8{} + (int)last : I32x8{} + (int)first;
+    const I32x8 filled = below ? taken : behind;
+    __builtin_memcpy(rest + at * parts, &filled, W * sizeof(T));
+  }
 }
-#endif
+template <class T>
+static __attribute__((noinline)) void put_parts(T* to, const T* rest, int count) {
+  constexpr int parts = 4 / sizeof(T);
+  const int whole = count / parts;
+  for (int at = 0; at < whole; at += W / parts) {
+    const int left = whole - at < W / parts ? whole - at : W / parts;
+    I32x8 words = {};
+    __builtin_memcpy(&words, rest + at * parts, W * sizeof(T));
+    __builtin_ia32_maskstoreps256((F32x8*)((int*)to + at), words_below(left), (F32x8)words);
+  }
+  if (count < parts) {
+    to[0] = rest[0];
+    to[count / 2] = rest[count / 2];
+    to[count - 1] = rest[count - 1];
+  } else {
+    __builtin_memcpy(to + count - parts, rest + count - parts, 4);
+  }
+}
 template <class T>
 static inline void take_rest(const T* from, long step, T* rest, int count, int turn = W) {
+  if (step != 1) return take_strided(from, step, rest, count, turn);
   if constexpr (sizeof(T) >= 4) {
-    if (step == 1) return take_words(from, rest, count, turn);
+    take_words(from, rest, count, turn);
+  } else {
+    take_parts(from, rest, count, turn);
   }
+}
+template <class T> static inline void put_rest(T* to, long step, const T* rest, int count) {
+  if (step != 1) return put_strided(to, step, rest, count);
+  if constexpr (sizeof(T) >= 4) {
+    put_words(to, rest, count);
+  } else {
+    put_parts(to, rest, count);
+  }
+}
+#else
+template <class T>
+static inline void take_rest(const T* from, long step, T* rest, int count, int turn = W) {
   take_strided(from, step, rest, count, turn);
 }
 template <class T> static inline void put_rest(T* to, long step, const T* rest, int count) {
-  if constexpr (sizeof(T) >= 4) {
-    if (step == 1) return put_words(to, rest, count);
-  }
   put_strided(to, step, rest, count);
 }
+#endif
 
 #define CONVERT(v, Vector) __builtin_convertvector(v, Vector)
 static inline double as_double(long bits) {

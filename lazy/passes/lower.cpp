@@ -32,7 +32,7 @@ bool is_kept(const Nest& nest, const Access& access) {
 
 // A reduced loop shorter than this leaves vectors mostly empty; then they go along a kept loop,
 // where there is one of this length.
-constexpr int64_t kShortLoop = 32;
+constexpr int64_t kShortLoop = 16;
 
 // The loop in which most operands go from element to element. Stores count twice: a strided load is
 // a gather, a strided store a loop. What has one element per reduction does not count.

@@ -194,8 +194,9 @@ TEST(Edges, AnyOrderThatKeepsThemHasTheSameResult) {
   for (int round = 0; round < 500; ++round) {
     const GraphBuilder b = random_graph(random);
     const auto n = static_cast<uint32_t>(b.graph.nodes.size());
+    const std::vector<Edge> edges = graph::edges(b.graph);
     std::vector<uint32_t> waits_for(n, 0);
-    for (const Edge& edge : graph::edges(b.graph)) {
+    for (const Edge& edge : edges) {
       ASSERT_LT(edge.from, edge.to);
       ++waits_for[edge.to];
     }
@@ -211,7 +212,7 @@ TEST(Edges, AnyOrderThatKeepsThemHasTheSameResult) {
       const uint32_t node = ready.back();
       ready.pop_back();
       order.push_back(node);
-      for (const Edge& edge : graph::edges(b.graph)) {
+      for (const Edge& edge : edges) {
         if (edge.from == node && --waits_for[edge.to] == 0) ready.push_back(edge.to);
       }
     }

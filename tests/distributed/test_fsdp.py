@@ -341,6 +341,7 @@ if WORLD == 4:
             assert found.pop("together")[0] == found.pop("frozen")[0] == "accepted"
             if ranks == 4:
                 assert found.pop("stages")[0] == "accepted"
+                assert "wrap_layer_cls: no unit of class Block. A stage of a pipe" in each.stderr
             for way, (said, same) in found.items():
                 assert same, way
                 assert "are one parameter, and would be in two units (" in said, way

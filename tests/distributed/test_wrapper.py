@@ -96,6 +96,7 @@ class Normed(nn.Module):
         return self.last(self.norm(self.first(x)))
 
 plain = Normed()
+config.dist.fsdp.wrap_layer_cls = set()  # it has no Block
 if config.dist.tp.size == 2:
     tp.parallelize(plain, {"first": tp.ColwiseParallel()}, config)
 model = torchacc.accelerate(plain, config=config)

@@ -1,6 +1,7 @@
 """PyTorch's own database of modules on the device: results, gradients and buffers of the CPU.
 
-float32 and bfloat16; with `ACC_TEST_FULL=1` float16 and float64 too.
+float32 and bfloat16, and evaluation where it differs from training; with `ACC_TEST_FULL=1` float16
+and float64 too, and evaluation of all.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ MODULES = [
     if not issubclass(info.module_cls, torch.nn.modules.lazy.LazyModuleMixin)
 ]
 
+
+# What the database says, else: with an encoder inside, which has a way of its own for evaluation.
+ALSO_DIFFER = ("nn.Transformer", "nn.TransformerDecoderLayer")
 
 # The CPU has no kernels of these in half precision.
 NOT_IN_HALVES = {
@@ -64,8 +68,7 @@ def train(module: torch.nn.Module, given: Any, device: str) -> list[torch.Tensor
 def test_a_module(one_thread: None, device: str, info: ModuleInfo, dtype: torch.dtype) -> None:
     found = []
     compared = 0
-    # The database says which modules do something else outside of training.
-    both = info.train_and_eval_differ or helpers.FULL
+    both = info.train_and_eval_differ or info.name in ALSO_DIFFER or helpers.FULL
     for training in (True, False) if both else (True,):
         for index, sample in enumerate(samples(info, dtype, training)):
             torch.manual_seed(0)

@@ -154,6 +154,36 @@ def test_every_length(dtype):
     check(program)
 
 
+ROWS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", ROWS, ids=str)
+def test_rows_are_read_and_written_to_their_end_and_no_further(dtype):
+    def program(device: str) -> list[Tensor]:
+        results = []
+        for n in range(1, 71):
+            whole, other = on(device, 3, n + 5, dtype=dtype), on(device, 3, n, seed=1, dtype=dtype)
+            part = whole[:, 2 : n + 2]
+            part.copy_(torch.maximum(part, other) if dtype.is_floating_point else part ^ other)
+            results.append(whole)
+            helpers.flush()
+        return results
+
+    check(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_rows_of_small_integers_are_read(dtype):
+    def program(device: str) -> list[Tensor]:
+        results = []
+        for n in range(1, 71):
+            results.append(on(device, 3, n + 5, dtype=dtype)[:, 2 : n + 2].float() * 0.5 - 1)
+            helpers.flush()
+        return results
+
+    check(program)
+
+
 BROADCASTS = [
     ((5, 7), (7,)),
     ((5, 7), (5, 1)),

@@ -63,5 +63,6 @@ report = {
     "types": {kind: sorted(found) for kind, found in types.items()},
 }
 if scaler := names.get("scaler"):
-    report["scaler"] = [scaler.is_enabled(), scaler._init_scale, scaler.get_scale()]
+    began = getattr(scaler, "_init_scale", None)  # only where it is enabled
+    report["scaler"] = [scaler.is_enabled(), began, scaler.get_scale()]
 sys.stdout.write("REPORT " + json.dumps(report) + "\n")

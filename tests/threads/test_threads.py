@@ -18,12 +18,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PROGRAMS = sorted(path.name for path in HERE.glob("*.py") if path.name[:4] not in ("test", "__in"))
+# Many accesses: of two at the very same time the sanitizer may see neither.
 RACE = """
 #include <thread>
-int shared = 0;
+volatile int shared = 0;
+void count() {
+  for (int i = 0; i < 1000; ++i) shared = shared + 1;
+}
 int main() {
-  std::thread other([] { shared = 1; });
-  shared = 2;
+  std::thread other(count);
+  count();
   other.join();
 }
 """
@@ -66,11 +70,13 @@ def site(runtime: str) -> Path:
     return native.build_thread_sanitized() / "site"
 
 
-# The compilers that a program starts do without the runtime.
+# The compilers that a program starts do without the runtime; the module has to be the watched one.
 START = """
 import os, runpy, sys
 del os.environ["LD_PRELOAD"]
+sys.path[0] = os.path.dirname(sys.argv[1])
 runpy.run_path(sys.argv[1], run_name="__main__")
+assert sys.modules["torchacc_device"].__file__.startswith(os.environ["PYTHONPATH"])
 """
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchacc.logger import logger
 from torchacc.utils.checkpoint import check_classes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
 
 
 def check_units(
-    model: nn.Module, config: Config, composable: bool, parts: Iterable[Part] = (WHOLE,)
+    model: nn.Module, config: Config, composable: bool, parts: Collection[Part] = (WHOLE,)
 ) -> None:
     """Raises ValueError where torch could not shard the parameters, or would change the training,
     or where the model has no module of a class that is to be a unit.
@@ -43,7 +44,7 @@ def check_units(
     options, in_half = config.dist.fsdp, config.compute.half() is not None
     sharded = config.dist.fsdp.size > 1
     if sharded:
-        check_classes(model, options.wrap_layer_cls, "[config] dist.fsdp.wrap_layer_cls")
+        _check_classes(model, options.wrap_layer_cls, parts)
     for part in parts:
         found = list(_parameters(model, options.wrap_layer_cls, in_half, part))
         if sharded or composable:
@@ -52,6 +53,25 @@ def check_units(
             _check_tied(found, composable)
         if sharded and not composable and options.flatten_parameters:
             _check_trained_alike(found)
+
+
+def _check_classes(model: nn.Module, names: set[str], parts: Collection[Part]) -> None:
+    """Raises ValueError for a class that the model does not have.
+
+    Warns of those of which no stage of a pipeline will have a module.
+    """
+    setting = "[config] dist.fsdp.wrap_layer_cls"
+    check_classes(model, names, setting)
+    modules = dict(model.named_modules())
+    whole = [modules[name] for part in parts for name in part if name in modules]
+    lost = names - {type(inside).__name__ for module in whole for inside in module.modules()}
+    if lost:
+        logger.warning(
+            "%s: no unit of class %s. A stage of a pipeline is a unit, and of modules in it those "
+            "of torch.nn and those that memory.gc_cls checkpoints can be.",
+            setting,
+            ", ".join(sorted(lost)),
+        )
 
 
 def _check_shapes(found: Iterable[Held], composable: bool) -> None:
