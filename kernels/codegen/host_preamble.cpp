@@ -130,7 +130,11 @@ static __attribute__((noinline)) void put_parts(T* to, const T* rest, int count)
   for (int at = 0; at < whole; at += W / parts) {
     const int left = whole - at < W / parts ? whole - at : W / parts;
     I32x8 words = {};
-    __builtin_memcpy(&words, rest + at * parts, W * sizeof(T));
+    for (int k = 0; k < W / parts; ++k) {  // a vector of memory would be another size than it has
+      int word;
+      __builtin_memcpy(&word, rest + (at + k) * parts, sizeof word);
+      words[k] = word;
+    }
     __builtin_ia32_maskstoreps256((F32x8*)((int*)to + at), words_below(left), (F32x8)words);
   }
   if (count < parts) {

@@ -32,7 +32,9 @@ bool is_kept(const Nest& nest, const Access& access) {
 
 // A reduced loop shorter than this leaves vectors mostly empty; then they go along a kept loop,
 // where there is one of this length.
-constexpr int64_t kShortLoop = 16;
+constexpr int64_t kShortLoop = 32;
+// Of several reduced loops the sums of the innermost go on, and lanes are added up once at the end.
+constexpr int64_t kShortOfSeveral = 16;
 
 // The loop in which most operands go from element to element. Stores count twice: a strided load is
 // a gather, a strided store a loop. What has one element per reduction does not count.
@@ -51,7 +53,9 @@ size_t fastest_loop(const Nest& nest, const std::vector<bool>& writes) {
       best_score = score;
     }
   }
-  if (!nest.reduced[best] || nest.sizes[best] >= kShortLoop) return best;
+  const bool several = std::ranges::count(nest.reduced, true) > 1;
+  const int64_t least = several ? kShortOfSeveral : kShortLoop;
+  if (!nest.reduced[best] || nest.sizes[best] >= least) return best;
   size_t longest = best;
   for (size_t loop = 0; loop < nest.sizes.size(); ++loop) {
     if (nest.reduced[loop] || nest.sizes[loop] < kShortLoop) continue;

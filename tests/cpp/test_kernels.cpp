@@ -107,6 +107,56 @@ TEST(Kernels, TheRestOfARowTouchesNothingBesideIt) {
   add_to_itself<int64_t>(dtype::kI64);
 }
 
+// The rest of a row, of types that are a part of a word, is computed as in a longer row, and
+// nothing before or behind it is touched. `steps`: applied to what is loaded as `computed`.
+template <class In, class Out>
+void rests_as_in_a_longer_row(uint8_t in_type, uint8_t out_type, uint8_t computed,
+                              const std::vector<Fn>& steps) {
+  KernelSpec kernel;
+  kernel.operands = {{in_type, Walk::kContiguous, false}, {out_type, Walk::kContiguous, true}};
+  kernel.instructions = {operand(0, computed)};
+  for (uint32_t i = 0; i < steps.size(); ++i) {
+    kernel.instructions.push_back(apply(steps[i], computed, i));
+  }
+  kernel.stores = {{1, static_cast<uint32_t>(steps.size())}};
+  constexpr int64_t kLonger = 256;  // whole turns
+  const auto value = [&](int64_t i) {
+    if (in_type == dtype::kBool) return static_cast<In>(i % 2);
+    return static_cast<In>(sizeof(In) == 2 ? 0x3c00 + i : i);  // halves are normal numbers
+  };
+  std::vector<In> x(kLonger);
+  std::vector<Out> expected(kLonger);
+  for (int64_t i = 0; i < kLonger; ++i) x[i] = value(i);
+  run(kernel, {x.data(), expected.data()}, {kLonger, 1, 1}, {}, 0, kLonger);
+  ASSERT_NE(expected[0], expected[kLonger - 1]);
+  constexpr Out kUntouched{77};
+  const Fenced in;
+  const Fenced out;
+  for (int64_t n = 1; n < 130; ++n) {
+    for (const bool at_end : {false, true}) {
+      In* a = at_end ? reinterpret_cast<In*>(in.end()) - n : reinterpret_cast<In*>(in.begin());
+      Out* b = at_end ? reinterpret_cast<Out*>(out.end()) - n : reinterpret_cast<Out*>(out.begin());
+      std::fill(reinterpret_cast<Out*>(out.begin()), reinterpret_cast<Out*>(out.end()), kUntouched);
+      std::copy_n(x.begin(), n, a);
+      run(kernel, {a, b}, {n, 1, 1}, {}, 0, n);
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(b[i], expected[i]) << n << " " << i;
+      ASSERT_EQ(at_end ? b[-1] : b[n], kUntouched) << n;
+    }
+  }
+}
+
+TEST(Kernels, TheRestOfARowOfSmallTypesTouchesNothingBesideIt) {
+  for (const uint8_t half : {dtype::kF16, dtype::kBF16}) {
+    rests_as_in_a_longer_row<uint16_t, uint16_t>(half, half, dtype::kF32, {Fn::kNeg});
+    // as many vectors at a time as there are
+    rests_as_in_a_longer_row<uint16_t, uint16_t>(half, half, dtype::kF32, {Fn::kTanh, Fn::kExp});
+  }
+  rests_as_in_a_longer_row<uint8_t, uint8_t>(dtype::kBool, dtype::kBool, dtype::kBool, {Fn::kNot});
+  rests_as_in_a_longer_row<uint8_t, int32_t>(dtype::kU8, dtype::kI32, dtype::kI32, {Fn::kNeg});
+  rests_as_in_a_longer_row<int8_t, int32_t>(dtype::kI8, dtype::kI32, dtype::kI32, {Fn::kNeg});
+  rests_as_in_a_longer_row<int16_t, int32_t>(dtype::kI16, dtype::kI32, dtype::kI32, {Fn::kNeg});
+}
+
 TEST(Kernels, RowsWithBroadcastAndStridedOperands) {
   const KernelSpec kernel = testing::broadcast_and_strided();
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{5, 37}, {37, 5}, {1, 64}}) {

@@ -303,7 +303,7 @@ TEST(MemoryPlan, IsDeterministic) {
 }
 
 // For eight times the lifetimes n log n is 10 times as much, twice that if only the many need a
-// second packing, and n^2 is 64 times. Both are above the size for which pairs are compared.
+// second packing, and n^2 is 64 times. Comparisons of pairs, of which few have some, are no visits.
 TEST(MemoryPlan, TakesNLogNTime) {
   for (const Shape& shape : kShapes) {
     const uint64_t few = plan_memory(make(shape, kLarge / 8, 1)).visits;

@@ -28,9 +28,6 @@ MODULES = [
 ]
 
 
-# What the database says, else: with an encoder inside, which has a way of its own for evaluation.
-ALSO_DIFFER = ("nn.Transformer", "nn.TransformerDecoderLayer")
-
 # The CPU has no kernels of these in half precision.
 NOT_IN_HALVES = {
     "nn.AvgPool3d",
@@ -68,7 +65,7 @@ def train(module: torch.nn.Module, given: Any, device: str) -> list[torch.Tensor
 def test_a_module(one_thread: None, device: str, info: ModuleInfo, dtype: torch.dtype) -> None:
     found = []
     compared = 0
-    both = info.train_and_eval_differ or info.name in ALSO_DIFFER or helpers.FULL
+    both = info.train_and_eval_differ or helpers.FULL
     for training in (True, False) if both else (True,):
         for index, sample in enumerate(samples(info, dtype, training)):
             torch.manual_seed(0)

@@ -300,6 +300,14 @@ def test_integers(dtype):
         check(lambda x: (x * 2).amax(1) - x.amin(1), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_extrema_of_rows_of_every_length(dtype):
+    """What fills a vector behind the end of a row is none of them."""
+    for n in range(2, 71):
+        x = (drawn(3, n).abs() + 1).to(dtype)
+        check(lambda x: ((x * 2).amax(1), (x * 2).amin(1), (-x).amax(1)), x, launches=None)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 def test_extrema_of_the_extreme_integers(dtype):
     info = torch.iinfo(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -65,10 +66,10 @@ def _check_classes(model: nn.Module, names: set[str], parts: Collection[Part]) -
     modules = dict(model.named_modules())
     whole = [modules[name] for part in parts for name in part if name in modules]
     lost = names - {type(inside).__name__ for module in whole for inside in module.modules()}
-    if lost:
+    if lost and dist.get_rank() == 0:
         logger.warning(
-            "%s: no unit of class %s. A stage of a pipeline is a unit, and of modules in it those "
-            "of torch.nn and those that memory.gc_cls checkpoints can be.",
+            "%s: no unit of class %s. A stage of a pipeline is a unit, and of modules in it the "
+            "layers of torch.nn and those that memory.gc_cls checkpoints can be.",
             setting,
             ", ".join(sorted(lost)),
         )
