@@ -75,7 +75,7 @@ def acc_only(device: str) -> str:
 @pytest.fixture(scope="session")
 def recording() -> str:
     """For tests of what is recorded, planned or fused: skips where each operator runs at once."""
-    if helpers.ON_ACC and helpers.extension().mode() in ("eager", "nofuse"):
+    if helpers.ON_ACC and helpers.runs_at_once():
         pytest.skip("ACC_MODE=eager and nofuse run each operator at once")
     return helpers.DEVICE
 

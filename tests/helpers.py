@@ -112,13 +112,18 @@ def without_passes(names: str) -> Iterator[None]:
         extension().skip_passes(os.environ.get("ACC_SKIP_PASSES", ""))
 
 
+def runs_at_once() -> bool:
+    """Whether each operator runs by itself: there are no steps, and no kernels of several."""
+    return bool(extension().mode() in ("eager", "nofuse"))
+
+
 def compile_together(programs: Sequence[Callable[[], object]]) -> None:
     """Makes the kernels of `programs`, which return what they compute, by one run of the compiler.
 
     A run for each kernel takes ten times as long. They are the kernels that each program has by
     itself, if no two share a tensor: nothing is computed for several or merged here.
     """
-    if not ON_ACC or extension().mode() in ("eager", "nofuse"):
+    if not ON_ACC or runs_at_once():
         return
     failed = stats().get("jit/failed", 0)
     with without_passes("cse,batch"):

@@ -268,6 +268,7 @@ def test_in_place_products_of_half_types() -> None:
     torch.testing.assert_close(second.cpu(), (4 * first).cpu())
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_weight_is_cast_once_in_a_region() -> None:
     layer = nn.Linear(16, 16).to(ACC)
     x = torch.randn(4, 16, device=ACC)

@@ -568,6 +568,7 @@ def test_a_step_that_runs_no_plan_does_not_show_an_older_one(acc_only, recording
     assert not list(tmp_path.iterdir()) and pending.tolist() == [3.0] * 4
 
 
+@pytest.mark.usefixtures("recording")
 def test_what_ran_before_under_a_programs_own_timing_is_not_shown(acc_only, tmp_path):
     x = torch.ones(8, device=acc_only)
     with torchacc.profile_plans():
@@ -577,6 +578,7 @@ def test_what_ran_before_under_a_programs_own_timing_is_not_shown(acc_only, tmp_
     assert "mul" in text and "cumsum" not in text
 
 
+@pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize(("at", "large"), [(1, True), (_TIMED, False)], ids=["first", "last"])
 def test_a_plan_that_others_have_followed_is_no_loop_of_theirs(acc_only, tmp_path, at, large):
     """Of those that are timed one is another plan, larger or not."""
@@ -593,6 +595,7 @@ def test_a_plan_that_others_have_followed_is_no_loop_of_theirs(acc_only, tmp_pat
     assert "cumsum" in text and "plans in turn" not in text
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_step_of_several_plans_shows_the_largest(acc_only, tmp_path):
     step = training_step(mlp(), acc_only, read_loss=True)
     torchacc.graph(tmp_path / "step.html", step=step)

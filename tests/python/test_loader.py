@@ -437,6 +437,7 @@ def test_it_runs_ahead_and_never_further_than_it_may(device, ahead):
         assert source.taken == used + ahead
 
 
+@pytest.mark.usefixtures("recording")
 def test_it_fetches_while_work_runs_and_not_while_it_is_recorded(acc_only):
     """Both need the interpreter; a step that runs does not."""
     source = Counting()

@@ -36,7 +36,7 @@ def test_numbers_that_a_type_of_fractions_cannot_hold(dtype):
             with helpers.counting() as counted:
                 helpers.assert_same(program(helpers.DEVICE, number), program("cpu", number))
             # the last are numbers of the kernel that the first have
-            assert counted["kernel_launches"] == 1 or number == -1.5
+            assert counted["kernel_launches"] == 1 or number == -1.5 or helpers.runs_at_once()
         for number in (2.0 * most, -4.0 * most):
             for device in ("cpu", helpers.DEVICE, helpers.DEVICE):
                 with pytest.raises(RuntimeError, match=OVERFLOWS):

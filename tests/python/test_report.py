@@ -87,6 +87,7 @@ def test_what_is_not_captured_is_named_with_the_reason(device, capturing, since)
     assert "a number of it changes" in text and line("changes") in text
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_report_is_of_what_came_since(device):
     first = torchacc.report()
     assert torchacc.report(since=first).counters.get("flush_read", 0) == 0
@@ -106,6 +107,7 @@ def test_reports_follow_one_another(device, since):
         assert since.counters["flush_read"] == reads
 
 
+@pytest.mark.usefixtures("recording")
 def test_a_report_submits_nothing(device):
     helpers.flush()
     x = torch.ones(4, device=device) + 1

@@ -119,7 +119,7 @@ def test_a_function_that_gets_no_tensor() -> None:
     compared(run, torch.compile)
 
 
-@pytest.mark.usefixtures("unfused")
+@pytest.mark.usefixtures("recording", "unfused")
 def test_a_step_whose_optimizer_is_compiled_too_is_one_plan() -> None:
     def run(compiler: Compiler) -> list[float]:
         model = helpers.small_net("acc")
