@@ -76,6 +76,7 @@ assert _C.stats()["step_waits"] == {waits}, _C.stats()
     )
 
 
+@pytest.mark.usefixtures("capturing")
 def test_what_captured_work_holds_is_not_pending() -> None:
     """Gradients that a capture writes again in each step, and that `zero_grad` lets go of."""
     run_python(

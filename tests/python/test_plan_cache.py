@@ -30,6 +30,7 @@ print(json.dumps([helpers.stats(), dict(held)[of_captures], dict(again)[of_captu
 """
 
 
+@pytest.mark.usefixtures("capturing")
 def test_what_is_captured_counts(device):
     if helpers.extension().executor_name() != "host":
         pytest.skip("on a GPU all of it is captured")
