@@ -130,7 +130,8 @@ static __attribute__((noinline)) void put_parts(T* to, const T* rest, int count)
   for (int at = 0; at < whole; at += W / parts) {
     const int left = whole - at < W / parts ? whole - at : W / parts;
     I32x8 words = {};
-    for (int k = 0; k < W / parts; ++k) {  // a vector of memory would be another size than it has
+    // Through registers: a vector of which only a part was just written would be read late.
+    for (int k = 0; k < W / parts; ++k) {
       int word;
       __builtin_memcpy(&word, rest + (at + k) * parts, sizeof word);
       words[k] = word;

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 
 #include "lazy/graph/dtype.h"
@@ -78,40 +79,13 @@ class Fenced {
   char* const base_;
 };
 
-// Reads and writes nothing before or behind it: a fault ends the test.
-template <class T>
-void add_to_itself(uint8_t type) {
-  KernelSpec kernel;
-  kernel.operands = {{type, Walk::kContiguous, false}, {type, Walk::kContiguous, true}};
-  kernel.instructions = {operand(0, type), apply(Fn::kAdd, type, 0, 0)};
-  kernel.stores = {{1, 1}};
-  const Fenced in;
-  const Fenced out;
-  for (int64_t n = 1; n < 70; ++n) {
-    for (const bool at_end : {false, true}) {
-      T* x = at_end ? reinterpret_cast<T*>(in.end()) - n : reinterpret_cast<T*>(in.begin());
-      T* y = at_end ? reinterpret_cast<T*>(out.end()) - n : reinterpret_cast<T*>(out.begin());
-      std::fill(reinterpret_cast<T*>(out.begin()), reinterpret_cast<T*>(out.end()), T{-77});
-      for (int64_t i = 0; i < n; ++i) x[i] = static_cast<T>(i + 1);
-      run(kernel, {x, y}, {n, 1, 1}, {}, 0, n);
-      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(y[i], static_cast<T>(2 * i + 2)) << n << " " << i;
-      ASSERT_EQ(at_end ? y[-1] : y[n], T{-77}) << n;
-    }
-  }
-}
-
-TEST(Kernels, TheRestOfARowTouchesNothingBesideIt) {
-  add_to_itself<float>(dtype::kF32);
-  add_to_itself<double>(dtype::kF64);
-  add_to_itself<int32_t>(dtype::kI32);
-  add_to_itself<int64_t>(dtype::kI64);
-}
-
-// The rest of a row, of types that are a part of a word, is computed as in a longer row, and
-// nothing before or behind it is touched. `steps`: applied to what is loaded as `computed`.
+// The rest of a row is computed as in a longer row, and nothing before or behind it is touched: a
+// fault ends the test. `steps`: applied to what is loaded as `computed`. `wanted`: what they make
+// of an element, where that is exact.
 template <class In, class Out>
 void rests_as_in_a_longer_row(uint8_t in_type, uint8_t out_type, uint8_t computed,
-                              const std::vector<Fn>& steps) {
+                              const std::vector<Fn>& steps,
+                              const std::function<Out(In)>& wanted = nullptr) {
   KernelSpec kernel;
   kernel.operands = {{in_type, Walk::kContiguous, false}, {out_type, Walk::kContiguous, true}};
   kernel.instructions = {operand(0, computed)};
@@ -129,6 +103,7 @@ void rests_as_in_a_longer_row(uint8_t in_type, uint8_t out_type, uint8_t compute
   for (int64_t i = 0; i < kLonger; ++i) x[i] = value(i);
   run(kernel, {x.data(), expected.data()}, {kLonger, 1, 1}, {}, 0, kLonger);
   ASSERT_NE(expected[0], expected[kLonger - 1]);
+  for (int64_t i = 0; wanted && i < kLonger; ++i) ASSERT_EQ(expected[i], wanted(x[i])) << i;
   constexpr Out kUntouched{77};
   const Fenced in;
   const Fenced out;
@@ -145,16 +120,31 @@ void rests_as_in_a_longer_row(uint8_t in_type, uint8_t out_type, uint8_t compute
   }
 }
 
+TEST(Kernels, TheRestOfARowTouchesNothingBesideIt) {
+  const auto twice = [](auto x) { return static_cast<decltype(x)>(2 * x); };
+  const std::vector<Fn> add{Fn::kAdd};
+  rests_as_in_a_longer_row<float, float>(dtype::kF32, dtype::kF32, dtype::kF32, add, twice);
+  rests_as_in_a_longer_row<double, double>(dtype::kF64, dtype::kF64, dtype::kF64, add, twice);
+  rests_as_in_a_longer_row<int32_t, int32_t>(dtype::kI32, dtype::kI32, dtype::kI32, add, twice);
+  rests_as_in_a_longer_row<int64_t, int64_t>(dtype::kI64, dtype::kI64, dtype::kI64, add, twice);
+}
+
 TEST(Kernels, TheRestOfARowOfSmallTypesTouchesNothingBesideIt) {
+  const std::vector<Fn> negate{Fn::kNeg};
+  const auto other_sign = [](uint16_t x) { return static_cast<uint16_t>(x ^ 0x8000); };
   for (const uint8_t half : {dtype::kF16, dtype::kBF16}) {
-    rests_as_in_a_longer_row<uint16_t, uint16_t>(half, half, dtype::kF32, {Fn::kNeg});
+    rests_as_in_a_longer_row<uint16_t, uint16_t>(half, half, dtype::kF32, negate, other_sign);
     // as many vectors at a time as there are
     rests_as_in_a_longer_row<uint16_t, uint16_t>(half, half, dtype::kF32, {Fn::kTanh, Fn::kExp});
   }
-  rests_as_in_a_longer_row<uint8_t, uint8_t>(dtype::kBool, dtype::kBool, dtype::kBool, {Fn::kNot});
-  rests_as_in_a_longer_row<uint8_t, int32_t>(dtype::kU8, dtype::kI32, dtype::kI32, {Fn::kNeg});
-  rests_as_in_a_longer_row<int8_t, int32_t>(dtype::kI8, dtype::kI32, dtype::kI32, {Fn::kNeg});
-  rests_as_in_a_longer_row<int16_t, int32_t>(dtype::kI16, dtype::kI32, dtype::kI32, {Fn::kNeg});
+  const auto inverse = [](uint8_t x) { return static_cast<uint8_t>(x == 0); };
+  rests_as_in_a_longer_row<uint8_t, uint8_t>(dtype::kBool, dtype::kBool, dtype::kBool, {Fn::kNot},
+                                             inverse);
+  const auto negative = [](auto x) { return -static_cast<int32_t>(x); };
+  const auto wide = dtype::kI32;
+  rests_as_in_a_longer_row<uint8_t, int32_t>(dtype::kU8, wide, wide, negate, negative);
+  rests_as_in_a_longer_row<int8_t, int32_t>(dtype::kI8, wide, wide, negate, negative);
+  rests_as_in_a_longer_row<int16_t, int32_t>(dtype::kI16, wide, wide, negate, negative);
 }
 
 TEST(Kernels, RowsWithBroadcastAndStridedOperands) {
