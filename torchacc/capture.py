@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,16 @@ from torch.utils._pytree import (
 from torch.utils.hooks import RemovableHandle
 
 from torchacc.device import device_type
-from torchacc.reach import Reached, reached
+from torchacc.reach import Reached, own_variables, reached
 from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _C, _boundary
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
 _ARGUMENT, _TENSOR, _VALUE = range(3)
+
+# Types whose values tell by == whether a setting changed.
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.memory_format)
+_MISSING = object()
 
 
 def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
@@ -60,6 +64,10 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       parameters, the settings and parameter groups of optimizers, train() or eval() of modules, and
       the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
       is a reason to capture again.
+    * So have numbers, texts, None and tuples of these that are attributes of the modules which `fn`
+      calls (the probability of a dropout, the momentum of a batch norm) or variables that `fn`
+      itself reads. One that changed between the last two recorded calls, as a counter does, may go
+      on changing: these calls computed the same.
     * So have the settings of PyTorch that change what operators compute, such as deterministic
       algorithms, flushing of denormals, the number of threads of the thread that calls, or the
       default dtype.
@@ -140,6 +148,8 @@ class CapturedStep:
         # their ids, wanted gradients when it began.
         self._called: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._wanted_gradients: dict[int, bool] = {}
+        # What plain settings were when the call before that ended, by owner and name.
+        self._earlier: dict[tuple[int, str], Any] = {}
         self.recorded = 0
         self.replays = 0
 
@@ -202,6 +212,9 @@ class CapturedStep:
             self.recorded += 1
             self._check_not_written(leaves, moved)
             if not last:
+                self._earlier = {
+                    (id(owner), key): value for owner, key, value, _ in self._settings()
+                }
                 return self._rebuilt(leaves, tensors)
             _compare(before, results)
             self._check_gradients(moved)
@@ -221,6 +234,7 @@ class CapturedStep:
             raise
         self._called.clear()
         self._wanted_gradients.clear()
+        self._earlier.clear()
         self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
         self._ready = True
         return self._rebuilt(leaves, tensors)
@@ -384,6 +398,25 @@ class CapturedStep:
             self._keep_mode(module, kept)
         for module in modules:
             self._keep_modes(module, kept)
+        for owner, key, value, text in self._settings():
+            before = self._earlier.get((id(owner), key), _MISSING)
+            if type(before) is type(value) and before == value:
+                self._step.keep_value(owner, key, text)
+
+    def _settings(self) -> Iterator[tuple[object, str, Any, str]]:
+        """Plain values that the last recorded call could read: owner, name, value, description.
+
+        They are attributes of the modules that it called, and variables that the function reads.
+        """
+        for module in self._called.values():
+            attributes = module.__dict__
+            name = type(module).__name__
+            for key, value in attributes.items():
+                if key != "training" and _is_plain(value):
+                    yield attributes, key, value, f"'{key}' of a {name}"
+        for owner, key, value in own_variables(self._fn):
+            if _is_plain(value):
+                yield owner, key, value, f"the variable '{key}' of the function"
 
     def _keep_objects(self, known: Reached, used: set[int]) -> None:
         """The modules and optimizers that the function knows and uses, and where it finds them.
@@ -462,7 +495,7 @@ class CapturedStep:
                 continue
             changed = True
             self._step.keep_value(group, "params", f"the parameters of a group of {name}")
-            for key in group:
+            for key in [key for key in group if key != "params"]:
                 self._keep_setting(group, key, f"'{key}' of {name}")
         if not changed:
             return False
@@ -484,12 +517,18 @@ class CapturedStep:
         value = group[key]
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             self._step.keep(group, key, text)
-        elif isinstance(value, (int, float, tuple, torch.Tensor)):
+        elif isinstance(value, (int, float, str, tuple, list, torch.Tensor)) or value is None:
             self._step.keep_value(group, key, text)
             # What a scheduler writes into a tensor on the CPU, a replay would not see either.
             for each in value if isinstance(value, tuple) else (value,):
                 if isinstance(each, torch.Tensor) and each.device.type == "cpu":
                     self._step.keep_contents(each, text)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a number, a text, a type, None or a tuple of such."""
+    kind = type(value)
+    return kind in _PLAIN or (issubclass(kind, tuple) and all(map(_is_plain, value)))
 
 
 def _is_used(module: nn.Module, used: set[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -61,6 +62,51 @@ def reached(roots: Iterable[object]) -> Reached:
                     result.holders.append((each, name))
         found += _variables(each)
     return result
+
+
+def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
+    """The variables that a function itself reads: where each is kept, its name and its value.
+
+    They are globals (kept in a dict), those of functions around it (in cells), and attributes of
+    the object whose method it is. Of a partial and of a decorated function (`functools.wraps`),
+    those of the function within; none of another callable.
+    """
+    owner = None
+    while True:
+        if type(fn) is MethodType:
+            owner, fn = fn.__self__, fn.__func__
+        elif isinstance(fn, functools.partial):
+            fn = fn.func
+        elif type(fn) is FunctionType and hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        else:
+            break
+    if type(fn) is not FunctionType:
+        return
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield cell, name, cell.cell_contents
+        except ValueError:  # it is not set
+            pass
+    for name in _loaded(fn.__code__, "LOAD_GLOBAL"):
+        if name in fn.__globals__:
+            yield fn.__globals__, name, fn.__globals__[name]
+    if type(owner).__weakrefoffset__ != 0:
+        attributes = _attributes(owner)
+        for name in _loaded(fn.__code__, "LOAD_ATTR"):
+            if name in attributes:
+                yield owner, name, attributes[name]
+
+
+def _loaded(code: CodeType, instruction: str) -> dict[str, None]:
+    """The names that an instruction has, in what is defined within as well, each once."""
+    found = dict.fromkeys(
+        each.argval for each in dis.get_instructions(code) if each.opname == instruction
+    )
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            found |= _loaded(constant, instruction)
+    return found
 
 
 def _attributes(each: object) -> dict[str, Any]:

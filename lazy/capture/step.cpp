@@ -67,7 +67,7 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
       const bool fits = std::equal(alive.begin(), alive.end(), plan->outputs.begin());
       if (!last || fits) return nullptr;
       // Other steps with this graph needed more of what it makes.
-      own = session::build(plan->graph, plan->key, alive);
+      own = session::make_plan(plan->graph, plan->key, alive, plan->options);
       return own;
     };
     if (!session::submit_watched(device, look)) continue;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -163,6 +164,11 @@ void use_what_is_there(plan::Plan& plan) {
   runtime::warn_once(error);
   runtime::warn_once(jit::cache_problem());
   plan::use_kernels(plan, usable);
+  // Passes that pay with kernels only are not for such a process.
+  if (std::ranges::none_of(usable, std::identity()) && !runtime::chooses_alike()) {
+    plan.better = plan.options;
+    plan.better->fuse = false;
+  }
   compilation.job.reset();
 }
 
@@ -194,6 +200,14 @@ void put_aside(plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower)
   text += slower.size() > kNamesShown ? "; and others." : ".";
   plan::take_apart(plan, apart);
   TORCH_WARN(text);
+}
+
+// Whether one of the steps computes values once more.
+bool compute_again(const plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower) {
+  return std::ranges::any_of(slower, [&](const plan::Trial::Slower& each) {
+    return std::ranges::any_of(plan.fused.steps[each.step].nodes,
+                               [&](uint32_t node) { return plan.program.nodes[node].again; });
+  });
 }
 
 // The compiler is done: from now on the kernels are compared with what they replace.
@@ -229,7 +243,13 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.trial == nullptr) return plan.fused;
   if (plan.trial->decided() || !chooses_by_time(plan)) {
     const std::vector<plan::Trial::Slower> slower = plan.trial->slower();
-    if (plan.trial->decided() && !slower.empty()) put_aside(plan, slower);
+    if (plan.trial->decided() && compute_again(plan, slower)) {
+      // Their operators would do so, too: the plan is tried anew without.
+      plan.better = plan.options;
+      plan.better->recompute = false;
+    } else if (plan.trial->decided() && !slower.empty()) {
+      put_aside(plan, slower);
+    }
     settle(plan);
     return plan.fused;
   }

@@ -115,8 +115,10 @@ std::unique_ptr<Prepared> prepare(const plan::Plan& plan, const plan::Schedule& 
 }
 
 bool may_repeat(const plan::Plan& plan, const plan::Step& step) {
-  const graph::Op& op = *plan.program.nodes[step.nodes[0]].op;
-  return !op.writes && op.removable && step.reuse.empty();
+  return step.reuse.empty() && std::ranges::all_of(step.nodes, [&](uint32_t node) {
+           const graph::Op& op = *plan.program.nodes[node].op;
+           return !op.writes && op.removable;
+         });
 }
 
 // The stride of a dimension of one element does not matter.

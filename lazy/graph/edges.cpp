@@ -46,6 +46,12 @@ class History {
 
 }  // namespace
 
+Bytes place_of(const Graph& graph, const Use& use) {
+  const Buffer& buffer = graph.buffers[use.buffer];
+  const int64_t base = buffer.written || use.writes ? buffer.group_offset : 0;
+  return {base + use.first_byte, base + use.end_byte};
+}
+
 std::vector<Edge> edges(const Graph& graph) {
   std::vector<History> histories(graph.buffers.size());
   std::vector<Edge> found;
@@ -69,10 +75,8 @@ std::vector<Edge> edges(const Graph& graph) {
     }
     const std::vector<Use> all = uses(graph, graph.nodes[node]);
     const auto visit = [&](const Use& use, const auto& each) {
-      const Buffer& buffer = graph.buffers[use.buffer];
-      // A group that nobody writes has no places in it to compare, and needs none.
-      const int64_t base = buffer.written || use.writes ? buffer.group_offset : 0;
-      histories[buffer.group].visit(base + use.first_byte, base + use.end_byte, each);
+      const Bytes bytes = place_of(graph, use);
+      histories[graph.buffers[use.buffer].group].visit(bytes.begin, bytes.end, each);
     };
     for (const Use& use : all) {
       if (!use.reads) continue;

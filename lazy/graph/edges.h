@@ -26,6 +26,17 @@ struct Edge {
   auto operator<=>(const Edge&) const = default;
 };
 
+struct Bytes {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  bool operator==(const Bytes&) const = default;
+};
+
+// What a use touches of its storage, from the first to the last byte. Of a storage that nobody
+// writes, which has no places to compare, what it touches of its buffer.
+Bytes place_of(const Graph& graph, const Use& use);
+
 // Every direct dependence between two nodes over a byte that both touch, once per kind, sorted, and
 // one between each node that communicates and the next, and the one that waits for its end. A
 // byte's dependences go back to its last write, and from a write also to the reads since that.

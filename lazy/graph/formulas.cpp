@@ -270,6 +270,16 @@ constexpr Row kRows[] = {
      "running_var = fma(momentum, v / (count - 1), (1 - momentum) * running_var); "
      "fma(d, r * weight, bias), mean, r",
      "but 1", "1"},
+    {"aten::native_batch_norm_backward", "train=True, output_mask=100, weight=None",
+     "x = (input - save_mean) * save_invstd; "
+     "(grad_out - fma(x, sum(grad_out * x), sum(grad_out)) / count) * save_invstd",
+     "but 1", "1"},
+    {"aten::native_batch_norm_backward", "train=True, output_mask=100",
+     "x = (input - save_mean) * save_invstd; "
+     "(grad_out - fma(x, sum(grad_out * x), sum(grad_out)) / count) * (save_invstd * weight)",
+     "but 1", "1"},
+    {"aten::native_batch_norm_backward", "train=True, output_mask=011",
+     "sum(grad_out * ((input - save_mean) * save_invstd)), sum(grad_out)", "but 1", "1"},
     {"aten::native_batch_norm_backward", "train=True, output_mask=111, weight=None",
      "x = (input - save_mean) * save_invstd; w = sum(grad_out * x); b = sum(grad_out); "
      "(grad_out - fma(x, w, b) / count) * save_invstd, w, b",
@@ -282,6 +292,9 @@ constexpr Row kRows[] = {
      "grad_out * rsqrt(running_var + eps)", "", "1"},
     {"aten::native_batch_norm_backward", "train=False, output_mask=100",
      "grad_out * (rsqrt(running_var + eps) * weight)", "", "1"},
+    {"aten::native_batch_norm_backward", "train=False, output_mask=011",
+     "sum(grad_out * (input - running_mean)) * rsqrt(running_var + eps), sum(grad_out)", "but 1",
+     "1"},
     {"aten::native_batch_norm_backward", "train=False, output_mask=111",
      "r = rsqrt(running_var + eps); "
      "grad_out * (r * weight), sum(grad_out * (input - running_mean)) * r, sum(grad_out)",

@@ -19,6 +19,18 @@ constexpr int64_t kWorthAlone = 4096;
 // memory would be held from there on.
 constexpr uint64_t kMaxMovedBytes = 64 << 10;
 
+// Per storage, by its first buffer, the first node that touches it.
+std::vector<uint32_t> first_users(const graph::Graph& graph) {
+  std::vector<uint32_t> first(graph.buffers.size(), kNobody);
+  for (uint32_t node = 0; node < graph.nodes.size(); ++node) {
+    for (const graph::Use& use : graph::uses(graph, graph.nodes[node])) {
+      uint32_t& user = first[graph.buffers[use.buffer].group];
+      if (user == kNobody) user = node;
+    }
+  }
+  return first;
+}
+
 // Per buffer, whether anybody but one cluster sees what is in it.
 std::vector<bool> find_stored(const graph::Graph& graph, const std::vector<Cluster>& clusters,
                               const std::vector<bool>& outputs) {
@@ -50,10 +62,12 @@ bool any(const codegen::KernelSpec& kernel, bool (*holds)(graph::Fn)) {
 class Batches {
  public:
   Batches(const graph::Graph& graph, const std::vector<bool>& outputs,
-          std::vector<Cluster> clusters)
+          std::vector<Cluster> clusters, bool alike)
       : graph_(graph),
         clusters_(std::move(clusters)),
         stored_(find_stored(graph, clusters_, outputs)),
+        first_user_(first_users(graph)),
+        alike_(alike),
         step_of_(graph.nodes.size()),
         before_(graph::predecessors(graph)) {}
 
@@ -75,7 +89,7 @@ class Batches {
  private:
   void add(Cluster& cluster) {
     if (!cluster.elementwise()) return append({cluster.nodes, {}, {}});
-    Lowered lowered = lower(graph_, cluster, stored_);
+    Lowered lowered = lower(graph_, cluster, stored_, alike_);
     // Everything that it needs must be done before the step that it joins.
     uint32_t earliest = 0;
     for (const uint32_t node : cluster.nodes) {
@@ -84,7 +98,7 @@ class Batches {
         earliest = std::max(earliest, step_of_[before] + 1);
       }
     }
-    const bool moves = enabled(Pass::kBatch) && may_move(lowered.launch);
+    const bool moves = enabled(Pass::kBatch) && may_move(cluster, lowered.launch);
     for (uint32_t i = earliest; moves && i < batches_.size(); ++i) {
       Batch& batch = batches_[i];
       if (batch.launches.empty() || !(batch.kernel == lowered.kernel)) continue;
@@ -97,11 +111,14 @@ class Batches {
     append({cluster.nodes, std::move(lowered.kernel), {std::move(lowered.launch)}});
   }
 
-  bool may_move(const Launch& launch) const {
+  bool may_move(const Cluster& cluster, const Launch& launch) const {
     uint64_t bytes = 0;
     for (const Launch::Operand& operand : launch.operands) {
       const graph::Buffer& buffer = graph_.buffers[operand.buffer];
-      if (operand.stored && buffer.kind == graph::BufferKind::kFresh) bytes += buffer.nbytes;
+      if (!operand.stored || buffer.kind != graph::BufferKind::kFresh) continue;
+      // What is written over is there already.
+      const uint32_t user = first_user_[buffer.group];
+      if (std::ranges::binary_search(cluster.nodes, user)) bytes += buffer.nbytes;
     }
     return bytes <= kMaxMovedBytes;
   }
@@ -114,6 +131,8 @@ class Batches {
   const graph::Graph& graph_;
   std::vector<Cluster> clusters_;
   const std::vector<bool> stored_;
+  const std::vector<uint32_t> first_user_;  // per storage
+  const bool alike_;
   std::vector<uint32_t> step_of_;                    // per node
   const std::vector<std::vector<uint32_t>> before_;  // per node
   std::vector<Batch> batches_;
@@ -122,8 +141,8 @@ class Batches {
 }  // namespace
 
 std::vector<Batch> batch(const graph::Graph& graph, std::vector<Cluster> clusters,
-                         const std::vector<bool>& outputs) {
-  return Batches(graph, outputs, std::move(clusters)).run();
+                         const std::vector<bool>& outputs, bool alike) {
+  return Batches(graph, outputs, std::move(clusters), alike).run();
 }
 
 }  // namespace acc::passes

@@ -17,8 +17,8 @@ struct Batch {
 
 // Turns clusters into kernels where that pays, and puts launches of equal kernels that are
 // independent of each other into one step: the update of all parameters, say. `outputs`: per
-// buffer, whether the user can reach it at the end.
+// buffer, whether the user can reach it at the end. `alike`: as `lower` has it.
 std::vector<Batch> batch(const graph::Graph& graph, std::vector<Cluster> clusters,
-                         const std::vector<bool>& outputs);
+                         const std::vector<bool>& outputs, bool alike = false);
 
 }  // namespace acc::passes

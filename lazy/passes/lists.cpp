@@ -5,6 +5,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "lazy/graph/edges.h"
 #include "lazy/graph/words.h"
 
 namespace acc::passes {
@@ -122,13 +123,12 @@ class Run {
     auto touched = touched_;
     for (uint32_t i = 0; i < split.items; ++i) {
       for (const graph::Use& use : graph::uses(lowered, split.nodes[i])) {
-        const uint32_t group = graph_.buffers[use.buffer].group;
-        const auto [found, fresh] = touched.try_emplace(group, Touch{i, false, use.writes});
-        Touch& touch = found->second;
-        if (fresh) continue;
-        touch.shared |= touch.item != i;
-        touch.written |= use.writes;
-        if (touch.shared && touch.written) return false;
+        std::vector<Touch>& touches = touched[graph_.buffers[use.buffer].group];
+        const Touch made{graph::place_of(graph_, use), i, use.writes};
+        if (std::ranges::any_of(touches, [&](const Touch& is) { return collide(is, made); })) {
+          return false;
+        }
+        if (std::ranges::find(touches, made) == touches.end()) touches.push_back(made);
       }
     }
     touched_ = std::move(touched);
@@ -147,13 +147,20 @@ class Run {
 
  private:
   struct Touch {
+    graph::Bytes bytes;  // of the storage
     uint32_t item;
-    bool shared;  // by several items
     bool written;
+    bool operator==(const Touch&) const = default;
   };
+
+  static bool collide(const Touch& a, const Touch& b) {
+    return a.item != b.item && (a.written || b.written) && a.bytes.begin < b.bytes.end &&
+           b.bytes.begin < a.bytes.end;
+  }
+
   const Graph& graph_;
   std::vector<Split> splits_;
-  std::unordered_map<uint32_t, Touch> touched_;  // by storage
+  std::unordered_map<uint32_t, std::vector<Touch>> touched_;  // by storage
 };
 
 }  // namespace

@@ -77,8 +77,9 @@ void order_for_vectors(Nest& nest, const std::vector<bool>& writes) {
 
 class Lowering {
  public:
-  Lowering(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored)
-      : graph_(graph), cluster_(cluster), stored_(stored), nest_(cluster.nest) {}
+  Lowering(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored,
+           bool alike)
+      : graph_(graph), cluster_(cluster), stored_(stored), alike_(alike), nest_(cluster.nest) {}
 
   Lowered run() {
     for (const uint32_t node : cluster_.nodes) {
@@ -248,7 +249,8 @@ class Lowering {
     if (const Place* place = find_place(memory)) {
       // Whoever reads memory finds there what was stored, and so does the kernel that stores it: a
       // difference between the two is what compensated sums live from.
-      const bool rounds = place->written && dtype::is_half(memory.dtype) && is_stored(*place);
+      const bool rounds =
+          place->written && dtype::is_half(memory.dtype) && (alike_ || is_stored(*place));
       return rounds ? round_to(place->value, memory.dtype) : place->value;
     }
     const uint32_t operand = add_operand(access, false);
@@ -371,6 +373,7 @@ class Lowering {
   const graph::Graph& graph_;
   const Cluster& cluster_;
   const std::vector<bool>& stored_;
+  const bool alike_;
   Nest nest_;
   std::vector<Elementwise> nodes_;
   std::vector<Place> places_;
@@ -381,8 +384,9 @@ class Lowering {
 
 }  // namespace
 
-Lowered lower(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored) {
-  return Lowering(graph, cluster, stored).run();
+Lowered lower(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored,
+              bool alike) {
+  return Lowering(graph, cluster, stored, alike).run();
 }
 
 }  // namespace acc::passes

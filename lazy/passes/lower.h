@@ -40,7 +40,9 @@ struct Lowered {
 };
 
 // The kernel of a cluster of nodes with formulas. `stored`: per buffer, whether somebody outside
-// the cluster sees what it writes there; where nobody does, it stays in registers.
-Lowered lower(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored);
+// the cluster sees what it writes there; where nobody does, it stays in registers, in float32 where
+// its type is a half. `alike`: rounded then, too, so that who sees it changes no other value.
+Lowered lower(const graph::Graph& graph, const Cluster& cluster, const std::vector<bool>& stored,
+              bool alike);
 
 }  // namespace acc::passes

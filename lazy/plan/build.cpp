@@ -63,8 +63,11 @@ uint64_t Plan::bytes() const {
 }
 
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer, bool on_gpu) {
+                            const Options& options, const Observer& observer) {
+  const bool fuse = options.fuse;
+  const bool on_gpu = options.on_gpu;
   auto plan = std::make_shared<Plan>();
+  plan->options = options;
   plan->graph = std::move(graph);
   plan->graph.shrink_to_fit();
   plan->key = key;
@@ -132,7 +135,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (fuse && enabled(Pass::kFuse)) {
     clusters = passes::fuse(plan->program, on_gpu);
     if (observer) observer("fuse", print(plan->program, clusters));
-    if (enabled(Pass::kRecompute)) {
+    if (options.recompute && enabled(Pass::kRecompute)) {
       recompute(*plan, &clusters, on_gpu);
       if (observer) observer("recompute", print(plan->program, clusters));
     }
@@ -140,7 +143,8 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   plan->program.shrink_to_fit();
   plan->unfused = schedule(*plan, one_by_one(plan->program));
   if (!clusters.empty()) {
-    for (passes::Batch& batch : passes::batch(plan->program, std::move(clusters), plan->outputs)) {
+    for (passes::Batch& batch :
+         passes::batch(plan->program, std::move(clusters), plan->outputs, options.alike)) {
       Step& step = plan->fused.steps.emplace_back();
       step.nodes = std::move(batch.nodes);
       if (batch.launches.empty()) continue;

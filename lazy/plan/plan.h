@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,12 +62,27 @@ struct Schedule {
 
 class Trial;
 
+// What a plan is made for.
+struct Options {
+  bool fuse = true;       // look for kernels
+  bool recompute = true;  // where that takes less memory
+  // Whether kernels take large reductions in parts (lazy/passes/fuse.h) and products have epilogues
+  // (lazy/passes/epilogues.h).
+  bool on_gpu = false;
+  // Whether kernels compute the same whatever of their results this process keeps: other processes
+  // update the same parameters, and keep others.
+  bool alike = false;
+};
+
 struct Plan {
   graph::Graph graph;  // as recorded, before any pass
   // What is run: the graph after the passes, over the same values. Its buffers are those of the
   // graph, and behind them what passes added.
   graph::Graph program;
   base::Hash128 key;
+  Options options;
+  // What it is to be made for anew before it runs again, if that turned out to be better.
+  std::optional<Options> better;
   std::vector<bool> outputs;  // per buffer of the program: kept for the user at the end
   // Buffers of a written group with more than one member: how they overlap is part of the plan.
   std::vector<uint32_t> overlapping;
@@ -92,10 +108,9 @@ struct Plan {
 using Observer = std::function<void(const char* pass, const std::string& graph)>;
 
 // Builds the plan of a recorded step. `alive`: per buffer, whether the user can reach it at the
-// end. `fuse`: whether to look for kernels. `on_gpu`: whether kernels take large
-// reductions in parts (lazy/passes/fuse.h) and products have epilogues (lazy/passes/epilogues.h).
+// end.
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,
-                            bool fuse, const Observer& observer = nullptr, bool on_gpu = false);
+                            const Options& options, const Observer& observer = nullptr);
 
 // Makes the fused schedule anew, with the kernels that are `usable`: what would need another one
 // runs node by node.

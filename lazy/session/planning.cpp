@@ -7,6 +7,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
+#include "csrc/runtime/ambient.h"
 #include "lazy/exec/kernels.h"
 #include "lazy/graph/print.h"
 #include "lazy/session/replay.h"
@@ -24,10 +25,14 @@ std::string kernels_problem() { return exec::kernels_problem(); }
 
 bool stop_fusing() { return fuses.exchange(false); }
 
-std::shared_ptr<plan::Plan> build(graph::Graph graph, const base::Hash128& key,
-                                  std::vector<bool> alive, const plan::Observer& observer) {
-  const bool fuse = fuses && base::env::fuses();
-  return plan::build(std::move(graph), key, std::move(alive), fuse, observer, exec::for_gpus());
+std::shared_ptr<plan::Plan> make_plan(graph::Graph graph, const base::Hash128& key,
+                                      std::vector<bool> alive, const plan::Options& wish,
+                                      const plan::Observer& observer) {
+  plan::Options options = wish;
+  options.fuse = wish.fuse && fuses && base::env::fuses();
+  options.on_gpu = exec::for_gpus();
+  options.alike = runtime::chooses_alike();
+  return plan::build(std::move(graph), key, std::move(alive), options, observer);
 }
 
 bool covers(const std::vector<bool>& outputs, const std::vector<bool>& alive) {

@@ -31,10 +31,11 @@ struct Replay {
   std::function<void()> done;
 };
 
-// A plan as this process runs them: with kernels or without, a GPU's or the host's.
-std::shared_ptr<plan::Plan> build(graph::Graph graph, const base::Hash128& key,
-                                  std::vector<bool> alive,
-                                  const plan::Observer& observer = nullptr);
+// A plan as this process runs them: with kernels, if they are wished for, or without, a GPU's or
+// the host's.
+std::shared_ptr<plan::Plan> make_plan(graph::Graph graph, const base::Hash128& key,
+                                      std::vector<bool> alive, const plan::Options& wish = {},
+                                      const plan::Observer& observer = nullptr);
 
 // Submits what is pending on `device`, then runs `plan`. Throws what a flush throws.
 void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan, const Replay& replay);

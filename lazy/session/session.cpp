@@ -87,7 +87,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
   if (after_cut) made.why = Why::kRest;
   device.cut = made.why == Why::kChanged && is_cut(work.reason);
   note_new(device, work, std::move(made));
-  work.plan = build(std::move(trace.graph), key, alive, pass_observer());
+  work.plan = make_plan(std::move(trace.graph), key, alive, {}, pass_observer());
   work.first = true;
   dump(*work.plan);
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
@@ -101,15 +101,16 @@ void Session::note_new(Device& device, Work& work, NewPlan made) {
   work.news = std::move(made);
 }
 
-// A buffer that no run so far kept is kept now: the plan is made again, once, and from then on
-// keeps it always.
-Cached Session::widen(Device& device, const Cached& plan, const std::vector<bool>& alive) {
+// The plan is made again: a buffer that no run so far kept is kept now, and from then on always, or
+// what it is made for turned out to be worse than something else.
+Cached Session::renew(Device& device, const Cached& plan, const std::vector<bool>& alive) {
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
   const base::CountedTime time(Counter::PlanUs);
-  count(Counter::PlansWidened);
+  if (!plan->better.has_value()) count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
-  Cached wider = build(plan->graph, plan->key, std::move(outputs), pass_observer());
+  const plan::Options& wish = plan->better.value_or(plan->options);
+  Cached wider = make_plan(plan->graph, plan->key, std::move(outputs), wish, pass_observer());
   const Cached next = plan->next.lock();
   wider->next = next == plan ? wider : next;  // a loop of one plan stays one
   if (Cached* cached =
@@ -327,8 +328,10 @@ Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place
     find_or_build(device, work, alive);
     if (!covers(work.plan->outputs, alive)) {
       NewPlan made = explain_kept(*work.plan, alive);
-      work.plan = widen(device, work.plan, alive);
+      work.plan = renew(device, work.plan, alive);
       if (!work.news.has_value()) note_new(device, work, std::move(made));
+    } else if (work.plan->better.has_value()) {
+      work.plan = renew(device, work.plan, alive);
     }
     if (look != nullptr) {
       if (Cached other = look(work.trace, work.plan, alive)) work.plan = std::move(other);

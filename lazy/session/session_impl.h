@@ -86,7 +86,7 @@ class Session {
   };
   // Sets the plan of the work, and whether it is a new one.
   void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
-  Cached widen(Device& device, const Cached& plan, const std::vector<bool>& alive);
+  Cached renew(Device& device, const Cached& plan, const std::vector<bool>& alive);
   void note_new(Device& device, Work& work, NewPlan made);
   static void count_captures(Device& device);
   // `tells`: who asked for the run hears of its errors.

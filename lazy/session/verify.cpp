@@ -49,10 +49,11 @@ std::vector<Given> copies_of(const std::vector<Given>& given, const plan::Plan& 
 void keep_all(const plan::Plan& plan, c10::DeviceIndex device, const std::vector<Given>& given,
               std::span<const int64_t> values, exec::Verified* verified) {
   std::vector<bool> alive;
+  alive.reserve(plan.graph.buffers.size());
   for (const graph::Buffer& buffer : plan.graph.buffers) {
     alive.push_back(buffer.kind == graph::BufferKind::kFresh);
   }
-  const auto wider = build(plan.graph, plan.key, std::move(alive), nullptr);
+  const auto wider = make_plan(plan.graph, plan.key, std::move(alive), plan.options);
   const exec::Outcome outcome =
       exec::verify(*wider, device, copies_of(given, plan, device), values, verified);
   if (outcome.error != nullptr) std::rethrow_exception(outcome.error);

@@ -51,7 +51,7 @@ struct Chain {
   }
 
   std::shared_ptr<plan::Plan> build(bool fuse, const plan::Observer& observer = nullptr) const {
-    return plan::build(b.graph, {}, alive(b.graph, {y}), fuse, observer);
+    return plan::build(b.graph, {}, alive(b.graph, {y}), {.fuse = fuse}, observer);
   }
 
  private:
@@ -156,7 +156,7 @@ TEST(Describe, TheArenaIsHeldThroughoutAndItsBuffersHaveOffsets) {
     b.call("relu", {{from, 16}}, {{to, 16}});
     b.last_op().out_handle = &kKernel;
   }
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {y}), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {y}), {.fuse = false});
   const Description made = plan::describe(*plan, plan->unfused);
   EXPECT_STREQ(made.buffers[a].place, "arena");
   EXPECT_EQ(made.buffers[a].first, 0U);
@@ -184,7 +184,7 @@ TEST(Describe, APlanThatIsEmptyIsDescribed) {
   GraphBuilder b;
   const uint32_t x = b.input();
   b.call("relu", {{x}}, {{b.fresh()}});
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {}), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {}), {.fuse = false});
   const Description made = plan::describe(*plan, plan->unfused);
   EXPECT_EQ(made.recorded, 1U);
   EXPECT_TRUE(made.nodes.empty());

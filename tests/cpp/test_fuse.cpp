@@ -163,6 +163,26 @@ TEST(Batch, IndependentLaunchesOfOneKernelAreOneStep) {
   EXPECT_EQ(batches[0].nodes, (std::vector<uint32_t>{0, 1, 2, 3}));
 }
 
+// Gradients that the same step made and scales. A launch that makes new memory of that size stays
+// where it is, since the memory would be held from an earlier step on.
+TEST(Batch, LaunchesThatWriteOverWhatIsThereAreOneStepWhateverTheirSize) {
+  constexpr int64_t kLarge = 1 << 20;
+  Program over;
+  std::vector<uint32_t> gradients;
+  for (int i = 0; i < 3; ++i) gradients.push_back(over.opaque(over.input(), kLarge));
+  for (const uint32_t gradient : gradients) over.scale_in_place(gradient, over.input(), kLarge);
+  const auto joined = passes::batch(over.graph, passes::fuse(over.graph),
+                                    std::vector<bool>(over.graph.buffers.size(), true));
+  ASSERT_EQ(joined.size(), 4U);
+  EXPECT_EQ(joined.back().launches.size(), 3U);
+
+  Program anew;
+  for (int i = 0; i < 3; ++i) anew.product(anew.input(), anew.input(), kLarge);
+  const auto apart = passes::batch(anew.graph, passes::fuse(anew.graph),
+                                   std::vector<bool>(anew.graph.buffers.size(), true));
+  EXPECT_EQ(apart.size(), 3U);
+}
+
 // As ACC_DUMP=passes tells it.
 TEST(Batch, IsToldAsKernelsWithTheirLaunches) {
   Program p;
@@ -176,7 +196,7 @@ TEST(Batch, IsToldAsKernelsWithTheirLaunches) {
     if (pass == std::string("batch")) told = text;
   };
   const size_t buffers = p.graph.buffers.size();
-  plan::build(std::move(p.graph), {}, std::vector<bool>(buffers, true), true, observe, false);
+  plan::build(std::move(p.graph), {}, std::vector<bool>(buffers, true), {}, observe);
   EXPECT_EQ(told,
             "kernel 0, 3 launches {\n"
             "  aten::mul_.Tensor(%0:f32[4], %1:f32[4])\n"

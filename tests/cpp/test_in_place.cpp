@@ -21,7 +21,7 @@ std::shared_ptr<plan::Plan> build(const GraphBuilder& b, std::initializer_list<u
                                   bool fuse = false) {
   std::vector<bool> alive(b.graph.buffers.size());
   for (const uint32_t buffer : outputs) alive[buffer] = true;
-  return plan::build(b.graph, {}, std::move(alive), fuse);
+  return plan::build(b.graph, {}, std::move(alive), {.fuse = fuse});
 }
 
 // y = tanh(convolution(x)), where the second is made in place of the first if it may.

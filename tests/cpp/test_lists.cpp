@@ -59,9 +59,9 @@ struct Lists {
     graph.words.push_back(graph::make_tag(graph::Tag::kList, 0, 0, buffers.size()));
     for (const uint32_t buffer : buffers) one(buffer, elements);
   }
-  void one(uint32_t buffer, int64_t elements = kElements) {
+  void one(uint32_t buffer, int64_t elements = kElements, int64_t offset = 0) {
     for (const int64_t word : {graph::make_tag(graph::Tag::kTensor, kFloat, 0, 1),
-                               static_cast<int64_t>(buffer), int64_t{0}, elements, int64_t{1}}) {
+                               static_cast<int64_t>(buffer), offset, elements, int64_t{1}}) {
       graph.words.push_back(word);
     }
   }
@@ -145,6 +145,33 @@ TEST(Lists, ACallThatWritesOneTensorTwiceStaysWhole) {
   const auto y = b.buffers(1);
   b.add_to({y[0], y[0]}, x);
   EXPECT_EQ(b.lowered(), (std::vector<std::string>{"_foreach_add_([%2, %2], [%0, %1])"}));
+}
+
+// One buffer, in which all gradients are views.
+TEST(Lists, ViewsOfOneBufferThatDoNotMeetRunItemByItem) {
+  for (const int64_t step : {kElements, kElements - 1}) {
+    Lists b;
+    const auto x = b.buffers(2);
+    const auto y = b.buffers(1);
+    b.graph.buffers[y[0]].nbytes = 8 * kElements;
+    b.graph.buffers[y[0]].written = true;
+    for (int call = 0; call < 2; ++call) {
+      b.begin(b.add_list);
+      b.graph.words.push_back(graph::make_tag(graph::Tag::kList, 0, 0, 2));
+      b.one(y[0], kElements, 0);
+      b.one(y[0], kElements, step);
+      b.list(x);
+      b.results();
+      b.end();
+    }
+    if (step == kElements) {
+      EXPECT_EQ(b.lowered(),
+                (std::vector<std::string>{"add_(%2, %0, 1)", "add_(%2, %0, 1)",
+                                          "add_(%2+100, %1, 1)", "add_(%2+100, %1, 1)"}));
+    } else {
+      EXPECT_EQ(b.lowered().size(), 2U);
+    }
+  }
 }
 
 TEST(Lists, AnotherCallBetweenThemSeparates) {

@@ -30,7 +30,7 @@ Ordered build(const GraphBuilder& b, const std::vector<uint32_t>& outputs, const
   passes::skip(skip);
   std::vector<bool> alive(b.graph.buffers.size());
   for (const uint32_t buffer : outputs) alive[buffer] = true;
-  const auto plan = plan::build(b.graph, {}, std::move(alive), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, std::move(alive), {.fuse = false});
   passes::skip("");
   Ordered made{{},
                plan::describe(*plan, plan->unfused).peak_bytes,

@@ -108,7 +108,7 @@ TEST(Build, ResultsOfOperatorsWithoutAnOutKernelAreAdoptedAndReleasedAfterTheirL
   const uint32_t z = b.fresh();
   b.call("convolution", {{x}}, {{y}});
   b.call("batch_norm", {{y}}, {{z}});
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), {.fuse = false});
   EXPECT_EQ(plan->unfused.places[y], Place::kAdopted);
   EXPECT_EQ(plan->unfused.steps[0].release, (std::vector<uint32_t>{x}));
   EXPECT_EQ(plan->unfused.steps[1].release, (std::vector<uint32_t>{y}));
@@ -124,7 +124,7 @@ TEST(Build, IntermediatesWithAnOutKernelLiveInTheArenaAndOutputsOnTheirOwn) {
   b.last_op().out_handle = &kKernel;
   b.call("tanh", {{y, 16}}, {{z, 16}});
   b.last_op().out_handle = &kKernel;
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), {.fuse = false});
   EXPECT_EQ(plan->unfused.places[y], Place::kArena);
   EXPECT_EQ(plan->unfused.places[z], Place::kAllocated);
   EXPECT_EQ(plan->unfused.steps[1].allocate, (std::vector<uint32_t>{z}));
@@ -142,7 +142,7 @@ TEST(Build, ALargeIntermediateHasABlockOfItsOwnUntilItsLastUse) {
   b.last_op().out_handle = &kKernel;
   b.call("sum", {{y, kElements}}, {{z}});
   b.last_op().out_handle = &kKernel;
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {z}), {.fuse = false});
   EXPECT_EQ(plan->unfused.places[y], Place::kAllocated);
   EXPECT_EQ(plan->unfused.steps[0].allocate, (std::vector<uint32_t>{y}));
   EXPECT_EQ(plan->unfused.steps[1].release, (std::vector<uint32_t>{y}));
@@ -154,7 +154,7 @@ TEST(Build, ABufferThatNoRemainingStepTouchesIsNowhere) {
   const uint32_t x = b.input();
   const uint32_t y = b.fresh();
   b.call("relu", {{x}}, {{y}});
-  const auto plan = plan::build(b.graph, {}, alive(b.graph, {}), /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, alive(b.graph, {}), {.fuse = false});
   EXPECT_TRUE(plan->unfused.steps.empty());
   EXPECT_EQ(plan->unfused.places[y], Place::kNowhere);
 }
@@ -184,7 +184,7 @@ TEST(Build, NoStepOverwritesWhatALaterStepReads) {
     }
     std::vector<bool> live(b.graph.buffers.size());
     for (size_t i = 1; i < live.size(); ++i) live[i] = random() % 5 == 0;
-    const auto plan = plan::build(b.graph, {}, live, /*fuse=*/false);
+    const auto plan = plan::build(b.graph, {}, live, {.fuse = false});
     std::vector<int64_t> owner(plan->unfused.arena_bytes, -1);
     for (const plan::Step& step : plan->unfused.steps) {
       const auto uses = graph::uses(plan->program, plan->program.nodes[step.nodes[0]]);

@@ -117,7 +117,7 @@ TEST(Trial, TakenApartAStepIsItsNodes) {
   const uint32_t z = b.fresh(64);
   b.call("relu", {{x, 16}}, {{y, 16}});
   b.call("tanh", {{y, 16}}, {{z, 16}});
-  const auto plan = plan::build(b.graph, {}, {false, false, true}, /*fuse=*/false);
+  const auto plan = plan::build(b.graph, {}, {false, false, true}, {.fuse = false});
   plan->fused.steps = {kernel({0, 1})};
   plan->fused.steps[0].launches = {{{{x, 0, false}, {z, 0, true}}, {16, 1, 1}, {}, 16}};
   plan::take_apart(*plan, {false});

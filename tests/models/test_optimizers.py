@@ -185,6 +185,33 @@ def test_clipping_by_the_norm_is_part_of_the_update(acc_only, form):
 
 
 @pytest.mark.parametrize("form", ["foreach", "single"])
+@pytest.mark.parametrize("bucket", [False, True])
+def test_the_update_of_a_whole_step_is_one_kernel(acc_only, form, bucket):
+    """Of gradients that the step itself makes, large ones, and of views of one buffer (DDP's)."""
+    width, layers = 160, 4
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+    model.to(helpers.DEVICE)
+    parameters = list(model.parameters())
+    optimizer = create("AdamW", form, parameters)
+    if bucket:
+        buffer = torch.zeros(sum(p.numel() for p in parameters), device=helpers.DEVICE)
+        for p, part in zip(parameters, buffer.split([p.numel() for p in parameters]), strict=True):
+            p.grad = part.view(p.shape)
+    x = helpers.drawn(8, width, device="cpu").to(helpers.DEVICE)
+    for _ in range(SETTLED):
+        optimizer.zero_grad(set_to_none=not bucket)
+        model(x).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+        optimizer.step()
+        helpers.flush()
+    plan = helpers.extension().plan_data(torch.acc.current_device())
+    steps = [[plan["nodes"][i]["op"] for i in step["nodes"]] for step in plan["steps"]]
+    (update,) = [i for i, nodes in enumerate(steps) if "aten::addcdiv_" in nodes]
+    assert steps[update].count("aten::addcdiv_") == len(parameters)
+    assert plan["steps"][update]["kernel"] is not None
+
+
+@pytest.mark.parametrize("form", ["foreach", "single"])
 def test_there_is_a_kernel_for_each_type(acc_only, form):
     types = (torch.float32, torch.float64)
     parameters = [p for dtype in types for p in parameters_of(SHAPES, dtype)]

@@ -317,6 +317,96 @@ def test_learning_rates_on_the_cpu() -> None:
         step(x, y)
 
 
+class Scaled(nn.Module):
+    """Has settings of both kinds, those of PyTorch's layers and its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.factor = 2.0
+        self.calls = 0
+        self.epoch = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.drop(self.norm(x)) * self.factor
+
+
+SETTINGS = [
+    (lambda m: m.drop, "p", 0.5, 0.25, r"'p' of a Dropout is 0.25 and was 0.5"),
+    (lambda m: m.norm, "momentum", 0.1, None, r"'momentum' of a BatchNorm1d is None and was 0.1"),
+    (lambda m: m, "factor", 2.0, 3.0, r"'factor' of a Scaled is 3.0 and was 2.0"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "was", "value", "text"), SETTINGS)
+def test_settings_of_modules_that_change(owner, name, was, value, text) -> None:
+    model = Scaled().to(ACC)
+    x, _ = batch()
+    step = captured(lambda x: model(x).sum(), x)
+    setattr(owner(model), name, value)
+    with pytest.raises(RuntimeError, match=text):
+        step(x)
+    setattr(owner(model), name, was)
+    step(x)
+
+
+def test_settings_of_modules_that_change_all_the_time() -> None:
+    """Two calls with different ones computed the same."""
+    model = Scaled().to(ACC)
+    x, _ = batch()
+    step = torchacc.capture(lambda x: model(x).sum())
+    for _ in range(6):
+        step(x)
+        model.epoch += 1
+    assert (step.replays, model.calls) == (3, 3)
+
+
+SCALE = 2.0
+
+
+def test_variables_that_change() -> None:
+    """Global ones, those around the function, and attributes of the object whose method it is."""
+    offset, steps = 1.0, 0
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        return x * SCALE + offset
+
+    class Holder:
+        bias = 1.0
+
+        def __init__(self) -> None:
+            self.scale = 2.0
+            self.unread = 0
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale + self.bias
+
+    global SCALE
+    x, _ = batch()
+    step = captured(torch.no_grad()(fn), x)
+    offset = 2.0
+    with pytest.raises(RuntimeError, match=r"the variable 'offset' of the function is 2.0 and was"):
+        step(x)
+    offset, SCALE = 1.0, 3.0
+    try:
+        with pytest.raises(RuntimeError, match=r"the variable 'SCALE' of the function is 3.0"):
+            step(x)
+    finally:
+        SCALE = 2.0
+    assert step(x).equal(x * 2 + 1) and steps == 3
+    holder = Holder()
+    step = captured(holder.step, x)
+    holder.unread = 1
+    assert step(x).equal(x * 2 + 1)
+    holder.scale = 3.0
+    with pytest.raises(RuntimeError, match=r"the variable 'scale' of the function is 3.0"):
+        step(x)
+
+
 def test_layers_and_optimizers_that_are_replaced() -> None:
     trained = Trained(make_mlp(), sgd)
     x, y = batch()

@@ -3,8 +3,10 @@ less memory."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import helpers
+from tests.python.test_trial import SLOW_KERNELS
 
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
@@ -66,15 +69,15 @@ def all_passes() -> Iterator[None]:
 
 
 def trained(
-    activation: Activation, skip: str, autocast: bool = False
+    activation: Activation, skip: str, autocast: bool = False, steps: int = 5
 ) -> tuple[list[Tensor], int, int]:
-    """Loss and gradients of the last of five steps, its launches of kernels, its peak in bytes
+    """Loss and gradients of the last step, its launches of kernels, its peak in bytes
     above what was there before."""
     helpers.extension().skip_passes(skip)
     torch.manual_seed(0)
     net = Net(activation).to(helpers.DEVICE)
     x = helpers.drawn(ROWS, WIDTH, device=helpers.DEVICE)
-    for _ in range(5):
+    for _ in range(steps):
         net.zero_grad()
         helpers.synchronize()
         torch.acc.reset_peak_memory_stats()
@@ -130,3 +133,54 @@ def test_a_value_that_the_user_keeps_is_not_made_twice():
         kept.clear()
         peaks.append(trained(activation, skip)[2])
     assert peaks[0] == peaks[1]
+
+
+# The nodes of a plan with and without passes that pay with kernels only, after so many steps.
+NODES = """
+import json
+from torch.nn import functional as F
+from tests import helpers
+from tests.python import test_recompute as recompute
+weight, bias = (torch.ones(recompute.WIDTH, device=DEVICE, requires_grad=True) for _ in range(2))
+def activation(x, gate):
+    return F.layer_norm(recompute.gelu_by_hand(x, gate), (recompute.WIDTH,), weight, bias)
+nodes = []
+for skip in ("", SKIP):
+    launches = recompute.trained(activation, skip, steps=STEPS)[1]
+    nodes.append(len(helpers.extension().plan_data(torch.acc.current_device())["nodes"]))
+print(json.dumps([*nodes, launches]))
+"""
+
+
+def nodes(folder: Path, skip: str, steps: int, compiler: str, **env: str) -> tuple[list[int], str]:
+    """The numbers of nodes, and the last run's launches of kernels; what was said besides."""
+    script = folder / "compiler"
+    script.write_text(compiler)
+    script.chmod(0o755)
+    done = helpers.run_python(
+        NODES.replace("STEPS", str(steps)).replace("SKIP", repr(skip)),
+        ACC_MODE="full",
+        ACC_CXX=str(script),
+        ACC_CACHE_DIR=str(folder / "cache"),
+        **env,
+    )
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_without_kernels_nothing_is_computed_again(tmp_path):
+    """Nor is a backward split: operators run as eager's would."""
+    tmp_path.chmod(0o700)
+    skip = "recompute,split"
+    (mine, plain, launches), _ = nodes(tmp_path, skip, 5, '#!/bin/sh\nexec g++ "$@"\n')
+    assert mine > plain and launches > 0
+    (mine, plain, launches), _ = nodes(tmp_path, skip, 5, "#!/bin/sh\nexit 1\n")
+    assert mine == plain and launches == 0
+
+
+def test_kernels_that_are_slower_are_tried_without_it(tmp_path):
+    """Before they are put aside: their operators would compute the values again, too."""
+    tmp_path.chmod(0o700)
+    slow = SLOW_KERNELS.replace("10000000", "2000000")
+    (mine, plain, launches), told = nodes(tmp_path, "recompute", 50, slow, ACC_DETERMINISTIC="0")
+    assert mine == plain and launches == 0
+    assert told.count("slower as generated kernels") == 2  # once for either program

@@ -89,8 +89,17 @@ def _batch_norm_plain(x: Tensor, *_: Tensor) -> Any:
 
 
 def _batch_norm_backward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
-    return aten.native_batch_norm_backward(
-        x * 2 + 1, x, weight, None, None, mean, var, True, 1e-5, [True] * 3
+    def backward(weight: Tensor | None, mask: list[bool]) -> Any:
+        found = aten.native_batch_norm_backward(
+            x * 2 + 1, x, weight, None, None, mean, var, True, 1e-5, mask
+        )
+        return [t for t, wanted in zip(found, mask, strict=True) if wanted]
+
+    return (
+        *backward(weight, [True] * 3),
+        *backward(weight, [True, False, False]),
+        *backward(None, [True, False, False]),
+        *backward(weight, [False, True, True]),
     )
 
 
@@ -115,6 +124,7 @@ def _batch_norm_evaluated_backward(
         *backward(weight, [True] * 3),
         *backward(weight, [True, False, False]),
         *backward(None, [True, False, False]),
+        *backward(weight, [False, True, True]),
     )
 
 
@@ -499,6 +509,9 @@ def test_sums_over_different_dimensions_are_two_kernels():
     check(lambda x: ((x * 2).sum(0), (x * 2).sum(1)), drawn(20, 50), launches=2)
 
 
+FIXED = drawn(4, 6, 9, 9, seed=7)
+
+
 def trained(program: Program, *inputs: Tensor) -> list[Tensor]:
     leaves = [x.detach().requires_grad_() for x in inputs]
     out = program(*leaves)
@@ -540,6 +553,36 @@ def trained(program: Program, *inputs: Tensor) -> list[Tensor]:
             2,
         ),
         ("instance norm", lambda x: F.instance_norm(x * 2).relu(), ((4, 6, 9, 9),), 1),
+        (
+            "batch norm without weights",
+            lambda x: F.batch_norm(x * 2, None, None, None, None, True).relu(),
+            ((4, 6, 9, 9),),
+            1,
+        ),
+        (
+            "batch norm with frozen weights",
+            lambda x, w, b: (
+                F.batch_norm(x * 2, None, None, w.detach(), b.detach(), True).relu()
+                * w.view(6, 1, 1)
+                + b.view(6, 1, 1)
+            ),
+            ((4, 6, 9, 9), (6,), (6,)),
+            None,
+        ),
+        (
+            "batch norm of an input without a gradient",
+            lambda w, b: F.batch_norm(FIXED.to(w) * 2, None, None, w, b, True).relu(),
+            ((6,), (6,)),
+            1,
+        ),
+        (
+            "the same outside of training",
+            lambda w, b: F.batch_norm(
+                FIXED.to(w) * 2, w.detach() * 0, b.detach().abs() + 1, w, b
+            ).relu(),
+            ((6,), (6,)),
+            None,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -386,10 +386,11 @@ void bind_capture(py::module_& m) {
           "The same for the gradient of a tensor, if it is read; if it is made, what is put in its "
           "place is replaced by it.")
       .def("keep_value",
-           guarded([](PyStep& self, const py::dict& owner, const py::object& key,
+           guarded([](PyStep& self, const py::object& owner, const py::object& key,
                       const std::string& text) { self.guards().keep_value(owner, key, text); }),
            py::arg("owner"), py::arg("key"), py::arg("text"),
-           "The same for what is no tensor: it has to stay equal, a dict or list the very object.")
+           "The same for what is no tensor, in a dict, a variable's cell or an attribute: it has "
+           "to stay equal, a dict or list the very object.")
       .def("keep_object",
            guarded([](PyStep& self, const py::dict& owner, const py::object& key,
                       const std::string& text) { self.guards().keep_object(owner, key, text); }),

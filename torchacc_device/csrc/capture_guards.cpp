@@ -68,15 +68,15 @@ void Guards::keep_tensor(const py::dict& owner, const py::object& key, const std
                    .text = text});
 }
 
-void Guards::keep_value(const py::dict& owner, const py::object& key, const std::string& text) {
-  PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
-  if (value == nullptr) return;
-  kept_.push_back({.owner = owner,
-                   .key = key,
-                   .value = value,
-                   .held = py::reinterpret_borrow<py::object>(value),
-                   .length = length_of(value),
-                   .text = text});
+void Guards::keep_value(const py::object& owner, const py::object& key, const std::string& text) {
+  const bool holds = PyDict_Check(owner.ptr()) || PyCell_Check(owner.ptr());
+  Kept kept{
+      .owner = holds ? owner : py::weakref(owner), .key = key, .value = nullptr, .text = text};
+  kept.value = value_now(kept);
+  if (kept.value == nullptr) return;
+  kept.held = py::reinterpret_borrow<py::object>(kept.value);
+  kept.length = length_of(kept.value);
+  kept_.push_back(std::move(kept));
 }
 
 void Guards::keep_object(const py::dict& owner, const py::object& key, const std::string& text) {
@@ -136,6 +136,7 @@ void Guards::check() const {
 // Null when there is none.
 PyObject* Guards::value_now(const Kept& kept) {
   if (PyDict_Check(kept.owner.ptr())) return PyDict_GetItem(kept.owner.ptr(), kept.key.ptr());
+  if (PyCell_Check(kept.owner.ptr())) return PyCell_GET(kept.owner.ptr());
   PyObject* owner = referent(kept.owner);
   if (owner == nullptr) return nullptr;
   const auto attributes =

@@ -24,8 +24,9 @@ class Guards {
   // gradient, or not, as is said.
   void keep_tensor(const pybind11::dict& owner, const pybind11::object& key,
                    const std::string& text, std::optional<bool> requires_grad);
-  // What is under `key` has to stay equal, a dict or list the very object, a list as long.
-  void keep_value(const pybind11::dict& owner, const pybind11::object& key,
+  // What is under `key` of a dict, an attribute of an object that is not held, or in a cell: has to
+  // stay equal, a dict or list the very object, a list as long.
+  void keep_value(const pybind11::object& owner, const pybind11::object& key,
                   const std::string& text);
   // What is under `key` has to stay the very object. It is not held.
   void keep_object(const pybind11::dict& owner, const pybind11::object& key,
@@ -47,7 +48,8 @@ class Guards {
 
  private:
   struct Kept {
-    pybind11::object owner;  // a dict, or a weak reference to what has it as its __dict__
+    // A dict, a weak reference to what has it as its __dict__, or a cell of a variable.
+    pybind11::object owner;
     pybind11::object key;
     PyObject* value;  // known by its address; the dict keeps it, or has lost it
     const c10::StorageImpl* storage = nullptr;  // of a tensor
