@@ -370,7 +370,11 @@ class CapturedStep:
         modules, with_gradient = [], []
         names: dict[int, str] = {}
         used: set[int] = set(self._called.keys())
-        for found in _C.living([nn.Module, torch.optim.Optimizer, torch.Tensor]):
+        known = reached([self._fn, *self._called.values()])
+        living = _C.living([nn.Module, torch.optim.Optimizer, torch.Tensor])
+        # The collector does not tell of those that gc.freeze() was called for.
+        living += [*known.modules, *known.optimizers, *known.tensors]
+        for found in {id(each): each for each in living}.values():
             kind = type(found)
             if issubclass(kind, nn.Module):
                 modules.append(found)
@@ -387,7 +391,6 @@ class CapturedStep:
         for tensor in with_gradient:
             text = names.get(id(tensor), "a tensor")
             self._step.keep_gradient(tensor, f"the gradient of {text}")
-        known = reached([self._fn, *self._called.values()])
         if self._step.some_stayed:
             for tensor in known.tensors:
                 text = names.get(id(tensor), "a tensor that the function knows")

@@ -18,20 +18,21 @@ from tests.models import zoo
 
 MODELS: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
-# One of each family, the quickest: what `make test` runs. Those of Inception, MaxViT, Swin and VGG
-# take too long for that. The longest come first, so that processes share them evenly.
+# One of each family, the quickest, and two of RegNet: what `make test` runs. Those of Inception,
+# MaxViT, Swin, VGG and AlexNet, whose 57 million parameters are few operators, take too long for
+# that. The longest come first, so that processes share them evenly.
 FEW: tuple[str, ...] = (
     "densenet121",
     "vit_b_32",
     "resnet18",
     "googlenet",
-    "alexnet",
     "convnext_tiny",
     "efficientnet_b0",
     "mobilenet_v3_small",
     "shufflenet_v2_x0_5",
     "mnasnet1_0",
     "regnet_y_400mf",
+    "regnet_x_400mf",
     "squeezenet1_1",
 )
 
@@ -40,10 +41,14 @@ FEW: tuple[str, ...] = (
 SIZES = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 
 # How many of equal blocks are kept, where all four copies with their gradients would need more
-# than 16 GB: the path of the blocks in the model, and the number. In `make test` ViT-B too, which
-# else takes 11 GB and most of a minute there.
+# than 16 GB: the path of the blocks in the model, and the number. In `make test` ViT-B and ConvNeXt
+# too, of which the former else takes 11 GB, and each most of a minute.
 KEPT_BLOCKS = {
-    **({} if helpers.FULL else {"vit_b_32": ("encoder.layers", 4)}),
+    **(
+        {}
+        if helpers.FULL
+        else {"vit_b_32": ("encoder.layers", 4), "convnext_tiny": ("features.5", 3)}
+    ),
     "convnext_large": ("features.5", 9),
     "regnet_y_128gf": ("trunk_output.block3", 2),
     "vit_h_14": ("encoder.layers", 6),

@@ -3,9 +3,8 @@
 from torch.testing._internal import common_utils
 from torch.testing._internal.opinfo import core
 
-# Whoever draws samples is asked twice, by way of the sources of all that is on the stack, in which
-# unittest it runs: in none here, which takes milliseconds to find out, and below pytest half of them
-# a second.
+# Whoever draws a sample looks twice for the unittest that it runs in, in the sources of all that is
+# on the stack. Here is none, and to find that out took half of the time of these tests.
 for _module in (common_utils, core):
     assert hasattr(_module, "extract_test_fn")
     _module.extract_test_fn = lambda: None

@@ -461,6 +461,18 @@ def test_models_and_optimizers_that_are_gone() -> None:
         step(x, y)
 
 
+def test_what_the_collector_does_not_tell_of() -> None:
+    """gc.freeze() takes objects from its lists, as programs do that fork."""
+    trained = Trained(make_mlp(), sgd)
+    x, y = batch()
+    gc.collect()
+    gc.freeze()
+    step = captured(trained.step, x, y)
+    trained.optimizer.param_groups[0]["lr"] = 0.75
+    with pytest.raises(RuntimeError, match=r"'lr' of SGD is 0.75"):
+        step(x, y)
+
+
 def test_objects_that_cannot_be_referred_to_weakly() -> None:
     """What they have is noticed when it goes."""
 

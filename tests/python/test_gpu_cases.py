@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from benchmarks import gpu_probe, load, measure, models, programs, run, worker
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import CASES, Case, build
 from benchmarks.measure import Settings
 from tests import helpers
 from tests.fake_workers import Fakes
@@ -46,14 +48,20 @@ def test_losses_are_read_now_and_then_on_a_gpu():
     assert read == [4, 6]
 
 
-# Of each kind of program one, with ACC_TEST_FULL=1.
-@pytest.mark.parametrize("name", ["seed_amp", *(["gpt2"] if helpers.FULL else [])])
-def test_a_case_for_gpus_runs_small_on_a_host(acc_only, name):
+# Of each kind of program one; with ACC_TEST_FULL=1 as the benchmark runs them.
+def test_a_case_for_gpus_runs_small_on_a_host(acc_only, one_thread):
+    settings = Settings("host", ("eager", "acc"), (0,), alternations=1, window_s=0.02)
+    assert measure.worker_spec("seed_amp", "acc", "plain", settings)["small"]
+    program = build("seed_amp", helpers.DEVICE, "plain", small=True)
+    assert all(math.isfinite(program.step(index)) for index in range(3))
+
+
+@pytest.mark.skipif(not helpers.FULL, reason="with ACC_TEST_FULL=1")
+@pytest.mark.parametrize("name", ["seed_amp", "gpt2"])
+def test_a_case_for_gpus_is_measured_on_a_host(acc_only, name):
     cores = (load.choose_cores(1)[0],)
     settings = Settings("host", ("eager", "acc"), cores, alternations=1, window_s=0.02)
-    assert measure.worker_spec(name, "acc", "plain", settings)["small"]
-    result = measure.measure_case(CASES[name], settings)
-    assert result.failures == []
+    assert measure.measure_case(CASES[name], settings).failures == []
 
 
 def test_the_networks_are_those_that_the_figures_are_of():
