@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from torchacc.device import device_type
 from torchacc.reach import Reached, own_variables, reached
 from torchacc.utils.utils import apply_to_tensors
-from torchacc_device import _C, _boundary
+from torchacc_device import _C, _boundary, _patches
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
 _ARGUMENT, _TENSOR, _VALUE = range(3)
@@ -64,10 +64,11 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       parameters, the settings and parameter groups of optimizers, train() or eval() of modules, and
       the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
       is a reason to capture again.
-    * So have numbers, texts, None and tuples of these that are attributes of the modules which `fn`
-      calls (the probability of a dropout, the momentum of a batch norm) or variables that `fn`
-      itself reads. One that changed between the last two recorded calls, as a counter does, may go
-      on changing: these calls computed the same.
+    * So have numbers, texts, None and tuples of these that `fn`, or `forward` of a module that it
+      calls, itself reads from an attribute of its object (the probability of a dropout, the
+      momentum of a batch norm), a global or a variable around it. But not what `fn` sets itself,
+      nor what changed between the last two recorded calls, as a counter does: these computed the
+      same. What is set on a class, or read by other functions, is not noticed.
     * So have the settings of PyTorch that change what operators compute, such as deterministic
       algorithms, flushing of denormals, the number of threads of the thread that calls, or the
       default dtype.
@@ -188,13 +189,15 @@ class CapturedStep:
         args, kwargs = tree_unflatten(moved, self._structure)
         last = self.recorded + 1 >= self._warmup
         if last:
+            # The collector does not tell of those that gc.freeze() was called for.
+            known = [t for t in reached([self._fn]).tensors if isinstance(t, nn.Parameter)]
             self._wanted_gradients = {
-                id(found): found.requires_grad for found in _C.living([nn.Parameter])
+                id(found): found.requires_grad for found in [*_C.living([nn.Parameter]), *known]
             }
         self._step.begin(moved)
         noting = self._note_modules()
         try:
-            with _boundary.held():
+            with _boundary.held(), _patches.attributes_written() as written:
                 returned = self._fn(*args, **kwargs)
             results, tensors = self._look_at_results(returned, moved)
         except BaseException:
@@ -213,7 +216,7 @@ class CapturedStep:
             self._check_not_written(leaves, moved)
             if not last:
                 self._earlier = {
-                    (id(owner), key): value for owner, key, value, _ in self._settings()
+                    (id(owner), key): value for owner, key, value, _ in self._settings(written)
                 }
                 return self._rebuilt(leaves, tensors)
             _compare(before, results)
@@ -227,7 +230,7 @@ class CapturedStep:
         del tensors
         try:
             tensors = self._step.take_results()
-            self._watch()
+            self._watch(written)
         except BaseException as error:
             self._error = f"[torchacc.capture] the step cannot be guarded: {error}"
             self._step = _C.CapturedStep((), [])
@@ -365,14 +368,16 @@ class CapturedStep:
 
         return register_module_forward_pre_hook(note)
 
-    def _watch(self) -> None:
-        """Tells the step which objects have to stay, and whose writes autograd has to notice."""
+    def _watch(self, written: set[tuple[int, str]]) -> None:
+        """Tells the step which objects have to stay, and whose writes autograd has to notice.
+
+        `written`: attributes of modules that the call set itself, by id of the module and name.
+        """
         modules, with_gradient = [], []
         names: dict[int, str] = {}
         used: set[int] = set(self._called.keys())
         known = reached([self._fn, *self._called.values()])
         living = _C.living([nn.Module, torch.optim.Optimizer, torch.Tensor])
-        # The collector does not tell of those that gc.freeze() was called for.
         living += [*known.modules, *known.optimizers, *known.tensors]
         for found in {id(each): each for each in living}.values():
             kind = type(found)
@@ -401,25 +406,26 @@ class CapturedStep:
             self._keep_mode(module, kept)
         for module in modules:
             self._keep_modes(module, kept)
-        for owner, key, value, text in self._settings():
+        for owner, key, value, text in self._settings(written):
             before = self._earlier.get((id(owner), key), _MISSING)
             if type(before) is type(value) and before == value:
                 self._step.keep_value(owner, key, text)
 
-    def _settings(self) -> Iterator[tuple[object, str, Any, str]]:
+    def _settings(self, written: set[tuple[int, str]]) -> Iterator[tuple[object, str, Any, str]]:
         """Plain values that the last recorded call could read: owner, name, value, description.
 
-        They are attributes of the modules that it called, and variables that the function reads.
+        They are variables of the function and of the forward of modules that it called, but for
+        what the call set itself.
         """
-        for module in self._called.values():
-            attributes = module.__dict__
-            name = type(module).__name__
-            for key, value in attributes.items():
-                if key != "training" and _is_plain(value):
-                    yield attributes, key, value, f"'{key}' of a {name}"
         for owner, key, value in own_variables(self._fn):
-            if _is_plain(value):
+            if _is_plain(value) and (id(owner), key) not in written:
                 yield owner, key, value, f"the variable '{key}' of the function"
+        for module in list(self._called.values()):
+            name = type(module).__name__
+            for owner, key, value in own_variables(module.forward):
+                if key == "training" or not _is_plain(value) or (id(owner), key) in written:
+                    continue
+                yield owner, key, value, f"'{key}' of a {name}"
 
     def _keep_objects(self, known: Reached, used: set[int]) -> None:
         """The modules and optimizers that the function knows and uses, and where it finds them.
@@ -520,7 +526,7 @@ class CapturedStep:
         value = group[key]
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             self._step.keep(group, key, text)
-        elif isinstance(value, (int, float, str, tuple, list, torch.Tensor)) or value is None:
+        elif isinstance(value, (int, float, str, tuple, torch.Tensor)) or value is None:
             self._step.keep_value(group, key, text)
             # What a scheduler writes into a tensor on the CPU, a replay would not see either.
             for each in value if isinstance(value, tuple) else (value,):

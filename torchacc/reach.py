@@ -65,11 +65,11 @@ def reached(roots: Iterable[object]) -> Reached:
 
 
 def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
-    """The variables that a function itself reads: where each is kept, its name and its value.
+    """The variables that a function itself reads and does not set: owner, name and value.
 
-    They are globals (kept in a dict), those of functions around it (in cells), and attributes of
-    the object whose method it is. Of a partial and of a decorated function (`functools.wraps`),
-    those of the function within; none of another callable.
+    They are globals (the owner is their dict), those of functions around it (a cell), and
+    attributes of the object whose method it is. Of a partial and of a decorated function
+    (`functools.wraps`), those of the function within; none of another callable.
     """
     owner = None
     while True:
@@ -83,30 +83,58 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
             break
     if type(fn) is not FunctionType:
         return
+    names = _Names(fn.__code__)
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
-            yield cell, name, cell.cell_contents
+            if name not in names.set:
+                yield cell, name, cell.cell_contents
         except ValueError:  # it is not set
             pass
-    for name in _loaded(fn.__code__, "LOAD_GLOBAL"):
-        if name in fn.__globals__:
+    for name in names.globals:
+        if name in fn.__globals__ and name not in names.set:
             yield fn.__globals__, name, fn.__globals__[name]
     if type(owner).__weakrefoffset__ != 0:
         attributes = _attributes(owner)
-        for name in _loaded(fn.__code__, "LOAD_ATTR"):
-            if name in attributes:
+        for name in names.attributes:
+            if name in attributes and name not in names.set_attributes:
                 yield owner, name, attributes[name]
 
 
-def _loaded(code: CodeType, instruction: str) -> dict[str, None]:
-    """The names that an instruction has, in what is defined within as well, each once."""
-    found = dict.fromkeys(
-        each.argval for each in dis.get_instructions(code) if each.opname == instruction
-    )
-    for constant in code.co_consts:
-        if type(constant) is CodeType:
-            found |= _loaded(constant, instruction)
-    return found
+class _Names:
+    """The names that a function has: of variables, and of attributes of its first argument."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.globals: dict[str, None] = {}
+        self.set: set[str] = set()
+        self.attributes: dict[str, None] = {}
+        self.set_attributes: set[str] = set()
+        self._first = code.co_varnames[0] if code.co_argcount > 0 else None
+        self._add(code)
+
+    def _add(self, code: CodeType) -> None:
+        before = None
+        for each in dis.get_instructions(code):
+            kind, name = each.opname, each.argval
+            if kind == "EXTENDED_ARG":
+                continue
+            if kind == "LOAD_GLOBAL":
+                self.globals[name] = None
+            elif kind in ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF"):
+                self.set.add(name)
+            elif before is not None and self._is_first(before):
+                if kind == "LOAD_ATTR":
+                    self.attributes[name] = None
+                elif kind == "STORE_ATTR":
+                    self.set_attributes.add(name)
+            before = each
+        for constant in code.co_consts:
+            if type(constant) is CodeType:
+                self._add(constant)
+
+    def _is_first(self, each: dis.Instruction) -> bool:
+        """Whether the instruction leaves the first argument on top: some load two variables."""
+        last = each.argval[-1] if type(each.argval) is tuple else each.argval
+        return each.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and last == self._first
 
 
 def _attributes(each: object) -> dict[str, Any]:

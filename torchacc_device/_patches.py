@@ -21,15 +21,18 @@ where tensors are on it (_compile.py).
 `LATER` names what is wrapped only once there is a reason: the environment says how
 DistributedDataParallel is to exchange gradients, or a program imports FlexAttention, which names
 the devices that it takes. `AS_CUDA` names what acts on acc where a program
-says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc then.
+says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc then. Modules tell
+which of their attributes are set only while somebody asks (`attributes_written`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -449,6 +452,40 @@ def _wrapped_builtins() -> list[Any]:
     """What stands for functions that torch.jit.script knows by their identity."""
     found = [getattr(owner, name) for owner, name, _ in _as_cuda_devices.TABLE]
     return [f for f in found if _builtins._find_builtin(getattr(f, "__wrapped__", None))]
+
+
+# Which attributes of modules are set, by id and name: a set for each who wants to know.
+_noted: list[set[tuple[int, str]]] = []
+_noting = threading.Lock()
+
+
+@contextlib.contextmanager
+def attributes_written() -> Iterator[set[tuple[int, str]]]:
+    """Notes which attributes of modules are set meanwhile, by any thread: id and name."""
+    noted: set[tuple[int, str]] = set()
+    with _noting:
+        if not _noted:
+            _apply(NOTED)
+        _noted.append(noted)
+    try:
+        yield noted
+    finally:
+        with _noting:
+            _noted[:] = [each for each in _noted if each is not noted]
+            if not _noted:
+                _undo(NOTED)
+
+
+def _noting_attributes(original: Callable[..., None]) -> Callable[..., None]:
+    def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
+        for noted in list(_noted):
+            noted.add((id(module), name))
+        original(module, name, value)
+
+    return set_attribute
+
+
+NOTED = ((torch.nn.Module, "__setattr__", _noting_attributes),)
 
 
 def undo_as_cuda() -> None:

@@ -164,11 +164,8 @@ void use_what_is_there(plan::Plan& plan) {
   runtime::warn_once(error);
   runtime::warn_once(jit::cache_problem());
   plan::use_kernels(plan, usable);
-  // Passes that pay with kernels only are not for such a process.
-  if (std::ranges::none_of(usable, std::identity()) && !runtime::chooses_alike()) {
-    plan.better = plan.options;
-    plan.better->fuse = false;
-  }
+  // In other processes of the training they may be there.
+  plan.has_no_kernels = std::ranges::none_of(usable, std::identity()) && !runtime::chooses_alike();
   compilation.job.reset();
 }
 
@@ -202,21 +199,10 @@ void put_aside(plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower)
   TORCH_WARN(text);
 }
 
-// Whether one of the steps computes values once more.
-bool compute_again(const plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower) {
-  return std::ranges::any_of(slower, [&](const plan::Trial::Slower& each) {
-    return std::ranges::any_of(plan.fused.steps[each.step].nodes,
-                               [&](uint32_t node) { return plan.program.nodes[node].again; });
-  });
-}
-
 // The compiler is done: from now on the kernels are compared with what they replace.
 void take_kernels(plan::Plan& plan) {
   use_what_is_there(plan);
-  std::vector<bool> again;
-  again.reserve(plan.program.nodes.size());
-  for (const graph::Node& node : plan.program.nodes) again.push_back(node.again);
-  plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps, again);
+  plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps);
 }
 
 // The kernels are chosen: what they replace is not needed any more.
@@ -243,13 +229,7 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.trial == nullptr) return plan.fused;
   if (plan.trial->decided() || !chooses_by_time(plan)) {
     const std::vector<plan::Trial::Slower> slower = plan.trial->slower();
-    if (plan.trial->decided() && compute_again(plan, slower)) {
-      // Their operators would do so, too: the plan is tried anew without.
-      plan.better = plan.options;
-      plan.better->recompute = false;
-    } else if (plan.trial->decided() && !slower.empty()) {
-      put_aside(plan, slower);
-    }
+    if (plan.trial->decided() && !slower.empty()) put_aside(plan, slower);
     settle(plan);
     return plan.fused;
   }

@@ -68,7 +68,7 @@ class Batches {
         stored_(find_stored(graph, clusters_, outputs)),
         first_user_(first_users(graph)),
         alike_(alike),
-        step_of_(graph.nodes.size()),
+        step_of_(graph.nodes.size(), kNobody),
         before_(graph::predecessors(graph)) {}
 
   std::vector<Batch> run() {
@@ -98,7 +98,7 @@ class Batches {
         earliest = std::max(earliest, step_of_[before] + 1);
       }
     }
-    const bool moves = enabled(Pass::kBatch) && may_move(cluster, lowered.launch);
+    const bool moves = enabled(Pass::kBatch) && makes_little(cluster, lowered.launch, &earliest);
     for (uint32_t i = earliest; moves && i < batches_.size(); ++i) {
       Batch& batch = batches_[i];
       if (batch.launches.empty() || !(batch.kernel == lowered.kernel)) continue;
@@ -111,14 +111,19 @@ class Batches {
     append({cluster.nodes, std::move(lowered.kernel), {std::move(lowered.launch)}});
   }
 
-  bool may_move(const Cluster& cluster, const Launch& launch) const {
+  // Whether a launch makes so little new memory that it may move up, as far as what it writes over
+  // is there: `earliest` is the first step that it may join.
+  bool makes_little(const Cluster& cluster, const Launch& launch, uint32_t* earliest) const {
     uint64_t bytes = 0;
     for (const Launch::Operand& operand : launch.operands) {
       const graph::Buffer& buffer = graph_.buffers[operand.buffer];
       if (!operand.stored || buffer.kind != graph::BufferKind::kFresh) continue;
-      // What is written over is there already.
       const uint32_t user = first_user_[buffer.group];
-      if (std::ranges::binary_search(cluster.nodes, user)) bytes += buffer.nbytes;
+      if (std::ranges::binary_search(cluster.nodes, user) || step_of_[user] == kNobody) {
+        bytes += buffer.nbytes;
+      } else {
+        *earliest = std::max(*earliest, step_of_[user]);
+      }
     }
     return bytes <= kMaxMovedBytes;
   }
@@ -133,7 +138,7 @@ class Batches {
   const std::vector<bool> stored_;
   const std::vector<uint32_t> first_user_;  // per storage
   const bool alike_;
-  std::vector<uint32_t> step_of_;                    // per node
+  std::vector<uint32_t> step_of_;                    // per node, kNobody until it has one
   const std::vector<std::vector<uint32_t>> before_;  // per node
   std::vector<Batch> batches_;
 };

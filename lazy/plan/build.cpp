@@ -135,7 +135,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   if (fuse && enabled(Pass::kFuse)) {
     clusters = passes::fuse(plan->program, on_gpu);
     if (observer) observer("fuse", print(plan->program, clusters));
-    if (options.recompute && enabled(Pass::kRecompute)) {
+    if (enabled(Pass::kRecompute)) {
       recompute(*plan, &clusters, on_gpu);
       if (observer) observer("recompute", print(plan->program, clusters));
     }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,8 +63,7 @@ class Trial;
 
 // What a plan is made for.
 struct Options {
-  bool fuse = true;       // look for kernels
-  bool recompute = true;  // where that takes less memory
+  bool fuse = true;  // look for kernels
   // Whether kernels take large reductions in parts (lazy/passes/fuse.h) and products have epilogues
   // (lazy/passes/epilogues.h).
   bool on_gpu = false;
@@ -81,8 +79,9 @@ struct Plan {
   graph::Graph program;
   base::Hash128 key;
   Options options;
-  // What it is to be made for anew before it runs again, if that turned out to be better.
-  std::optional<Options> better;
+  // Whether kernels were looked for and none could be made: before it runs again it is to be made
+  // anew, without what pays with kernels only.
+  bool has_no_kernels = false;
   std::vector<bool> outputs;  // per buffer of the program: kept for the user at the end
   // Buffers of a written group with more than one member: how they overlap is part of the plan.
   std::vector<uint32_t> overlapping;

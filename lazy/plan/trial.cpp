@@ -19,8 +19,7 @@ constexpr double kClearlySeconds = 2e-6;
 
 }  // namespace
 
-Trial::Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused,
-             const std::vector<bool>& again)
+Trial::Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused)
     : pair_of_fused_(fused.size(), kNone), pair_of_unfused_(unfused.size(), kNone) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   std::vector<uint32_t> pair_of_node(unfused.size(), kNone);
@@ -31,8 +30,7 @@ Trial::Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused,
     pairs_.push_back({i, kNever, kNever});
   }
   for (size_t i = 0; i < unfused.size(); ++i) {
-    const uint32_t node = unfused[i].nodes[0];
-    if (again.empty() || !again[node]) pair_of_unfused_[i] = pair_of_node[node];
+    pair_of_unfused_[i] = pair_of_node[unfused[i].nodes[0]];
   }
   decided_ = pairs_.empty();
 }

@@ -27,10 +27,9 @@ class Trial {
     double unfused_seconds;  // of its nodes
   };
 
-  // `unfused` has one step per node; `fused` has the same nodes. Nodes that are `again`
-  // (graph::Node) are not what a kernel replaces: their times do not count.
-  Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused,
-        const std::vector<bool>& again = {});
+  // `unfused` has one step per node; `fused` has the same nodes. Nodes that compute values again
+  // (lazy/passes/recompute.h) count, too: without the kernel they would run.
+  Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused);
 
   bool next_is_fused() const { return fused_runs_ == unfused_runs_; }
   bool decided() const { return decided_; }

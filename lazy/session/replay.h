@@ -37,6 +37,10 @@ std::shared_ptr<plan::Plan> make_plan(graph::Graph graph, const base::Hash128& k
                                       std::vector<bool> alive, const plan::Options& wish = {},
                                       const plan::Observer& observer = nullptr);
 
+// The plan, or one of the same graph that takes its place from now on.
+std::shared_ptr<plan::Plan> renewed(c10::DeviceIndex device,
+                                    const std::shared_ptr<plan::Plan>& plan);
+
 // Submits what is pending on `device`, then runs `plan`. Throws what a flush throws.
 void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan, const Replay& replay);
 

@@ -102,14 +102,15 @@ void Session::note_new(Device& device, Work& work, NewPlan made) {
 }
 
 // The plan is made again: a buffer that no run so far kept is kept now, and from then on always, or
-// what it is made for turned out to be worse than something else.
+// it has no kernels and is to do without.
 Cached Session::renew(Device& device, const Cached& plan, const std::vector<bool>& alive) {
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
   const base::CountedTime time(Counter::PlanUs);
-  if (!plan->better.has_value()) count(Counter::PlansWidened);
+  if (!plan->has_no_kernels) count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
-  const plan::Options& wish = plan->better.value_or(plan->options);
+  plan::Options wish = plan->options;
+  wish.fuse = wish.fuse && !plan->has_no_kernels;
   Cached wider = make_plan(plan->graph, plan->key, std::move(outputs), wish, pass_observer());
   const Cached next = plan->next.lock();
   wider->next = next == plan ? wider : next;  // a loop of one plan stays one
@@ -330,7 +331,7 @@ Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place
       NewPlan made = explain_kept(*work.plan, alive);
       work.plan = renew(device, work.plan, alive);
       if (!work.news.has_value()) note_new(device, work, std::move(made));
-    } else if (work.plan->better.has_value()) {
+    } else if (work.plan->has_no_kernels) {
       work.plan = renew(device, work.plan, alive);
     }
     if (look != nullptr) {
@@ -384,6 +385,12 @@ bool Session::submit_watched(Recorder& recorder, const Look& look) {
   return true;
 }
 
+Cached Session::renewed(Recorder& recorder, const Cached& plan) {
+  const auto lock = recorder.lock();
+  if (!plan->has_no_kernels) return plan;
+  return renew(devices_[static_cast<size_t>(recorder.device())], plan, {});
+}
+
 void Session::replay(Recorder& recorder, const Cached& plan, const Replay& replay) {
   std::unique_ptr<runtime::Marker> oldest;
   std::optional<Submitted> made;
@@ -416,6 +423,12 @@ bool has_ended() { return stopped.load(std::memory_order_relaxed); }
 bool submit_watched(c10::DeviceIndex device, const Look& look) {
   runtime::GilRelease release;
   return Session::get().submit_watched(record::recorder(device), look);
+}
+
+std::shared_ptr<plan::Plan> renewed(c10::DeviceIndex device,
+                                    const std::shared_ptr<plan::Plan>& plan) {
+  runtime::GilRelease release;
+  return Session::get().renewed(record::recorder(device), plan);
 }
 
 void replay(c10::DeviceIndex device, const std::shared_ptr<plan::Plan>& plan,

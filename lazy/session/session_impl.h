@@ -37,6 +37,7 @@ class Session {
                     const MayBegin& may_begin);
   void settle(record::Recorder& recorder);
   bool submit_watched(record::Recorder& recorder, const Look& look);
+  Cached renewed(record::Recorder& recorder, const Cached& plan);
   void replay(record::Recorder& recorder, const Cached& plan, const Replay& replay);
   // Whether work waits for memory and the user was told.
   bool was_told(record::Recorder& recorder) const;

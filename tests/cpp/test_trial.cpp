@@ -54,14 +54,6 @@ TEST(Trial, FastKernelsAreSettledAfterThreeRunsOfEach) {
   EXPECT_TRUE(two.trial.slower().empty());
 }
 
-TEST(Trial, WhatIsComputedAgainIsNotWhatAKernelReplaces) {
-  Two two;
-  two.trial = Trial(two.unfused, two.fused, {false, false, true, false, false});
-  for (int i = 0; !two.trial.decided(); ++i) two.round({5, 1.5, 1}, {1, 5, 1, 1, 1});
-  ASSERT_EQ(two.trial.slower().size(), 1U);
-  EXPECT_EQ(two.trial.slower()[0].step, 1U);
-}
-
 TEST(Trial, AKernelThatIsSlowerThanItsNodesTogetherIsFoundAfterMoreRuns) {
   Two two;
   int rounds = 0;

@@ -327,9 +327,12 @@ class Scaled(nn.Module):
         self.factor = 2.0
         self.calls = 0
         self.epoch = 0
+        self.with_gradients = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
+        self.with_gradients = torch.is_grad_enabled()
+        assert self.epoch >= 0 and self.with_gradients == torch.is_grad_enabled()
         return self.drop(self.norm(x)) * self.factor
 
 
@@ -361,6 +364,28 @@ def test_settings_of_modules_that_change_all_the_time() -> None:
         step(x)
         model.epoch += 1
     assert (step.replays, model.calls) == (3, 3)
+
+
+def test_settings_that_the_step_sets_itself() -> None:
+    """What else calls the model sets them otherwise, an evaluation say."""
+    model = Scaled().to(ACC)
+    x, _ = batch()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        nonlocal last
+        last = last + 1 if last else 1
+        return model(x).sum()
+
+    last = 0
+    step = captured(fn, x)
+    with torch.no_grad():
+        model(x)
+    last = 0
+    assert not model.with_gradients
+    step(x)
+    assert step.replays == 2
+    assert nn.Module.__setattr__.__name__ == "__setattr__"
+    assert not hasattr(nn.Module.__setattr__, "__wrapped__")
 
 
 SCALE = 2.0
@@ -468,8 +493,13 @@ def test_what_the_collector_does_not_tell_of() -> None:
     gc.collect()
     gc.freeze()
     step = captured(trained.step, x, y)
-    trained.optimizer.param_groups[0]["lr"] = 0.75
+    group = trained.optimizer.param_groups[0]
+    rate, group["lr"] = group["lr"], 0.75
     with pytest.raises(RuntimeError, match=r"'lr' of SGD is 0.75"):
+        step(x, y)
+    group["lr"] = rate
+    trained.model[0].weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"requires_grad of parameter 'weight' .* is False"):
         step(x, y)
 
 

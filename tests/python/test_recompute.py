@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import helpers
-from tests.python.test_trial import SLOW_KERNELS
 
 pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 
@@ -175,12 +174,3 @@ def test_without_kernels_nothing_is_computed_again(tmp_path):
     assert mine > plain and launches > 0
     (mine, plain, launches), _ = nodes(tmp_path, skip, 5, "#!/bin/sh\nexit 1\n")
     assert mine == plain and launches == 0
-
-
-def test_kernels_that_are_slower_are_tried_without_it(tmp_path):
-    """Before they are put aside: their operators would compute the values again, too."""
-    tmp_path.chmod(0o700)
-    slow = SLOW_KERNELS.replace("10000000", "2000000")
-    (mine, plain, launches), told = nodes(tmp_path, "recompute", 50, slow, ACC_DETERMINISTIC="0")
-    assert mine == plain and launches == 0
-    assert told.count("slower as generated kernels") == 2  # once for either program
