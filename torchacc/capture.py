@@ -65,10 +65,10 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
       is a reason to capture again.
     * So have numbers, texts, None and tuples of these that `fn`, or `forward` of a module that it
-      calls, itself reads from an attribute of its object (the probability of a dropout, the
-      momentum of a batch norm), a global or a variable around it. But not what `fn` sets itself,
-      nor what changed between the last two recorded calls, as a counter does: these computed the
-      same. What is set on a class, or read by other functions, is not noticed.
+      calls, reads from an attribute of its object (the probability of a dropout, the momentum of a
+      batch norm), a global or a variable around it. But not what `fn` sets itself, nor what changed
+      between the last two recorded calls, as a counter does: these computed the same. What is set
+      on a class, or read by functions that are no methods of the object, is not noticed.
     * So have the settings of PyTorch that change what operators compute, such as deterministic
       algorithms, flushing of denormals, the number of threads of the thread that calls, or the
       default dtype.
@@ -401,7 +401,8 @@ class CapturedStep:
                 text = names.get(id(tensor), "a tensor that the function knows")
                 self._step.pin_arguments(tensor, text)
         self._keep_objects(known, used)
-        kept: set[int] = set()
+        # What the call put into its mode itself may be in another one when it begins.
+        kept = {owner for owner, key in written if key == "training"}
         for module in self._called.values():
             self._keep_mode(module, kept)
         for module in modules:
@@ -526,7 +527,7 @@ class CapturedStep:
         value = group[key]
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             self._step.keep(group, key, text)
-        elif isinstance(value, (int, float, str, tuple, torch.Tensor)) or value is None:
+        elif isinstance(value, (int, float, str, tuple, list, torch.Tensor)) or value is None:
             self._step.keep_value(group, key, text)
             # What a scheduler writes into a tensor on the CPU, a replay would not see either.
             for each in value if isinstance(value, tuple) else (value,):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -68,8 +69,9 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
     """The variables that a function itself reads and does not set: owner, name and value.
 
     They are globals (the owner is their dict), those of functions around it (a cell), and
-    attributes of the object whose method it is. Of a partial and of a decorated function
-    (`functools.wraps`), those of the function within; none of another callable.
+    attributes of the object whose method it is, also those that other methods of it read which it
+    calls by `self`. Of a partial and of a decorated function (`functools.wraps`), those of the
+    function within; none of another callable.
     """
     owner = None
     while True:
@@ -93,21 +95,30 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
     for name in names.globals:
         if name in fn.__globals__ and name not in names.set:
             yield fn.__globals__, name, fn.__globals__[name]
-    if type(owner).__weakrefoffset__ != 0:
-        attributes = _attributes(owner)
-        for name in names.attributes:
-            if name in attributes and name not in names.set_attributes:
-                yield owner, name, attributes[name]
+    if type(owner).__weakrefoffset__ == 0:
+        return
+    attributes = _attributes(owner)
+    read, assigned, seen = names.attributes, names.set_attributes, {fn}
+    for name in read:  # which grows meanwhile
+        method = None if name in attributes else inspect.getattr_static(type(owner), name, None)
+        if type(method) is FunctionType and method not in seen:
+            seen.add(method)
+            inner = _Names(method.__code__)
+            read += [each for each in inner.attributes if each not in read]
+            assigned |= inner.set_attributes
+    for name in read:
+        if name in attributes and name not in assigned:
+            yield owner, name, attributes[name]
 
 
 class _Names:
     """The names that a function has: of variables, and of attributes of its first argument."""
 
     def __init__(self, code: CodeType) -> None:
-        self.globals: dict[str, None] = {}
+        self.globals: list[str] = []
         self.set: set[str] = set()
-        self.attributes: dict[str, None] = {}
-        self.set_attributes: set[str] = set()
+        self.attributes: list[str] = []
+        self.set_attributes: set[str] = set()  # of whatever object
         self._first = code.co_varnames[0] if code.co_argcount > 0 else None
         self._add(code)
 
@@ -117,24 +128,26 @@ class _Names:
             kind, name = each.opname, each.argval
             if kind == "EXTENDED_ARG":
                 continue
-            if kind == "LOAD_GLOBAL":
-                self.globals[name] = None
+            if kind == "LOAD_GLOBAL" and name not in self.globals:
+                self.globals.append(name)
             elif kind in ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF"):
                 self.set.add(name)
-            elif before is not None and self._is_first(before):
-                if kind == "LOAD_ATTR":
-                    self.attributes[name] = None
-                elif kind == "STORE_ATTR":
-                    self.set_attributes.add(name)
+            elif kind in ("STORE_ATTR", "DELETE_ATTR"):
+                self.set_attributes.add(name)
+            elif kind in ("LOAD_ATTR", "LOAD_METHOD") and self._is_first(before):
+                if name not in self.attributes:
+                    self.attributes.append(name)
             before = each
         for constant in code.co_consts:
             if type(constant) is CodeType:
                 self._add(constant)
 
-    def _is_first(self, each: dis.Instruction) -> bool:
-        """Whether the instruction leaves the first argument on top: some load two variables."""
+    def _is_first(self, each: dis.Instruction | None) -> bool:
+        """Whether the instruction leaves the first argument on top: some have two variables."""
+        if each is None or not ("LOAD_FAST" in each.opname or each.opname == "LOAD_DEREF"):
+            return False
         last = each.argval[-1] if type(each.argval) is tuple else each.argval
-        return each.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and last == self._first
+        return last == self._first
 
 
 def _attributes(each: object) -> dict[str, Any]:

@@ -239,7 +239,7 @@ std::vector<at::Tensor> Step::replay(const std::vector<at::Tensor>& arguments, b
   check_settings();
   check_arguments(arguments);
   draws_.check();
-  plan_ = session::renewed(device_, plan_);
+  if (plan_->has_no_kernels) plan_ = session::renewed(device_, plan_);
   Filling filling(*plan_, bindings_, draws_, values_, arguments, device_);
   session::replay(device_, plan_,
                   {[&](record::Trace& trace) {

@@ -184,6 +184,7 @@ class Pretended {
         block_[buffer] = blocks_++;
       }
       check_launches(step);
+      check_arena(step);
       if (::testing::Test::HasFatalFailure()) return;
       std::map<uint32_t, uint64_t> registers;
       for (const uint32_t node : step.nodes) {
@@ -236,6 +237,23 @@ class Pretended {
     return found;
   }
 
+  // What a step touches in the arena does not overlap: kernels read and write side by side.
+  void check_arena(const plan::Step& step) const {
+    std::map<uint64_t, uint32_t> begins;
+    for (const graph::Use& use : plan::uses(plan_, step)) {
+      if (schedule_.places[use.buffer] == Place::kArena &&
+          plan_.program.buffers[use.buffer].nbytes) {
+        const auto [found, fresh] = begins.try_emplace(schedule_.offsets[use.buffer], use.buffer);
+        ASSERT_TRUE(fresh || found->second == use.buffer);
+      }
+    }
+    uint64_t end = 0;
+    for (const auto& [begin, buffer] : begins) {
+      ASSERT_GE(begin, end);
+      end = begin + plan_.program.buffers[buffer].nbytes;
+    }
+  }
+
   // Launches of one step run in any order: none touches what another one writes, or writes over.
   void check_launches(const plan::Step& step) const {
     for (const passes::Launch& launch : step.launches) {
@@ -273,7 +291,10 @@ class Pretended {
       arena_[begin] = {buffer, value};
       return;
     }
-    if (block_[buffer] == kNone) block_[buffer] = blocks_++;  // given, or the operator's own
+    if (block_[buffer] == kNone) {  // given, or the operator's own
+      ASSERT_NE(schedule_.places[buffer], Place::kAllocated);
+      block_[buffer] = blocks_++;
+    }
     in_block_[block_[buffer]] = value;
   }
   uint64_t load(uint32_t buffer) const {

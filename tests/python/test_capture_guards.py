@@ -331,9 +331,17 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        self.with_gradients = torch.is_grad_enabled()
+        self.note(x.shape[0])
         assert self.epoch >= 0 and self.with_gradients == torch.is_grad_enabled()
-        return self.drop(self.norm(x)) * self.factor
+        assert self.drop.rows == len(x)
+        return self.scaled(self.drop(self.norm(x)))
+
+    def note(self, rows: int) -> None:
+        self.with_gradients = torch.is_grad_enabled()
+        self.drop.rows = rows
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
 
 
 SETTINGS = [
@@ -366,22 +374,38 @@ def test_settings_of_modules_that_change_all_the_time() -> None:
     assert (step.replays, model.calls) == (3, 3)
 
 
+class Noting(nn.Dropout):
+    """Reads what the module around it sets."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.rows == len(x)
+        return super().forward(x)
+
+
 def test_settings_that_the_step_sets_itself() -> None:
     """What else calls the model sets them otherwise, an evaluation say."""
     model = Scaled().to(ACC)
+    model.drop = Noting(0.5)
     x, _ = batch()
 
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        nonlocal last
-        last = last + 1 if last else 1
-        return model(x).sum()
+    class Trainer:
+        def __init__(self) -> None:
+            self.last = 7
 
-    last = 0
-    step = captured(fn, x)
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal last
+            last = min(last + 1, 1)
+            self.last = min(self.last + 1, 5)
+            model.train()
+            return model(x).sum()
+
+    last, trainer = 0, Trainer()
+    step = captured(trainer.step, x)
+    model.eval()
     with torch.no_grad():
-        model(x)
-    last = 0
-    assert not model.with_gradients
+        model(x[:2])
+    assert (model.with_gradients, model.drop.rows, last, trainer.last) == (False, 2, 1, 5)
+    last, trainer.last = 0, 0
     step(x)
     assert step.replays == 2
     assert nn.Module.__setattr__.__name__ == "__setattr__"

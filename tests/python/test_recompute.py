@@ -151,6 +151,29 @@ print(json.dumps([*nodes, launches]))
 """
 
 
+CAPTURED = """
+import json
+from tests import helpers
+from tests.python import test_recompute as recompute
+import torchacc
+net = recompute.Net(recompute.gelu_by_hand).to(DEVICE)
+x = helpers.drawn(recompute.ROWS, recompute.WIDTH, device=DEVICE)
+def fn(x):
+    net.zero_grad()
+    loss = net(x).square().mean()
+    loss.backward()
+    return loss
+step = torchacc.capture(fn, warmup=2)
+nodes = []
+for _ in range(5):
+    step(x)
+    torch.acc.synchronize()
+    nodes.append(len(helpers.extension().plan_data(torch.acc.current_device())["nodes"]))
+assert step.replays == 3
+print(json.dumps([nodes[1], nodes[-1]]))
+"""
+
+
 def nodes(folder: Path, skip: str, steps: int, compiler: str, **env: str) -> tuple[list[int], str]:
     """The numbers of nodes, and the last run's launches of kernels; what was said besides."""
     script = folder / "compiler"
@@ -174,3 +197,16 @@ def test_without_kernels_nothing_is_computed_again(tmp_path):
     assert mine > plain and launches > 0
     (mine, plain, launches), _ = nodes(tmp_path, skip, 5, "#!/bin/sh\nexit 1\n")
     assert mine == plain and launches == 0
+
+
+def test_a_captured_step_without_kernels_computes_nothing_again(tmp_path):
+    """It was captured before it was known that none can be made."""
+    tmp_path.chmod(0o700)
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    done = helpers.run_python(
+        CAPTURED, ACC_MODE="full", ACC_CXX=str(compiler), ACC_CACHE_DIR=str(tmp_path / "cache")
+    )
+    first, last = json.loads(done.stdout.splitlines()[-1])
+    assert last < first
