@@ -436,11 +436,11 @@ ACCURATE: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", ACCURATE)
 def test_at_least_as_accurate_as_aten(name):
-    """In the root mean square over eight draws. Gradients may have an epsilon of their own, since
-    what stands around their sums is written in another order.
+    """In the root mean square over eight draws. Gradients may have one and a half epsilons of
+    their own, since what stands around their sums is written in another order.
     """
     program = ACCURATE[name]
-    rounding = 8 * torch.finfo(torch.float32).eps ** 2 if name.startswith("gradient") else 0.0
+    eps = 1.5 * torch.finfo(torch.float32).eps if name.startswith("gradient") else 0.0
     for shape in ((304, 1000), (4096, 64), (64, 4096)):
         found = []
         for seed in range(8):
@@ -458,7 +458,7 @@ def test_at_least_as_accurate_as_aten(name):
             )
         for i, draws in enumerate(zip(*found, strict=True)):
             ours, atens = (sum(squares) for squares in zip(*draws, strict=True))
-            assert 0 < ours <= max(atens, rounding), f"result {i} of {shape}"
+            assert 0 < ours <= max(atens, 8 * eps**2), f"result {i} of {shape}"
 
 
 def test_sums_of_float64_are_at_least_as_accurate_as_atens():
