@@ -123,10 +123,7 @@ def clean_flags() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """From here on collections look at what tests make, not at all that torch and pytest have.
-
-    Else they are a fifth of the time of tests/python.
-    """
+    """From here on collections look at what tests make, not at all that torch and pytest have."""
     gc.collect()
     gc.freeze()
 

@@ -41,14 +41,10 @@ FEW: tuple[str, ...] = (
 SIZES = {"inception_v3": 299, "maxvit_t": 224, "vit_h_14": 56}
 
 # How many of equal blocks are kept, where all four copies with their gradients would need more
-# than 16 GB: the path of the blocks in the model, and the number. In `make test` ViT-B and ConvNeXt
-# too, of which the former else takes 11 GB, and each most of a minute.
+# than 16 GB: the path of the blocks in the model, and the number. In `make test` ViT-B too, which
+# else takes 11 GB and most of a minute there.
 KEPT_BLOCKS = {
-    **(
-        {}
-        if helpers.FULL
-        else {"vit_b_32": ("encoder.layers", 4), "convnext_tiny": ("features.5", 3)}
-    ),
+    **({} if helpers.FULL else {"vit_b_32": ("encoder.layers", 4)}),
     "convnext_large": ("features.5", 9),
     "regnet_y_128gf": ("trunk_output.block3", 2),
     "vit_h_14": ("encoder.layers", 6),
