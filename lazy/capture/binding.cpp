@@ -33,9 +33,8 @@ size_t index_of(const Recording& recording, const Entry* entry) {
 
 class Binder {
  public:
-  Binder(const Recording& before, const Recording& latest, const graph::Graph& graph,
-         const std::vector<at::Tensor>& arguments)
-      : before_(before), latest_(latest), graph_(graph), arguments_(arguments) {}
+  Binder(const Recording& before, const Recording& latest, const std::vector<at::Tensor>& arguments)
+      : before_(before), latest_(latest), graph_(latest.graph), arguments_(arguments) {}
 
   Bindings bind(const std::vector<at::Tensor>& results) {
     for (size_t k = 0; k < arguments_.size(); ++k) made_.arguments.push_back(argument(k));
@@ -208,10 +207,10 @@ class Binder {
 
 }  // namespace
 
-Bindings bindings_of(const Recording& before, const Recording& latest, const graph::Graph& graph,
+Bindings bindings_of(const Recording& before, const Recording& latest,
                      const std::vector<at::Tensor>& arguments,
                      const std::vector<at::Tensor>& results) {
-  return Binder(before, latest, graph, arguments).bind(results);
+  return Binder(before, latest, arguments).bind(results);
 }
 
 }  // namespace acc::capture

@@ -45,7 +45,7 @@ struct Bindings {
 
 // Finds out by comparing two calls. `arguments` and `results` are those of the latest one. Throws
 // when a buffer or a result is something that no replay could find again.
-Bindings bindings_of(const Recording& before, const Recording& latest, const graph::Graph& graph,
+Bindings bindings_of(const Recording& before, const Recording& latest,
                      const std::vector<at::Tensor>& arguments,
                      const std::vector<at::Tensor>& results);
 

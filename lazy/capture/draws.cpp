@@ -112,7 +112,7 @@ void check_clear(Follows follows, const runtime::Position& at) {
 void Draws::learn(const Recording& previous, const Recording& latest) {
   const auto& draws = latest.draws;
   size_t next = 0;
-  for (const graph::Node& node : latest.plan->graph.nodes) {
+  for (const graph::Node& node : latest.graph.nodes) {
     if (!is_draw(*node.op)) continue;
     const runtime::Position was = drawn_at(node, previous.values);
     const runtime::Position is = drawn_at(node, latest.values);

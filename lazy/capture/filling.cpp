@@ -13,10 +13,10 @@ using Kind = Binding::Kind;
 
 void Filling::fill(record::Trace& trace) {
   for (const at::Tensor& tensor : arguments_) session::materialise(*record::storage_of(tensor));
-  trace.entries.resize(plan_.graph.buffers.size());
+  trace.entries.resize(graph_.buffers.size());
   // What is left behind comes last: it may take the place of what the step is given.
   for (const bool made : {false, true}) {
-    for (uint32_t i = 0; i < plan_.graph.buffers.size(); ++i) {
+    for (uint32_t i = 0; i < graph_.buffers.size(); ++i) {
       const Kind kind = bindings_.buffers[i].kind;
       if ((kind == Kind::kMade || kind == Kind::kConstant) == made) fill_entry(i, trace);
     }
@@ -40,7 +40,7 @@ void Filling::done() {
 }
 
 void Filling::fill_entry(uint32_t i, record::Trace& trace) {
-  const graph::Buffer& buffer = plan_.graph.buffers[i];
+  const graph::Buffer& buffer = graph_.buffers[i];
   const Binding& binding = bindings_.buffers[i];
   record::Entry& entry = trace.entries[i];
   entry.kind = buffer.kind;
@@ -59,7 +59,7 @@ void Filling::fill_entry(uint32_t i, record::Trace& trace) {
     }
     case Kind::kState: {
       const auto storage = binding.storage.lock();
-      ACC_CHECK(storage, "[torchacc.capture] ", buffer_text(plan_.graph, i),
+      ACC_CHECK(storage, "[torchacc.capture] ", buffer_text(graph_, i),
                 " is gone: its memory at capture was freed since. Keep the model, the optimizer "
                 "and the gradients that the step uses as they are, or capture the step again. Put "
                 "autocast into the function: what it keeps around a call goes with its block.");
@@ -90,7 +90,7 @@ void Filling::take_contents(LazyStorage& storage, int64_t byte_offset, uint32_t 
   const int64_t end = byte_offset + bindings_.buffers[i].reach;
   ACC_CHECK(
       storage.has_memory() && byte_offset >= 0 && end <= static_cast<int64_t>(storage.nbytes()),
-      "[torchacc.capture] ", buffer_text(plan_.graph, i), " needs ", end,
+      "[torchacc.capture] ", buffer_text(graph_, i), " needs ", end,
       " bytes of its storage, which has ", storage.nbytes(), ". Capture the step again.");
   entry.storage = weak(&storage);
   entry.memory = storage.memory();
@@ -109,7 +109,7 @@ void Filling::leave_behind(uint32_t i, record::Trace& trace) {
   auto storage = binding.storage.lock();  // null: nobody holds it any more
   if (!storage) return;
   ACC_CHECK(storage->nbytes() == binding.nbytes && !storage->observed, "[torchacc.capture] ",
-            buffer_text(plan_.graph, i),
+            buffer_text(graph_, i),
             " was resized, or shared with another library, since capture. Capture the step "
             "again.");
   if (storage->trace != trace.number) {
@@ -124,11 +124,11 @@ void Filling::leave_behind(uint32_t i, record::Trace& trace) {
 
 // Two buffers of the plan that were apart at capture are one storage now.
 void Filling::check_no_write(const LazyStorage& storage, uint32_t i) const {
-  const auto& buffers = plan_.graph.buffers;
+  const auto& buffers = graph_.buffers;
   const Kind kind = bindings_.buffers[i].kind;
   const bool made = kind == Kind::kMade || kind == Kind::kConstant;
   ACC_CHECK((made || !buffers[i].written) && !buffers[storage.entry].written, "[torchacc.capture] ",
-            buffer_text(plan_.graph, i), ", and ", buffer_text(plan_.graph, storage.entry),
+            buffer_text(graph_, i), ", and ", buffer_text(graph_, storage.entry),
             ", share memory now and did not at capture, and the step writes it. Pass a copy "
             "(clone()), or capture the step with arguments that share memory.");
 }
@@ -164,7 +164,7 @@ c10::intrusive_ptr<LazyStorage> Filling::make_storage(uint32_t buffer, record::T
     if (other.kind != Kind::kMade || other.index != buffer) continue;
     return c10::intrusive_ptr<LazyStorage>::reclaim_copy(record::storage_of(results_[r]));
   }
-  auto storage = record::make_storage(plan_.graph.buffers[buffer].nbytes, device_);
+  auto storage = record::make_storage(graph_.buffers[buffer].nbytes, device_);
   for (Left& left : left_) {
     if (left.buffer != buffer) continue;
     left.result = storage;

@@ -5,7 +5,7 @@
 
 #include "lazy/capture/binding.h"
 #include "lazy/capture/draws.h"
-#include "lazy/plan/plan.h"
+#include "lazy/graph/graph.h"
 #include "lazy/record/recorder.h"
 
 // One replay: makes the trace that the function would have recorded, and what the user gets of it.
@@ -14,10 +14,10 @@ namespace acc::capture {
 class Filling {
  public:
   // All of them outlive it. `values`: of the recorded call.
-  Filling(const plan::Plan& plan, const Bindings& bindings, const Draws& draws,
+  Filling(const graph::Graph& graph, const Bindings& bindings, const Draws& draws,
           const std::vector<int64_t>& values, const std::vector<at::Tensor>& arguments,
           c10::DeviceIndex device)
-      : plan_(plan),
+      : graph_(graph),
         bindings_(bindings),
         draws_(draws),
         values_(values),
@@ -50,7 +50,7 @@ class Filling {
   void make_results(record::Trace& trace);
   c10::intrusive_ptr<record::LazyStorage> make_storage(uint32_t buffer, record::Trace& trace);
 
-  const plan::Plan& plan_;
+  const graph::Graph& graph_;
   const Bindings& bindings_;
   const Draws& draws_;
   const std::vector<int64_t>& values_;

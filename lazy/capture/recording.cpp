@@ -14,6 +14,10 @@ namespace acc::capture {
 void Recording::note(const record::Trace& trace, const std::shared_ptr<plan::Plan>& of,
                      const std::vector<bool>& held, c10::DeviceIndex device) {
   plan = of;
+  graph = of->graph;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    graph.nodes[i].source = i < trace.places.size() ? trace.places[i] : 0;
+  }
   entries = trace.entries;
   values = trace.values;
   alive = held;
@@ -26,7 +30,7 @@ void Recording::note(const record::Trace& trace, const std::shared_ptr<plan::Pla
       if (!entry.memory) continue;
       if (entry.group != i) {
         entry.memory = entries[entry.group].memory;
-      } else if (plan->graph.buffers[i].written || !entry.storage.expired()) {
+      } else if (graph.buffers[i].written || !entry.storage.expired()) {
         // The plan is about to change it, or whoever keeps it may do so later.
         entry.memory = copy_of(entry.memory, device);
       }
@@ -56,9 +60,9 @@ void check_whole(const Recording& recording) {
 namespace {
 
 void compare_graphs(const Recording& a, const Recording& b) {
-  const graph::Graph& before = a.plan->graph;
-  const graph::Graph& now = b.plan->graph;
-  if (&before == &now || graph::same(before, now)) return;
+  const graph::Graph& before = a.graph;
+  const graph::Graph& now = b.graph;
+  if (a.plan == b.plan || graph::same(before, now)) return;
   size_t at = 0;
   const size_t common = std::min(before.nodes.size(), now.nodes.size());
   while (at < common && same_node(before, now, at)) ++at;
@@ -76,7 +80,7 @@ void compare_graphs(const Recording& a, const Recording& b) {
 
 void compare(const Recording& before, const Recording& latest) {
   compare_graphs(before, latest);
-  const graph::Graph& graph = latest.plan->graph;
+  const graph::Graph& graph = latest.graph;
   for (const graph::Node& node : graph.nodes) {
     const uint32_t own = node.n_values - (is_draw(*node.op) ? 2 : 0);
     for (uint32_t i = 0; i < own; ++i) {

@@ -51,6 +51,7 @@ struct CallDraw {
 struct Recording {
   size_t call = 0;                     // its number, from 1 on
   std::shared_ptr<plan::Plan> plan;    // that it ran with
+  graph::Graph graph;                  // the plan's, at the places of this call
   std::vector<record::Cut> cuts;       // what made more than one plan of it
   size_t devices = 0;                  // that it recorded something on
   std::vector<record::Entry> entries;  // per buffer; memory: of constants only

@@ -67,7 +67,7 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
       const bool fits = std::equal(alive.begin(), alive.end(), plan->outputs.begin());
       if (!last || fits) return nullptr;
       // Other steps with this graph needed more of what it makes.
-      own = session::make_plan(plan->graph, plan->key, alive, plan->options);
+      own = session::make_plan(recording->graph, plan->key, alive, plan->options);
       return own;
     };
     if (!session::submit_watched(device, look)) continue;
@@ -82,7 +82,7 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
   check_whole(*before);
   compare(*before, *latest_);
   draws_.learn(*before, *latest_);
-  bindings_ = bindings_of(*before, *latest_, own->graph, arguments, results);
+  bindings_ = bindings_of(*before, *latest_, arguments, results);
   for (size_t r = 0; r < results.size(); ++r) {
     held_.push_back(bindings_.results[r].kind == Kind::kMade
                         ? record::storage_of(results[r])->memory()
@@ -96,10 +96,11 @@ void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::T
     touch.uses = true;
     touch.reads = touch.reads || binding.kind == Kind::kState;
     // What is left behind is made anew at each call.
-    touch.changes = touch.changes || own->graph.buffers[i].written || binding.kind == Kind::kMade ||
-                    binding.kind == Kind::kConstant;
+    touch.changes = touch.changes || latest_->graph.buffers[i].written ||
+                    binding.kind == Kind::kMade || binding.kind == Kind::kConstant;
   }
   values_ = std::move(latest_->values);
+  graph_ = std::move(latest_->graph);
   plan_ = std::move(own);
   latest_.reset();
 }
@@ -118,7 +119,7 @@ std::vector<at::Tensor> Step::take_results() {
         storage = c10::intrusive_ptr<LazyStorage>::reclaim_copy(record::storage_of(results[other]));
       }
       if (!storage) {
-        storage = record::make_storage(plan_->graph.buffers[result.index].nbytes, device_);
+        storage = record::make_storage(graph_.buffers[result.index].nbytes, device_);
         const bool left = !bindings_.buffers[result.index].storage.expired();
         if (held_[r]) storage->set_memory(left ? copy_of(held_[r], device_) : held_[r]);
       }
@@ -240,7 +241,7 @@ std::vector<at::Tensor> Step::replay(const std::vector<at::Tensor>& arguments, b
   check_arguments(arguments);
   draws_.check();
   if (plan_->has_no_kernels) plan_ = session::renewed(device_, plan_);
-  Filling filling(*plan_, bindings_, draws_, values_, arguments, device_);
+  Filling filling(graph_, bindings_, draws_, values_, arguments, device_);
   session::replay(device_, plan_,
                   {[&](record::Trace& trace) {
                      filling.fill(trace);

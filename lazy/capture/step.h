@@ -65,7 +65,7 @@ class Step {
   // Runs the plan. Throws when a guard fails, and has then changed nothing and left `*began` false.
   std::vector<at::Tensor> replay(const std::vector<at::Tensor>& arguments, bool* began);
 
-  size_t operators() const { return plan_ == nullptr ? 0 : plan_->graph.nodes.size(); }
+  size_t operators() const { return graph_.nodes.size(); }
 
  private:
   struct Pin {
@@ -88,6 +88,7 @@ class Step {
 
   // From then on.
   std::shared_ptr<plan::Plan> plan_;
+  graph::Graph graph_;  // see Recording
   Bindings bindings_;
   std::vector<Pin> pins_;
   std::unordered_map<const record::LazyStorage*, Touch> touched_;  // `bindings_` knows them weakly

@@ -122,10 +122,17 @@ void Recorder::end_run() { running_ = runs_plan = false; }
 Recorded Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
                           torch::jit::Stack* stack) {
   // Asked once per trace: a profiler that begins in the middle of one has to wait for the next.
-  if (pending() == 0) profiled_ = locator.profiled != nullptr && locator.profiled();
-  const bool profiled = profiled_.load(std::memory_order_relaxed);
+  if (pending() == 0 && locator.profiled != nullptr) {
+    profiled_ = locator.profiled();
+    watched_ = watching();
+  }
   uint32_t place = 0;
-  if (profiled) place = locator.of_profiled(op, is_differentiable(op, *stack));
+  if (profiled_.load(std::memory_order_relaxed)) {
+    place = locator.of_profiled(op, is_differentiable(op, *stack));
+  } else if (watched_.load(std::memory_order_relaxed)) {
+    // The step that it follows may be another function's.
+    place = locator.of_operator(op, is_differentiable(op, *stack));
+  }
   return take_call(op, handle, stack, place);
 }
 

@@ -41,7 +41,7 @@ struct Trace {
   const graph::Graph* followed = nullptr;
   std::vector<Entry> entries;
   std::vector<int64_t> values;
-  std::vector<uint32_t> places;  // per recorded node, for a profiler; empty: none asks for them
+  std::vector<uint32_t> places;  // per recorded node, for profilers and captures; may be shorter
 };
 
 // What became of a call: `kSuspended` is to be asked again once the recorder is not, `kInterrupted`
@@ -139,7 +139,8 @@ class Recorder {
   std::vector<Entry> entries_;
   std::vector<int64_t> values_;
   std::vector<uint32_t> places_;       // see Trace; shorter than the trace is fine
-  std::atomic<bool> profiled_{false};  // somebody wants to know them for this trace
+  std::atomic<bool> profiled_{false};  // a profiler wants to know them for this trace
+  std::atomic<bool> watched_{false};   // a capture does
   std::atomic<size_t> n_nodes_{0};
   std::atomic<bool> communicates_{false};  // a node of the trace does, be it suspended
   std::atomic<bool> suspended_{false};

@@ -225,6 +225,33 @@ def test_constants_from_the_host() -> None:
     refused(loaded, x, match=r"aten::mul.*in loaded.*comes from the host")
 
 
+def test_the_line_is_that_of_the_function_whoever_recorded_its_operators_first() -> None:
+    x = torch.ones(5, device=ACC)
+
+    def others() -> None:
+        for i in range(3):
+            assert (x * torch.full((5,), float(i)).to(ACC)).tolist() == [i] * 5
+
+    others()
+    source = iter(range(100))
+
+    def loaded(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full((5,), float(next(source))).to(ACC)
+
+    refused(loaded, x, match=r"aten::mul.*in loaded.*comes from the host")
+    others()
+    before = iter(range(100))
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return y * 2 if next(before) % 2 else y * 3 + y
+
+    for k in range(4):
+        y = x + 1
+        (y * 2 if k % 2 else y * 3 + y).tolist()
+    refused(branches, x, match=r"operator 2 of call 2 is its end.*is aten::add.*in branches")
+
+
 def test_other_tensors_at_each_call() -> None:
     pool = [torch.full((3,), float(i), device=ACC) for i in range(2)]
 
