@@ -14,10 +14,12 @@ class Backend;
 namespace acc::distributed {
 
 class Ledger;
+class Sends;
 
 struct Group {
   c10::intrusive_ptr<c10d::Backend> transport;  // Gloo on hosts, NCCL on GPUs
   std::shared_ptr<Ledger> ledger;
+  std::shared_ptr<Sends> sends;
 };
 
 int64_t add_group(Group group);
@@ -25,7 +27,7 @@ int64_t add_group(Group group);
 void remove_group(int64_t number);
 // Throws for a group that was removed.
 Group group_of(int64_t number);
-std::vector<std::shared_ptr<Ledger>> all_ledgers();
+std::vector<Group> all_groups();
 // Whether all ranks of a group have come to the exchange that this one has next in it, so that none
 // waits for another's program (see Ledger::everybody_has_come).
 bool all_have_come(int64_t number);

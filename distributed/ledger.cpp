@@ -135,8 +135,12 @@ std::string hex(uint64_t value) {
 
 }  // namespace
 
-Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr), rank_(rank), size_(size) {
+Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+               std::chrono::milliseconds timeout)
+    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr),
+      rank_(rank),
+      size_(size),
+      timeout_(timeout) {
   if (counts()) partners += size_;
 }
 
@@ -264,6 +268,7 @@ std::optional<Ledger::Shown> Ledger::look(int rank) {
 // ranks as for one.
 bool Ledger::have_recorded(const std::vector<int>& ranks, uint64_t count) {
   std::vector<std::string> keys;
+  keys.reserve(ranks.size());
   for (const int rank : ranks) keys.push_back(key("newest", static_cast<uint64_t>(rank)));
   if (keys.empty()) return true;
   if (!store_->check(keys)) return false;
@@ -693,7 +698,7 @@ void Ledger::skip(uint64_t count, const std::string& why) {
 }
 
 void Ledger::wait_for_agreement() {
-  const Clock::time_point limit = Clock::now() + store_->getTimeout();
+  const Clock::time_point limit = Clock::now() + timeout_.load();
   for (;;) {
     {
       const std::lock_guard lock(mutex_);

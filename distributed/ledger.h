@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -30,11 +31,14 @@ namespace acc::distributed {
 
 class Ledger : public std::enable_shared_from_this<Ledger> {
  public:
-  // `store`: of the group alone; none where there is one rank.
-  Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  // `store`: of the group alone; none where there is one rank. `timeout`: how long to wait for
+  // ranks that have to skip what this one has skipped.
+  Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+         std::chrono::milliseconds timeout);
   ~Ledger();
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   // Starts the thread beside the program, which ends with the ledger. It alone talks to the store,
   // which may never answer: the others ask it, and go on where it is silent.
@@ -156,6 +160,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int size_;
+  std::atomic<std::chrono::milliseconds> timeout_;
   // Of the thread beside the program:
   uint64_t shown_ = 0;
   uint64_t compared_ = 0;

@@ -120,8 +120,9 @@ ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
                                  c10::intrusive_ptr<c10d::Store> store)
     : Backend(transport->getRank(), transport->getSize()),
       transport_(std::move(transport)),
-      ledger_(std::make_shared<Ledger>(std::move(store), rank_, size_)),
-      group_(add_group({transport_, ledger_})) {
+      ledger_(std::make_shared<Ledger>(std::move(store), rank_, size_,
+                                       transport_->getBackendOptions()->timeout)),
+      group_(add_group({transport_, ledger_, sends_})) {
   watch_groups();
 }
 
@@ -138,6 +139,7 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupACC::getBackendOptions() 
 
 void ProcessGroupACC::setTimeout(std::chrono::milliseconds timeout) {
   transport_->setTimeout(timeout);
+  ledger_->set_timeout(timeout);
 }
 
 ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, c10::ScalarType type,
@@ -470,19 +472,18 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
     return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, -1, sequence_);
   }
   Tensors memory{memory_of(tensors[0].contiguous())};
-  if (runtime::on_host()) {
-    sends_->make_room(memory[0].nbytes());
-    // Whoever takes it may do so after this process has gone on to overwrite it.
-    memory[0] = memory[0].clone();
-  }
+  // Whoever takes it may do so after this process has gone on to overwrite it.
+  if (runtime::on_host()) memory[0] = memory[0].clone();
   const runtime::OnDevice on_device(tensors[0].device().index());
-  WorkPtr work = transport_->send(memory, to, tag);
-  const bool coalesced = coalesce(tensors);
+  const auto begin = [&] { return transport_->send(memory, to, tag); };
   if (runtime::on_host()) {
-    sends_->keep(std::move(work), std::move(memory[0]));
-    return c10::make_intrusive<RecordedWork>(OpType::SEND, tensors, -1, sequence_);
+    const uint64_t number = sends_->add(begin, memory[0]);
+    auto sent = c10::make_intrusive<SentWork>(tensors, sequence_, sends_, number);
+    coalesce(tensors, sent);
+    return sent;
   }
-  if (coalesced) return work;
+  WorkPtr work = begin();
+  if (coalesce(tensors)) return work;
   return c10::make_intrusive<BegunWork>(OpType::SEND, Works{std::move(work)}, tensors, ledger_, 0);
 }
 

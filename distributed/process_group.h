@@ -135,11 +135,11 @@ class ProcessGroupACC final : public c10d::Backend {
 
   const c10::intrusive_ptr<c10d::Backend> transport_;
   const std::shared_ptr<Ledger> ledger_;
+  const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
   const int64_t group_;
   std::mutex calling_;
   std::atomic<uint64_t> sequence_ = 0;
   const std::shared_ptr<Loopback> loopback_ = std::make_shared<Loopback>();
-  const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
   std::mutex coalescing_;
   std::optional<Coalesced> coalesced_;  // nothing: not between these two
 };

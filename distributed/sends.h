@@ -6,9 +6,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 namespace c10d {
 class Work;
@@ -21,23 +24,37 @@ namespace acc::distributed {
 // has taken it.
 class Sends : public std::enable_shared_from_this<Sends> {
  public:
-  // Waits while as much is under way as may be. Throws where the user asks to stop meanwhile, and
-  // what an earlier send has failed with, once.
-  void make_room(size_t bytes);
-  void keep(c10::intrusive_ptr<c10d::Work> work, at::Tensor memory);
-  // Waits until all of them are over. Throws where that takes longer than `limit` or the user asks
-  // to stop meanwhile, and what one has failed with, once.
+  // Returns its number. Throws what an earlier send has failed with, once; then `begin`, which
+  // makes the transport's work, was not called.
+  uint64_t add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin, at::Tensor memory);
+  // Waits while more is under way than may be and that send is, but not for longer than `limit`,
+  // unless that is kNoTimeout. Not before the send has begun: the others may receive first what
+  // comes behind it. Throws where it takes longer or the user asks to stop meanwhile, and what a
+  // send has failed with, once.
+  void make_room(uint64_t number, std::chrono::milliseconds limit);
+  // Waits until all of them are over, or those that the program has waited for; throws as above.
   void wait(std::chrono::milliseconds limit);
+  void wait_for_awaited(std::chrono::milliseconds limit);
 
  private:
-  void end(c10d::Work& work, size_t bytes);
+  void end(c10d::Work& work, uint64_t number);
+  void wait_for(const std::function<bool()>& reached, std::chrono::milliseconds limit);
   void throw_failure();  // with the mutex
 
   std::mutex mutex_;
   std::condition_variable taken_;
-  size_t count_ = 0;
+  struct Send {
+    size_t bytes;
+    bool awaited = false;
+  };
+  std::unordered_map<uint64_t, Send> under_way_;
+  uint64_t next_ = 0;
   size_t bytes_ = 0;
   std::string failure_;
 };
+
+// Waits until the others have received what any group of this process has sent and the program has
+// waited for, each group at most as long as its timeout. Throws what one failed with.
+void wait_for_sends();
 
 }  // namespace acc::distributed

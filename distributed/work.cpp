@@ -143,9 +143,17 @@ std::exception_ptr RecordedWork::failure() const {
 }
 
 bool RecordedWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout == kNoTimeout) return true;  // what comes later comes behind it
+  if (timeout == kNoTimeout) {  // what comes later comes behind it
+    if (const auto known = error(); known != nullptr) std::rethrow_exception(known);
+    return true;
+  }
   wait_until([this] { return isCompleted(); }, timeout, opType_);
   if (const auto error = failure(); error != nullptr) std::rethrow_exception(error);
+  return true;
+}
+
+bool SentWork::wait(std::chrono::milliseconds timeout) {
+  sends_->make_room(number_, timeout);
   return true;
 }
 
@@ -178,7 +186,12 @@ BegunWork::BegunWork(c10d::OpType type, Works works, std::vector<at::Tensor> res
 }
 
 bool BegunWork::isCompleted() {
-  if (transfer_ != nullptr && !transfer_->over()) return false;
+  if (!runtime::on_host()) {
+    const auto is_over = [](const auto& work) { return work->isCompleted(); };
+    if (!std::ranges::all_of(works_, is_over)) return false;
+  } else if (transfer_ != nullptr && !transfer_->over()) {
+    return false;
+  }
   try {
     wait(kNoTimeout);
   } catch (...) {

@@ -6,12 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/sends.h"
 #include "distributed/transfer.h"
 
 namespace acc::distributed {
 
 // A collective that was recorded. It is over, for whoever uses its tensors, from the begin.
-class RecordedWork final : public c10d::Work {
+class RecordedWork : public c10d::Work {
  public:
   // `device`: of its tensors, also where this rank gets no result; negative: there is nothing to
   // wait for. `ledger`: where the collective of that number is counted; null: nowhere.
@@ -46,6 +47,23 @@ class RecordedWork final : public c10d::Work {
   mutable std::mutex known_;  // guards the rest; nobody waits, or calls others, who has it
   std::exception_ptr error_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// A send whose contents are kept (see Sends), so that it is over for the program from the begin.
+// Who waits for it waits while too much is under way.
+class SentWork final : public RecordedWork {
+ public:
+  SentWork(std::vector<at::Tensor> tensors, uint64_t sequence, std::shared_ptr<Sends> sends,
+           uint64_t number)
+      : RecordedWork(c10d::OpType::SEND, std::move(tensors), -1, sequence),
+        sends_(std::move(sends)),
+        number_(number) {}
+
+  bool wait(std::chrono::milliseconds timeout) override;
+
+ private:
+  const std::shared_ptr<Sends> sends_;
+  const uint64_t number_;
 };
 
 // Transfers that began when they were called. They are over, and what they brought is where it

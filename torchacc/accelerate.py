@@ -121,7 +121,9 @@ def accelerate(
     checkpoints = config.memory.gc and not isinstance(model, ParallelModule)
     if checkpoints:
         check_classes(model, config.memory.gc_cls or (), "[config] memory.gc_cls")
-    wrapped = None if loader is None else _wrap(loader, device, config)
+    # Of all processes, those without a loader as well.
+    seed = several.seed_of_shards() if config.dataloader.shard else None
+    wrapped = None if loader is None else _wrap(loader, device, config, seed)
 
     get_global_context().config = config
     install_hooks()
@@ -181,7 +183,10 @@ def _device_of(model: nn.Module) -> torch.device:
     return current if device is None else device
 
 
-def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncLoader:
+def _wrap(
+    loader: Iterable[Any], device: torch.device, config: Config, seed: int | None
+) -> AsyncLoader:
+    """`seed`: of the parts of several processes (config.dataloader.shard)."""
     if isinstance(loader, AsyncLoader):
         if loader.device != device:
             raise ValueError(
@@ -205,7 +210,7 @@ def _wrap(loader: Iterable[Any], device: torch.device, config: Config) -> AsyncL
     check_iterable(loader, "accelerate")
     options = config.dataloader
     return AsyncLoader(
-        several.divided(loader, config) if options.shard else loader,
+        loader if seed is None else several.divided(loader, config, seed),
         device,
         buckets=options.buckets,
         max_length=options.max_length,

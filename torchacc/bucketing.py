@@ -231,8 +231,11 @@ class Bucketing:
         """The tensors that have a length to be padded."""
         found = {key: batch[key] for key in self._pad_values if key in batch}
         found = {key: t for key, t in found.items() if isinstance(t, Tensor) and t.dim() > 0}
-        if self._by_default and "labels" in found and found["labels"].is_floating_point():
-            del found["labels"]
+        if self._by_default:
+            # Targets of a regression, and what is added to scores: 0 would mean "attend" there.
+            for key, dims in (("labels", 0), ("attention_mask", 2)):
+                if key in found and found[key].is_floating_point() and found[key].dim() > dims:
+                    del found[key]
         rows = any(tensor.dim() > 1 for tensor in found.values())
         return {key: tensor for key, tensor in found.items() if tensor.dim() > 1 or not rows}
 

@@ -225,14 +225,15 @@ class _Iteration:
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead, unless
         # who gave the batch may change it before it is handed out. Worker processes make each anew.
         whole = self._inner[0].elements if isinstance(self._inner[0], Turns) else self._inner[0]
-        self._moves = (
-            self._marks
-            and isinstance(whole, dataloader._MultiProcessingDataLoaderIter)
-            and not reads_pinned_memory(loader.device)
-        )
+        has_workers = isinstance(whole, dataloader._MultiProcessingDataLoaderIter)
+        self._moves = self._marks and has_workers and not reads_pinned_memory(loader.device)
         self._ahead = loader._ahead
         # A program that reads otherwise in the loop than in a thread is not to see a difference.
         self._reads_ahead = self._ahead.begin() or _thread_would_differ()
+        # A data set without workers may draw from the generators that the loop draws from.
+        if torch.are_deterministic_algorithms_enabled() and not has_workers:
+            self._reads_ahead = False
+        self._threads = loader._threads
         self._pace: Pace | None = self._ahead.pace()  # until the loop is left
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -305,6 +306,7 @@ class _Iteration:
                 self._thread = None
                 self.close()
                 raise
+            self._threads.append((weakref.ref(self), thread))
 
     def _taken(self) -> Any:
         """The next batch that the thread has fetched; where it cannot be moved, the end."""
@@ -409,6 +411,7 @@ _OWN = frozenset(
         "_loader",
         "_passes",
         "_sampler",
+        "_threads",
         "batches_per_execution",
         "device",
         "device_prefetch_size",
@@ -509,11 +512,19 @@ class AsyncLoader:
         self.device_prefetch_size = device_prefetch_size
         self.batches_per_execution = batches_per_execution
         padded_to = buckets_of(buckets, max_length, num_buckets)
+        if padded_to is None and pad_value_dict is not None:
+            say_once(
+                "pad values without buckets",
+                "[AsyncLoader] pad_value_dict has no effect without buckets or max_length: nothing "
+                "is padded.",
+            )
         self._convert = _Convert(
             self.device, None if padded_to is None else Bucketing(padded_to, pad_value_dict)
         )
         self._ahead = self._new_ahead()
         self._last: weakref.ref[_Iteration] | None = None
+        # Of passes that have begun: they may live on, in the middle of a batch.
+        self._threads: list[tuple[weakref.ref[_Iteration], threading.Thread]] = []
         self._passes = 0
         self._sampler = distributed_sampler(loader)
         if self._sampler is not None:
@@ -538,12 +549,25 @@ class AsyncLoader:
         if last is not None and getattr(self._loader, "persistent_workers", False):
             # The loader will start over with the same workers; two threads must not ask them.
             last.close()
+        self._wait_for_passes_that_were_left()
         if self._sampler is not None:
             next_epoch(self._sampler, self._passes)
         self._passes += 1
         iteration = _Iteration(self)
         self._last = weakref.ref(iteration)
         return iteration
+
+    def _wait_for_passes_that_were_left(self) -> None:
+        """Whoever left a pass has waited a while for the batch that its thread was fetching. Where
+        a data set or its workers would be asked by two threads, this waits for as long as it takes.
+        """
+        shared = isinstance(self._loader, dataloader.DataLoader) and (
+            self._loader.persistent_workers or self._loader.num_workers == 0
+        )
+        for iteration, thread in self._threads:
+            if shared and iteration() is None:
+                thread.join()
+        self._threads[:] = [each for each in self._threads if each[1].is_alive()]
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -566,7 +590,7 @@ class AsyncLoader:
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None, "_ahead": self._new_ahead()}
+        return {**self.__dict__, "_last": None, "_threads": [], "_ahead": self._new_ahead()}
 
     def __repr__(self) -> str:
         return f"AsyncLoader({self._loader!r}, device={str(self.device)!r})"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._contextlib import _wrap_generator
 
 from torchacc_device import _C, _boundary
 
@@ -23,7 +25,11 @@ class _Scope:
     """
 
     def __call__(self, function: _Function) -> _Function:
-        """`function` with each of its calls in a scope of its own."""
+        """`function` with each of its calls in a scope of its own; of a generator, each of its
+        turns.
+        """
+        if inspect.isgeneratorfunction(function):
+            return _wrap_generator(type(self), function)  # type: ignore[return-value]
 
         @functools.wraps(function)
         def within(*args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -42,6 +42,22 @@ class Turns:
         return (turn + [self._first[index % len(self._first)] for index in missing])[self._rank]
 
 
+class _Copied:
+    """A sampler, and the copy of it that is drawn from: what the program sets on its own becomes
+    the copy's, which has generators of its own.
+    """
+
+    def __init__(self, own: Any, made: Any) -> None:
+        self._own, self._made = own, made
+        self._seen = dict(vars(own)) if hasattr(own, "__dict__") else {}
+
+    def follow(self) -> None:
+        own = vars(self._own) if hasattr(self._own, "__dict__") else {}
+        for name in own.keys() - {"generator", "sampler"}:
+            if name not in self._seen or self._seen[name] is not own[name]:
+                self._seen[name] = vars(self._made)[name] = own[name]
+
+
 class Shard:
     """Every `count`-th element of a sampler, from the element `rank` on.
 
@@ -52,15 +68,23 @@ class Shard:
     """
 
     def __init__(
-        self, inner: Iterable[Any], rank: int, count: int, seed: int | None = None
+        self,
+        inner: Iterable[Any],
+        rank: int,
+        count: int,
+        seed: int | None = None,
+        copied: Sequence[_Copied] = (),
     ) -> None:
         self._inner = inner
+        self._copied = copied
         self._rank = rank
         self._count = count
         self._seed = seed
         self._passes = 0
 
     def _begin(self) -> Turns:
+        for each in self._copied:
+            each.follow()
         if self._seed is not None:
             for owner in (self._inner, getattr(self._inner, "sampler", None)):
                 if hasattr(owner, "generator"):
@@ -119,14 +143,14 @@ def shard_loader(loader: Iterable[Any], rank: int, count: int, seed: int) -> Ite
     if loader.num_workers > 0 and torch.get_default_device().type == "cpu":
         # For the seeds of workers: alike where the same is read, other ones elsewhere.
         state["generator"] = _generator_of(rank, seed)
-    if type(loader.batch_sampler) is BatchSampler:
-        sampler = Shard(_own(loader.sampler), rank, count, seed)
+    if loader.batch_size is not None:  # the batch sampler is the loader's own
+        sampler = _shard_of(loader.sampler, rank, count, seed)
         state["sampler"] = sampler
         state["batch_sampler"] = BatchSampler(sampler, loader.batch_size, loader.drop_last)
     elif loader.batch_sampler is not None:
-        state["batch_sampler"] = Shard(_own(loader.batch_sampler), rank, count, seed)
+        state["batch_sampler"] = _shard_of(loader.batch_sampler, rank, count, seed)
     else:
-        state["sampler"] = Shard(_own(loader.sampler), rank, count, seed)
+        state["sampler"] = _shard_of(loader.sampler, rank, count, seed)
     return made
 
 
@@ -137,12 +161,15 @@ def _generator_of(rank: int, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(drawn[rank]))
 
 
-def _own(sampler: Any) -> Any:
-    """A copy that may be given generators. Warns of one that has no use for them."""
+def _shard_of(sampler: Any, rank: int, count: int, seed: int) -> Shard:
+    """Of a copy, which may be given generators. Warns of one that has no use for them."""
     made = copy.copy(sampler)
-    drawn_from = getattr(made, "sampler", None)
+    copied = [_Copied(sampler, made)]
+    drawn_from = getattr(sampler, "sampler", None)
     if drawn_from is not None:
-        made.sampler = drawn_from = copy.copy(drawn_from)
+        made.sampler = copy.copy(drawn_from)
+        copied.append(_Copied(drawn_from, made.sampler))
+        drawn_from = made.sampler
     owners = (made, drawn_from)
     if not any(hasattr(each, "generator") or type(each) is SequentialSampler for each in owners):
         kind = type(sampler).__name__
@@ -151,7 +178,7 @@ def _own(sampler: Any) -> Any:
             f"[accelerate] {kind} has no attribute `generator` that could be seeded: it has to "
             "yield the same on every process (dataloader.shard).",
         )
-    return made
+    return Shard(made, rank, count, seed, copied)
 
 
 def is_divided(loader: Iterable[Any]) -> bool:

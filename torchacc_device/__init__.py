@@ -95,9 +95,19 @@ def _register() -> None:
     _patches.apply()
     _boundary.install()
     _distributed.install()
-    atexit.register(_C.stop)
+    atexit.register(_stop)
     _registered = True
     _tell_foreign_front_end()
+
+
+def _stop() -> None:
+    """Submits what is left, while there is an interpreter."""
+    from torchacc_device import _C
+
+    problem = _C.stop()
+    # After an error that ended the program nobody waits for what was recorded behind it.
+    if problem and not hasattr(sys, "last_value"):
+        print(f"[acc] the last step of this process has failed: {problem}", file=sys.stderr)
 
 
 def _tell_foreign_front_end() -> None:

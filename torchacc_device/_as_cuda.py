@@ -9,6 +9,8 @@ that torch.acc has as well, and `custom_fwd`. Not what decides where tensors go:
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -124,6 +126,23 @@ def _ours(name: str) -> Callable[[Any], Any]:
     return replace
 
 
+def _fork_rng(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.random.fork_rng`, whose default is all devices of CUDA."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fork_rng(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        given.apply_defaults()
+        named = given.arguments
+        # As many devices as there are of CUDA: none, on most machines.
+        if named["devices"] is None and named["device_type"] in MEANT:
+            named["device_type"] = _DEVICE
+        return original(*given.args, **given.kwargs)
+
+    return fork_rng
+
+
 def _shared_names(module: ModuleType) -> list[str]:
     return [
         name
@@ -140,6 +159,7 @@ TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (autocast_mode.autocast, "__exit__", _autocast_exit),
     (autocast_mode, "_cast", _cast),
     (torch.amp.GradScaler, "__init__", _scaler_init),
+    (torch.random, "fork_rng", _fork_rng),
     *(
         (module, name, _ours(name))
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random)

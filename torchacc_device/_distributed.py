@@ -12,6 +12,7 @@ import atexit
 import functools
 import gc
 import os
+import sys
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -132,6 +133,18 @@ def _end_before_the_interpreter() -> None:
         import torch.distributed.nn.functional  # noqa: F401
 
     atexit.register(gc.collect)
+    atexit.register(_wait_for_sends)
+
+
+def _wait_for_sends() -> None:
+    """A send has ended for the program when its contents are kept, received or not."""
+    # After an error the others may be gone, and a forked child has none of the groups' threads.
+    if hasattr(sys, "last_value") or _C.is_in_bad_fork():
+        return
+    try:
+        _C.wait_for_sends()
+    except Exception as error:
+        warnings.warn(str(error), stacklevel=1)
 
 
 # Why this process uses no generated kernels, once it has agreed to that; "" before.

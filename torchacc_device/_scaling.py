@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchacc_device import _boundary, _replaced
 
@@ -47,18 +46,23 @@ _known: set[type[Optimizer]] = {
 _reasons: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
 
 # The group whose processes hold parts of the same parameters, or stages of the same model: a step
-# is taken by all of them or by none. None is the default group, which may be made anew.
-_groups: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+# is taken by all of them or by none. None is the default group, which may be made anew. By the ids
+# of the modules that the parameters belong to: torch swaps the contents of DTensors (`module.to`)
+# only where nothing refers to them weakly.
+_groups: dict[int, tuple[weakref.ref[nn.Module], dist.ProcessGroup | None]] = {}
 
 
-def step_together(parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """From now on a gradient of these that overflows on one process of `group` does so on all.
+def step_together(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """From now on a gradient in `model` that overflows on one process of `group` does so on all.
 
     None is the default group. All processes have to unscale gradients of the same optimizers in the
     same order.
     """
-    for parameter in parameters:
-        _groups[parameter] = group
+    for module in model.modules():
+        if module._parameters:
+            key = id(module)
+            gone = weakref.ref(module, lambda _, key=key: _groups.pop(key, None))
+            _groups[key] = (gone, group)
 
 
 def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable[..., Any]:
@@ -70,9 +74,7 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
         _replaced.check(optimizer)  # torch would say that it has found no gradients
         unscale = _unscale_parts if _has_parts(optimizer) else original
         found = unscale(self, optimizer, inv_scale, found_inf, *args)
-        parameters = _parameters(optimizer)
-        groups = dict.fromkeys(_groups[p] for p in parameters if p in _groups) if _groups else {}
-        for group in groups:
+        for group in _groups_of(optimizer):
             # One exchange, also where no parameter has a gradient here: the others wait for it.
             overflow = next(iter(found.values()), found_inf).clone()
             for other in found.values():
@@ -82,6 +84,18 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
         return found
 
     return _unscale_grads_
+
+
+def _groups_of(optimizer: Optimizer) -> Iterable[dist.ProcessGroup | None]:
+    if not _groups:
+        return ()
+    held = {id(parameter) for parameter in _parameters(optimizer)}
+    return dict.fromkeys(
+        group
+        for alive, group in list(_groups.values())
+        if (module := alive()) is not None
+        and any(id(parameter) in held for parameter in module._parameters.values())
+    )
 
 
 def _has_parts(optimizer: Optimizer) -> bool:
@@ -112,6 +126,30 @@ def _unscale_parts(
                 together, found[device], inv_scale.to(device)
             )
     return found
+
+
+# The scaler that scaled the last loss.
+_last_scaler: weakref.ref[torch.amp.GradScaler] | None = None
+
+
+def noting_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.amp.GradScaler.scale`, for `loss_scale`."""
+
+    def scale(self: Any, outputs: Any) -> Any:
+        global _last_scaler
+        _last_scaler = weakref.ref(self)
+        return original(self, outputs)
+
+    return scale
+
+
+def loss_scale(device: torch.device) -> Tensor | None:
+    """What the gradients of the step that is recorded are scaled by, a tensor of one element on
+    `device`; None where no scaler is in use.
+    """
+    scaler = None if _last_scaler is None else _last_scaler()
+    scale = None if scaler is None or not scaler.is_enabled() else scaler._scale
+    return None if scale is None else scale.to(device)
 
 
 def with_scale(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -161,8 +161,10 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that autocast may use on acc."""
-    return [torch.bfloat16, torch.float16]
+    """The dtypes that autocast may use on acc; float32 for what half precision is too little for
+    within a region of it, as CUDA's autocast takes it.
+    """
+    return [torch.bfloat16, torch.float16, torch.float32]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:

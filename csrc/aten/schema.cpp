@@ -20,12 +20,13 @@ namespace {
 using c10::DispatchKey;
 using c10::TypeKind;
 
+// None of these is ever destroyed: threads may still call operators while the process ends.
 std::deque<graph::Op>& ops() {
-  static std::deque<graph::Op> all;
+  static auto& all = *new std::deque<graph::Op>;
   return all;
 }
 std::deque<c10::OperatorHandle>& handles() {
-  static std::deque<c10::OperatorHandle> all;
+  static auto& all = *new std::deque<c10::OperatorHandle>;
   return all;
 }
 
@@ -244,7 +245,7 @@ bool is_pointwise(const c10::OperatorHandle& handle) {
 // What the table says that it writes it writes in training.
 const graph::Op* find_evaluating(const graph::Op& op, const c10::FunctionSchema& schema,
                                  uint32_t* training) {
-  static std::deque<graph::Op> made_ops;
+  static auto& made_ops = *new std::deque<graph::Op>;
   graph::Op evaluating = op;
   evaluating.writes = false;
   bool differs = false;
@@ -263,7 +264,7 @@ const graph::Op* find_evaluating(const graph::Op& op, const c10::FunctionSchema&
 }
 
 const graph::Op* find_or_make_op(const c10::OperatorHandle& handle) {
-  static std::unordered_map<std::string, const graph::Op*> made_ops;
+  static auto& made_ops = *new std::unordered_map<std::string, const graph::Op*>;
   const c10::FunctionSchema& schema = handle.schema();
   graph::Op op;
   op.name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());

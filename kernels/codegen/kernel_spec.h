@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -46,7 +47,12 @@ struct Instruction {
   uint32_t index = 0;
   double constant = 0;  // kConstant
 
-  bool operator==(const Instruction&) const = default;
+  // The constant by its bits: -0.0 is not 0.0.
+  bool operator==(const Instruction& other) const {
+    return fn == other.fn && dtype == other.dtype && inputs == other.inputs &&
+           index == other.index &&
+           std::bit_cast<uint64_t>(constant) == std::bit_cast<uint64_t>(other.constant);
+  }
 };
 
 constexpr bool has_position(const Instruction& instruction) {

@@ -169,7 +169,10 @@ void* DiskCache::load(const std::string& file, const Toolchain& toolchain) {
   // not blocking: it might be a pipe
   const Descriptor opened(
       openat(directory_.get(), file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!opened && errno == ENOENT) return nullptr;
+  // Not there, or this process has no room for it.
+  if (!opened && (errno == ENOENT || errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    return nullptr;
+  }
   const auto wrong = [&]() -> void* {
     remove(file);
     return nullptr;

@@ -199,6 +199,11 @@ void Run::leave_out(size_t index, const std::vector<bool>& touched) {
     if (!touched[reuse.buffer]) continue;
     own(reuse.buffer, allocate(plan_.program.buffers[reuse.buffer].nbytes));
   }
+  // A kernel that makes something else, too, reads what this operator would have made.
+  for (const Result& result : prepared_.steps[index].results) {
+    const auto buffer = static_cast<uint32_t>(result.word[1]);
+    if (touched[buffer]) own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
+  }
   for (const uint32_t buffer : step.release) release(buffer);
 }
 

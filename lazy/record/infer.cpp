@@ -51,21 +51,22 @@ using Memo = std::unordered_map<std::vector<int64_t>, std::shared_ptr<const Infe
 // starts afresh, which costs the current shapes one Meta call each.
 constexpr size_t kMaxSignatures = 100'000;
 
+// Never destroyed, as what follows: threads may still record while the process ends.
 std::mutex memo_mutex;
 Memo& memo() {
-  static Memo table;
+  static auto& table = *new Memo;
   return table;
 }
 
 std::unordered_map<std::string, MetaRule>& meta_rules() {
-  static std::unordered_map<std::string, MetaRule> rules;
+  static auto& rules = *new std::unordered_map<std::string, MetaRule>;
   return rules;
 }
 
 thread_local bool inside_meta = false;
 
 std::unordered_map<std::string, MetaKernel>& meta_kernels() {
-  static std::unordered_map<std::string, MetaKernel> kernels;
+  static auto& kernels = *new std::unordered_map<std::string, MetaKernel>;
   return kernels;
 }
 

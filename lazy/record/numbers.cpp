@@ -10,16 +10,23 @@ namespace acc::record {
 
 void append_number(const at::Tensor& tensor, std::vector<int64_t>* values) {
   const void* data = tensor.const_data_ptr();
+  // Some operators, as addmm, get what is to be conjugated or negated as it is in memory.
+  const bool negated = tensor.is_neg();
+  const bool conjugated = tensor.is_conj();
   const auto integer = [&](auto example) {
-    values->push_back(static_cast<int64_t>(*static_cast<const decltype(example)*>(data)));
+    const auto value = static_cast<int64_t>(*static_cast<const decltype(example)*>(data));
+    values->push_back(negated ? -value : value);
+  };
+  const auto part = [&](double value, bool negative) {
+    values->push_back(to_bits(negative ? -value : value));
   };
   const auto real = [&](auto example) {
-    values->push_back(to_bits(static_cast<double>(*static_cast<const decltype(example)*>(data))));
+    part(static_cast<double>(*static_cast<const decltype(example)*>(data)), negated);
   };
   const auto complex = [&](auto example) {
     const auto value = *static_cast<const decltype(example)*>(data);
-    values->push_back(to_bits(static_cast<double>(value.real())));
-    values->push_back(to_bits(static_cast<double>(value.imag())));
+    part(static_cast<double>(value.real()), negated);
+    part(static_cast<double>(value.imag()), negated != conjugated);
   };
   switch (tensor.scalar_type()) {
     case c10::kDouble:

@@ -10,13 +10,14 @@
 namespace acc::record {
 namespace {
 
+// Never destroyed: threads may still record while the process ends.
 std::mutex mutex;
 std::map<Source, uint32_t>& numbers() {
-  static std::map<Source, uint32_t> map;
+  static auto& map = *new std::map<Source, uint32_t>;
   return map;
 }
 std::vector<const Source*>& places() {
-  static std::vector<const Source*> list{nullptr};
+  static auto& list = *new std::vector<const Source*>{nullptr};
   return list;
 }
 

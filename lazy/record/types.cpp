@@ -28,7 +28,7 @@ constexpr size_t kMaxBytes = size_t{16} << 20;
 
 std::mutex known_mutex;
 std::set<std::vector<int64_t>>& known() {
-  static std::set<std::vector<int64_t>> table;
+  static auto& table = *new std::set<std::vector<int64_t>>;  // never destroyed, as in infer.cpp
   return table;
 }
 thread_local Doubt doubted;

@@ -508,9 +508,10 @@ void start() {
   runtime::install_flush_hooks(hooks);
 }
 
-void stop() {
+std::string stop() {
   // A forked child has its parent's pending work and none of its threads.
-  if (has_ended() || runtime::in_bad_fork()) return;
+  if (has_ended() || runtime::in_bad_fork()) return "";
+  std::string problem;
   const runtime::Backend* const known = runtime::chosen_backend();
   const int devices = known == nullptr ? 0 : known->device_count();  // else nothing was recorded
   for (int i = 0; i < devices; ++i) {
@@ -521,11 +522,13 @@ void stop() {
       } catch (const c10::OutOfMemoryError&) {
         settle(device);  // nothing goes on with it later
       }
-    } catch (const std::exception&) {
-      // Whoever still reads what the failed step was to make is told.
+    } catch (...) {
+      // Whoever still reads what the failed step was to make is told; mostly nobody does.
+      problem = runtime::text_of(std::current_exception());
     }
   }
   stopped.store(true);
+  return problem;
 }
 
 bool settle(c10::DeviceIndex device) {

@@ -127,8 +127,8 @@ std::string kernels_problem();
 void release_memory(c10::DeviceIndex device);
 
 // Runs once when the interpreter ends: work in flight is finished or given up. From then on
-// operators are to run at once, and flushes do nothing.
-void stop();
+// operators are to run at once, and flushes do nothing. Returns what has failed; "" mostly.
+std::string stop();
 bool has_ended();
 
 }  // namespace acc::session

@@ -224,6 +224,36 @@ for place in (2, 9):  # the first is in a bucket that is sent as it is, too
             assert found[4] == [3.0, 3.0], place
 
 
+def test_what_was_left_out_has_the_scale_of_the_step_that_sends_it(device):
+    code = (
+        SETUP
+        + CONSTANT
+        + """
+def unscaled(scales):
+    config = torchacc.Config()
+    config.dist.comm.topk, config.dist.comm.topk_ratio = True, 0.25
+    config.dist.comm.topk_threshold = 0
+    model = torchacc.accelerate(Constant(), config=config)
+    scaler = torch.amp.GradScaler(DEVICE)
+    scaler.scale(torch.ones((), device=model.device))  # makes what update() writes
+    rows, found = torch.arange(1.0, 17.0), []
+    for scale in scales:
+        model.zero_grad()
+        loss = model(rows.to(model.device))
+        if scale:
+            scaler.update(scale)
+            loss = scaler.scale(loss)
+        loss.backward()
+        found.append((model.weight.grad / (scale or 1.0)).tolist())
+    return found
+changing = unscaled([8.0, 8.0, 4.0, 16.0, 2.0, 2.0])
+report(changing=changing, constant=unscaled([None] * 6))
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert each.reports["changing"] == each.reports["constant"]
+
+
 def test_a_model_with_a_policy_can_be_copied_and_pickled(device):
     code = (
         SETUP

@@ -283,6 +283,48 @@ else:
     assert first.reports["all"] == 200
 
 
+def test_sends_begin_before_those_ahead_of_them_were_received():
+    code = """
+dist.init_process_group("acc")
+sent = [torch.full((2,), i + 100.0 * RANK, device=device) for i in range(80)]
+got = [torch.zeros(2, device=device) for _ in sent]
+works = [dist.isend(each, 1 - RANK, tag=i) for i, each in enumerate(sent)]
+works += [dist.irecv(each, 1 - RANK, tag=i) for i, each in enumerate(got)]
+for work in works:
+    work.wait()
+report(one_by_one=[float(each[0]) for each in got])
+large = torch.full((1 << 26,), float(RANK), device=device)  # 256 MiB
+kinds = [dist.isend, dist.isend, dist.irecv, dist.irecv]
+tensors = [large, large + 2, torch.empty_like(large), torch.empty_like(large)]
+for work in dist.batch_isend_irecv(
+    [dist.P2POp(kind, each, 1 - RANK) for kind, each in zip(kinds, tensors)]
+):
+    work.wait()
+report(together=[float(each[-1]) for each in tensors[2:]])
+"""
+    for rank, each in enumerate(one(code)):
+        other = 1 - rank
+        assert each.reports["one_by_one"] == [i + 100.0 * other for i in range(80)]
+        assert each.reports["together"] == [float(other), other + 2.0]
+
+
+def test_what_was_sent_at_the_end_of_a_program_arrives():
+    code = """
+dist.init_process_group("acc")
+if RANK == 0:
+    dist.send(torch.arange(3.0, device=device), 1)
+    dist.isend(torch.ones(3, device=device), 1, tag=9)  # nobody waits for it
+else:
+    import time
+    time.sleep(1)
+    x = torch.zeros(3, device=device)
+    dist.recv(x, 0)
+    report(x=x.tolist())
+"""
+    ended = run_to_end(BEGIN + code, 2, timeout=60)
+    assert ended[1].reports["x"] == [0.0, 1.0, 2.0]
+
+
 def test_hooks_of_ddp():
     code = """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

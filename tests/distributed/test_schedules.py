@@ -102,3 +102,20 @@ report(nothing=refused(lambda: dist.irecv(z, RANK).wait()))
         assert found["z"] == found["mine"] == [10 + number + i for i in range(4)]
         assert found["theirs"] == [11 - number + i for i in range(4)]
         assert "was not sent. Call isend before" in found["nothing"]
+
+
+def test_a_receive_from_itself_is_there_when_it_is_completed():
+    code = """
+x, y, z = torch.arange(3.0, device=device), *(torch.zeros(n, device=device) for n in (3, 2))
+early = dist.irecv(y, RANK)
+report(early=early.is_completed())
+dist.isend(x, RANK)
+report(late=early.is_completed(), y=y.tolist())
+dist.isend(x, RANK)
+wrong = dist.irecv(z, RANK)
+report(wrong=wrong.is_completed(), why=refused(wrong.wait))
+"""
+    (found,) = run_ranks(GROUP + code + LEAVE, 1)
+    assert found.reports["early"] is False and found.reports["late"] is True
+    assert found.reports["y"] == [0.0, 1.0, 2.0]
+    assert found.reports["wrong"] is True and "recv of 2" in found.reports["why"]

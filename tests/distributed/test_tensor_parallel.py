@@ -453,3 +453,26 @@ report(alone=refused(lambda: torchacc.accelerate(models.made(0), data, config)))
     line = "into 1 parts, each for 2 processes, which read the same."
     own = line + " What the data set or collate_fn draws at random is each process's own"
     assert first.stderr.count(line) == 2 and first.stderr.count(own) == 1
+
+
+def test_a_model_with_split_layers_is_taken_again_as_it_is(device):
+    """As for a loader of validation."""
+    code = (
+        SPLIT
+        + """
+again, other = torchacc.accelerate(model, batches, config)
+report(same=again is model, losses_again=models.trained(again, other, foreach=False))
+scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10)
+split = next(p for p in model.parameters() if hasattr(p, "to_local"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+(x, y), *_ = other
+scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+if RANK == 0:  # an overflow of one process
+    split.grad.to_local().fill_(float("inf"))
+before = [whole(p) for p in model.parameters()]
+scaler.step(optimizer)
+report(skipped=[whole(p) for p in model.parameters()] == before)
+"""
+    )
+    for each in run_ranks(code, 2):
+        assert each.reports["same"] and each.reports["skipped"]

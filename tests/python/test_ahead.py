@@ -7,6 +7,7 @@ import itertools
 import logging
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -347,3 +348,63 @@ def test_an_empty_loader_is_pointed_out(device, caplog):
     logger.forget_said_for_testing()
     assert list(told(torchacc.AsyncLoader([], device), False)) == []
     assert "gave no batch" in caplog.text
+
+
+def test_what_a_thread_would_draw_in_another_order_is_read_in_the_loop(device):
+    class Drawn(torch.utils.data.Dataset):
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            return torch.rand(())
+
+    def run():
+        torch.manual_seed(0)
+        found = []
+        for batch in torchacc.AsyncLoader(DataLoader(Drawn(), 2), device):
+            assert threads() == []
+            found.append((batch.tolist(), torch.rand(()).item()))
+        return found
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = run()
+        assert run() == first
+        workers = iter(torchacc.AsyncLoader(DataLoader(Drawn(), 2, num_workers=1), device))
+        next(workers)
+        assert threads() != []
+        workers.close()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.manual_seed(0)
+    expected = []
+    for batch in DataLoader(Drawn(), 2):
+        expected.append((batch.tolist(), torch.rand(()).item()))
+    assert first == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pass_that_was_left_ends_before_the_next_one_begins(device, monkeypatch, workers):
+    """Also where its batch takes longer than whoever leaves it waits."""
+    monkeypatch.setattr(loader_module, "_SECONDS_TO_END", 0.05)
+
+    class Slow(torch.utils.data.Dataset):
+        inside = 0
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            Slow.inside += 1
+            assert Slow.inside == 1
+            time.sleep(0.3)
+            Slow.inside -= 1
+            return float(index)
+
+    plain = DataLoader(Slow(), num_workers=workers, persistent_workers=workers > 0)
+    loader = told(torchacc.AsyncLoader(plain, device, device_prefetch_size=1), True, True)
+    for x in loader:
+        assert float(x) == 0.0
+        break
+    del x
+    assert [float(x) for x in loader] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

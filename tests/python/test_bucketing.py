@@ -265,3 +265,23 @@ def test_a_word_that_is_no_way_of_choosing_buckets(device):
         torchacc.AsyncLoader([], device, buckets="learn")
     with pytest.raises(TypeError, match="'auto', or None, got 'learn'"):
         torchacc.Config().dataloader.buckets = "learn"
+
+
+def test_a_mask_that_is_added_to_scores_is_left_alone(device, caplog, forget_said):
+    """0 would let tokens of the padding be attended to."""
+    batch = {
+        "input_ids": torch.ones(2, 5, dtype=torch.long),
+        "attention_mask": torch.zeros(2, 1, 1, 5),
+    }
+    (found,) = torchacc.AsyncLoader([batch], device, max_length=8, num_buckets=1)
+    assert found["input_ids"].shape == (2, 8)
+    assert found["attention_mask"].shape == (2, 1, 1, 5)
+    assert "'attention_mask' is as long as the padded tensors (5)" in caplog.text
+    batch["attention_mask"] = torch.ones(2, 5)
+    (found,) = torchacc.AsyncLoader([batch], device, max_length=8, num_buckets=1)
+    assert found["attention_mask"].tolist() == [[1.0] * 5 + [0.0] * 3] * 2
+
+
+def test_values_of_padding_without_a_length_to_pad_to_are_told(device, caplog, forget_said):
+    torchacc.AsyncLoader([], device, pad_value_dict={"x": 1})
+    assert "pad_value_dict has no effect without buckets or max_length" in caplog.text

@@ -170,3 +170,17 @@ def test_exit_by_a_signal(device):
     child.send_signal(signal.SIGTERM)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == -signal.SIGTERM, errors
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("ended", ["", "raise ValueError('told')"])
+def test_a_step_that_fails_at_the_very_end_is_told_once(acc_only, ended):
+    code = f"""
+import torch, torchacc_device
+table, index = torch.ones(3, device="acc"), torch.tensor([9], device="acc")
+picked = table.index_select(0, index)
+{ended}
+"""
+    done = run_python(code, check=False, fresh=True)
+    assert ("the last step of this process has failed" in done.stderr) == (not ended)
+    assert ("ValueError: told" if ended else "index out of range") in done.stderr

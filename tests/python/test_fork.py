@@ -250,3 +250,22 @@ def test_training_goes_on_after_a_fork_while_a_compiler_works(tmp_path: Path) ->
         ACC_DETERMINISTIC="0",
     )
     assert "Warning" not in done.stderr
+
+
+def test_a_forked_child_leaves_its_parents_group_alone() -> None:
+    code = """
+import os, torch, torchacc
+model = torchacc.accelerate(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2, device=model.device)).sum().item()
+torch.distributed.all_reduce(torch.ones(2, device=model.device))
+if os.fork() == 0:
+    import atexit
+    atexit._run_exitfuncs()
+    assert torch.distributed.is_initialized()
+    os._exit(0)  # a child that drops a group of Gloo's waits for its threads, on every device
+_, status = os.wait()
+print(status, model(torch.ones(1, 2, device=model.device)).shape)
+"""
+    done = run_python(code, fresh=True)
+    assert done.stdout.strip() == "0 torch.Size([1, 2])"
+    assert "left with an error" not in done.stderr and "destroyed" not in done.stderr

@@ -157,3 +157,15 @@ def test_running_statistics_that_are_replaced() -> None:
         norm(mine)
         for running, exact in ((norm.running_var, x.var(0)), (norm.running_mean, x.mean(0))):
             torch.testing.assert_close(running.cpu(), exact, rtol=1e-5, atol=0)
+
+
+def test_numbers_that_are_to_be_conjugated_or_negated():
+    """addmm gets them as they are in memory."""
+    a, b = (torch.randn(3, 3, dtype=torch.complex64) for _ in range(2))
+    z = torch.tensor(1 + 2j)
+    numbers = [z, z.conj(), torch._neg_view(z), torch._neg_view(z.conj())]
+    assert numbers[1].is_conj() and numbers[2].is_neg() and numbers[3].is_conj()
+    for number in numbers:
+        for _ in range(2):  # recorded, and then followed
+            on_acc = torch.addmm(number, a.to(helpers.DEVICE), b.to(helpers.DEVICE))
+            helpers.assert_same(on_acc.cpu(), torch.addmm(number, a, b))

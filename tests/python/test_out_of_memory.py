@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.helpers import drawn, extension
 
@@ -377,6 +378,27 @@ def test_what_was_deleted_to_free_memory_is_not_made(acc_only):
         del outer, total
         assert (counter + 1).tolist() == [2.0] * 3
         assert counter.tolist() == [1.0] * 3
+
+
+def test_a_kernel_that_is_half_needed_has_memory_for_the_rest(acc_only):
+    """It reads what an operator that is left out would have made."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(64, 64, device=acc_only) for _ in range(2))
+    w = torch.full((64,), 0.25, device=acc_only)
+    extension().flush()
+
+    def run():
+        first, second = F.prelu(a, w), F.prelu(b, w)  # results that the operator allocates
+        return (first * 2).tanh(), (second * 2).tanh()
+
+    for _ in range(2):
+        expected = [y.cpu() for y in run()]
+    y1, y2 = run()  # fused for the first time
+    with failing(0, at_least=16384):
+        with pytest.raises(torch.OutOfMemoryError):
+            y1.cpu()
+        del y2
+    torch.testing.assert_close(y1.cpu(), expected[0])
 
 
 def test_a_checkpoint_makes_a_model_usable_again(acc_only, unfused):

@@ -200,6 +200,32 @@ def test_accelerate_asks_for_it() -> None:
         torch.distributed.destroy_process_group()  # of this process alone; other tests ask for one
 
 
+@pytest.mark.usefixtures("patched")
+def test_a_region_of_float32_casts_to_it() -> None:
+    first, second = (torch.nn.Linear(4, 4).to("acc") for _ in range(2))
+    with torch.autocast("cuda", dtype=torch.float16):
+        h = first(torch.ones(2, 4, device="acc"))
+        with torch.autocast("cuda", dtype=torch.float32):
+            y = second(h)
+    assert (h.dtype, y.dtype) == (torch.float16, torch.float32)
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize("options", [{}, {"devices": [0]}, {"device_type": "cuda"}])
+def test_a_fork_of_the_generators_gives_them_back(options) -> None:
+    def draw() -> list[float]:
+        return torch.rand(3, device="acc").tolist()
+
+    torch.manual_seed(3)
+    expected = draw(), draw()
+    torch.manual_seed(3)
+    first = draw()
+    with torch.random.fork_rng(**options):
+        torch.manual_seed(0)
+        draw()
+    assert (first, draw()) == expected
+
+
 @pytest.mark.parametrize("devices", [False, True])
 def test_workers_of_a_loader_are_seeded_though_the_device_is_in_use(devices: bool) -> None:
     """torch seeds them, also what it calls CUDA: a device that a forked process cannot use.

@@ -184,3 +184,19 @@ def test_a_step_ends_after_an_exception_and_boundaries_are_back(device):
     torchacc.mark_step()
     assert pending() == 0
     assert y.tolist() == [4, 4, 4]
+
+
+def test_a_generator_has_its_scope_in_each_turn(device):
+    @torchacc.eager()
+    def values():
+        x = torch.ones(2, device=device)
+        while True:
+            x = x * 2
+            yield x, pending()
+
+    turns = values()
+    for expected in (2.0, 4.0):
+        x, inside = next(turns)
+        assert inside == 0
+        assert x + 0 is not None and pending() > 0  # outside it is recorded
+        assert x.tolist() == [expected] * 2

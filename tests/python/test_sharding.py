@@ -278,6 +278,30 @@ def test_a_sampler_that_cannot_be_seeded_is_told(caplog):
     assert "SequentialSampler" not in caplog.text
 
 
+def test_what_a_program_sets_on_its_sampler_holds_for_the_part():
+    class Epochs(Sampler):
+        def __init__(self) -> None:
+            self.epoch = 0
+            self.passes = 0  # its own
+            self.generator = None
+
+        def __iter__(self):
+            self.passes += 1
+            yield from (10 * self.epoch + self.passes + i for i in range(4))
+
+        def __len__(self) -> int:
+            return 4
+
+    for wrap in (lambda s: {"sampler": s}, lambda s: {"batch_sampler": BatchSampler(s, 1, False)}):
+        sampler = Epochs()
+        shard = shard_loader(DataLoader(dataset(100), **wrap(sampler)), 0, 2, seed=0)
+        found = [samples(shard)]
+        for epoch in (1, 1, 2):
+            sampler.epoch = epoch
+            found.append(samples(shard))
+        assert found == [[1, 3], [12, 14], [13, 15], [24, 26]]
+
+
 def test_one_process_and_a_divided_loader_are_left_alone():
     loader = DataLoader(dataset(8))
     assert torchacc.accelerate(torch.nn.Linear(1, 1), loader)[1]._loader is loader

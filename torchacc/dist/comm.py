@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchacc import launched
 from torchacc.device import device_type
 from torchacc.logger import logger
+from torchacc_device import _scaling
 
 if TYPE_CHECKING:
     from torchacc.config import CommConfig
@@ -182,9 +183,10 @@ class Plain(Policy):
 class _Feedback:
     """What a lossy exchange left out, by bucket; it is added to the gradients of the next step.
 
-    Both are as large as the scale of their step's loss made them. Where an exchanged bucket is not
-    finite a GradScaler skips the step and changes that scale: then what the step itself left out is
-    not added, but what it was to add is. All processes have the same buckets, so they agree.
+    It is kept as it would be without the scale of its step's loss, which is another one in a later
+    step. Where an exchanged bucket is not finite a GradScaler skips the step: then what the step
+    itself left out is not added, but what it was to add is. All processes have the same buckets, so
+    they agree.
     """
 
     def __init__(self) -> None:
@@ -211,10 +213,15 @@ class _Feedback:
         # After its first step DistributedDataParallel arranges the buckets anew.
         if self._counts is None or parameters != _identity(bucket):
             return torch.zeros_like(flat)
-        return torch.where(self._counts, left, before)
+        kept = torch.where(self._counts, left, before)
+        scale = _scaling.loss_scale(flat.device)
+        return kept if scale is None else kept * scale
 
     def leave(self, bucket: GradBucket, left: Tensor, before: Tensor) -> None:
         """`before`: what was `added`."""
+        scale = _scaling.loss_scale(left.device)
+        if scale is not None:
+            left, before = left / scale, before / scale
         self._left[bucket.index()] = (_identity(bucket), left, before)
 
 

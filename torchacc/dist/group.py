@@ -253,7 +253,8 @@ def _leave_at_exit() -> None:
 
 def _leave() -> None:
     """For programs that never destroy their group: the others get what they still wait for."""
-    if not dist.is_initialized():
+    # A forked child shares its parent's connections.
+    if not dist.is_initialized() or _C.is_in_bad_fork():
         return
     try:
         # After an error the others may be gone, and nobody needs the results.

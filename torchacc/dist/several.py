@@ -140,7 +140,7 @@ def wrap(model: nn.Module, device: torch.device, config: Config) -> DistributedP
         _draw_alike(mesh.group("tp"), device)
     if max(mesh.num(name) for name in ("fsdp", "pp", "tp")) > 1:
         # Of replicas gradients are the same; parts of them may overflow on one process alone.
-        _scaling.step_together(wrapped.parameters())
+        _scaling.step_together(wrapped)
     return wrapped
 
 
@@ -175,20 +175,25 @@ def _say_what_has_no_effect(model: nn.Module, config: Config) -> None:
         )
 
 
-def divided(loader: Iterable[Any], config: Config) -> Iterable[Any]:
-    """A loader of the part of the data that this process reads. All processes have to call it.
+def seed_of_shards() -> int | None:
+    """The seed of `divided`; None in a process of its own. All processes have to call it."""
+    if dist.get_world_size() == 1:
+        return None
+    seed = [torch.initial_seed()]
+    dist.broadcast_object_list(seed, src=0)
+    # Below the largest of torch's seeds, so that passes can be counted up from it.
+    return seed[0] >> 1
+
+
+def divided(loader: Iterable[Any], config: Config, seed: int) -> Iterable[Any]:
+    """A loader of the part of the data that this process reads; `seed` is the same on all.
 
     Those that differ along dp and fsdp have other parts; the stages of a pipeline, and what shares
     layers or sequences, read the same batches, in the same order.
     """
-    if dist.get_world_size() == 1:
-        return loader
     mesh = config.get_mesh()
-    seed = [torch.initial_seed()]
-    dist.broadcast_object_list(seed, src=0)
-    # Below the largest of torch's seeds, so that passes can be counted up from it.
     rank, count = mesh.joint_coordinate("dp", "fsdp"), mesh.joint_num("dp", "fsdp")
-    return shard_loader(loader, rank, count, seed[0] >> 1)
+    return shard_loader(loader, rank, count, seed)
 
 
 def check_sampler(loader: Iterable[Any] | None, config: Config) -> None:

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "distributed/process_group.h"
+#include "distributed/sends.h"
 #include "torchacc_device/csrc/guarded.h"
 
 namespace acc::bindings {
@@ -26,6 +27,9 @@ bool bind_distributed(py::module_& m) {
       // As of torch's ProcessGroupNCCL; of other backends Python has no such name.
       .def("get_error", &ProcessGroupACC::getError, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("transport", &ProcessGroupACC::transport);
+  m.def("wait_for_sends", guarded(&distributed::wait_for_sends),
+        "Waits until the others have received what this process has sent and waited for, each "
+        "group at most as long as its timeout. Raises what one failed with.");
   return true;
 }
 

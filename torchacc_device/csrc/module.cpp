@@ -269,8 +269,9 @@ void bind_session(py::module_& m) {
   m.def("bench_record", &bench_record, py::arg("n"), py::arg("step") = 1000);
   m.def("stop", [] {
     py::gil_scoped_release release;
-    session::stop();
+    std::string problem = session::stop();
     jit::stop();  // Python ends by a signal after an interrupt, and then nothing happens at exit
+    return problem;
   });
   m.def("mode", [] { return std::string(base::env::name(base::env::mode())); });
   m.def("environment", [] {
