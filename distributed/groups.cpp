@@ -51,6 +51,15 @@ Group group_of(int64_t number) {
 
 bool all_have_come(int64_t number) { return group_of(number).ledger->everybody_has_come(); }
 
+std::vector<std::shared_ptr<Ledger>> all_ledgers() {
+  std::vector<std::shared_ptr<Ledger>> ledgers;
+  Groups& known = groups();
+  const std::lock_guard lock(known.mutex);
+  ledgers.reserve(known.all.size());
+  for (const auto& [number, group] : known.all) ledgers.push_back(group.ledger);
+  return ledgers;
+}
+
 std::vector<Group> all_groups() {
   std::vector<Group> all;
   Groups& known = groups();

@@ -28,6 +28,7 @@ void remove_group(int64_t number);
 // Throws for a group that was removed.
 Group group_of(int64_t number);
 std::vector<Group> all_groups();
+std::vector<std::shared_ptr<Ledger>> all_ledgers();
 // Whether all ranks of a group have come to the exchange that this one has next in it, so that none
 // waits for another's program (see Ledger::everybody_has_come).
 bool all_have_come(int64_t number);

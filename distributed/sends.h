@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,22 +25,27 @@ namespace acc::distributed {
 // has taken it.
 class Sends : public std::enable_shared_from_this<Sends> {
  public:
-  // Returns its number. Throws what an earlier send has failed with, once; then `begin`, which
-  // makes the transport's work, was not called.
+  // Returns its number. Throws what an earlier send has failed with, once each; then `begin`, which
+  // makes the transport's work, was not called. Waits only where a thousand are under way, each of
+  // which has a thread that waits for it.
   uint64_t add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin, at::Tensor memory);
+  // The program has heard that it is over.
+  void note_awaited(uint64_t number);
   // Waits while more is under way than may be and that send is, but not for longer than `limit`,
   // unless that is kNoTimeout. Not before the send has begun: the others may receive first what
-  // comes behind it. Throws where it takes longer or the user asks to stop meanwhile, and what a
-  // send has failed with, once.
+  // comes behind it. Throws where it takes longer or the user asks to stop meanwhile, and what this
+  // send has failed with.
   void make_room(uint64_t number, std::chrono::milliseconds limit);
-  // Waits until all of them are over, or those that the program has waited for; throws as above.
+  // Waits until all of them are over, or those that are awaited; throws as above, and what any has
+  // failed with.
   void wait(std::chrono::milliseconds limit);
   void wait_for_awaited(std::chrono::milliseconds limit);
 
  private:
   void end(c10d::Work& work, uint64_t number);
-  void wait_for(const std::function<bool()>& reached, std::chrono::milliseconds limit);
-  void throw_failure();  // with the mutex
+  void wait_for(std::unique_lock<std::mutex>& lock, const std::function<bool()>& reached,
+                std::chrono::milliseconds limit);
+  void throw_failure(const uint64_t* of);  // null: of any; with the mutex
 
   std::mutex mutex_;
   std::condition_variable taken_;
@@ -50,7 +56,7 @@ class Sends : public std::enable_shared_from_this<Sends> {
   std::unordered_map<uint64_t, Send> under_way_;
   uint64_t next_ = 0;
   size_t bytes_ = 0;
-  std::string failure_;
+  std::map<uint64_t, std::string> failures_;  // that nobody has heard of
 };
 
 // Waits until the others have received what any group of this process has sent and the program has

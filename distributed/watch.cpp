@@ -44,14 +44,14 @@ using Devices = std::array<Pending, base::env::kMaxHostDevices>;
 // For what this rank recorded so long ago. A rank that goes on by itself would wait for programs
 // that are elsewhere, perhaps for this one.
 bool somebody_waits(std::chrono::milliseconds since) {
-  return std::ranges::any_of(all_groups(), [&](const Group& group) {
-    return group.ledger->pending_for(since) && group.ledger->everybody_has_come();
+  return std::ranges::any_of(all_ledgers(), [&](const auto& ledger) {
+    return ledger->pending_for(since) && ledger->everybody_has_come();
   });
 }
 
 uint64_t begun_by_all() {
   uint64_t sum = 0;
-  for (const Group& group : all_groups()) sum += group.ledger->begun();
+  for (const auto& ledger : all_ledgers()) sum += ledger->begun();
   return sum;
 }
 

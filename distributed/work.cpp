@@ -152,6 +152,16 @@ bool RecordedWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+bool SentWork::isCompleted() {
+  sends_->note_awaited(number_);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> SentWork::getFuture() {
+  sends_->note_awaited(number_);
+  return RecordedWork::getFuture();
+}
+
 bool SentWork::wait(std::chrono::milliseconds timeout) {
   sends_->make_room(number_, timeout);
   return true;

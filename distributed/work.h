@@ -59,7 +59,9 @@ class SentWork final : public RecordedWork {
         sends_(std::move(sends)),
         number_(number) {}
 
+  bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   const std::shared_ptr<Sends> sends_;

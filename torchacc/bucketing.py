@@ -164,8 +164,9 @@ class Bucketing:
     Args:
         buckets: which lengths there are.
         pad_values: key to what the padding holds; None is `DEFAULT_PAD_VALUES`, and then floating
-            point `labels` are left alone: those of tokens are integers. A key that a batch does not
-            have, or under which it holds no tensor, is passed over.
+            point `labels` are left alone: those of tokens are integers; and an `attention_mask` of
+            a floating point type and more than two dimensions, which is added to scores. A key that
+            a batch does not have, or under which it holds no tensor, is passed over.
     """
 
     def __init__(self, buckets: Buckets, pad_values: Mapping[str, float] | None = None) -> None:

@@ -434,12 +434,14 @@ class AsyncLoader:
     processes are copied when they are handed out. Reading ahead has to be worth it: of the first
     passes every second one is read in the loop, and later ones the way that took less time per
     batch, until both are tried again. A loader that is gone through once is read ahead, and so is
-    everything with deterministic algorithms on, and where a default device or autocast is in force
-    around the loop, which threads do not see. The log has both times at level INFO.
+    one around whose loop a default device or autocast is in force, which threads do not see. With
+    deterministic algorithms on a loader with worker processes is read ahead, and any other in the
+    loop. The log has both times at level INFO.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
-    the training; who leaves an epoch early has drawn more than was used. A wrapped one-shot
-    iterator then loses the at most `device_prefetch_size` batches that were fetched ahead.
+    the training where it is read ahead; who leaves an epoch early has drawn more than was used. A
+    wrapped one-shot iterator then loses the at most `device_prefetch_size` batches that were
+    fetched ahead.
 
     A DistributedSampler shuffles anew in every iteration: its `set_epoch` is called here, until the
     program calls it itself.
@@ -561,9 +563,8 @@ class AsyncLoader:
         """Whoever left a pass has waited a while for the batch that its thread was fetching. Where
         a data set or its workers would be asked by two threads, this waits for as long as it takes.
         """
-        shared = isinstance(self._loader, dataloader.DataLoader) and (
-            self._loader.persistent_workers or self._loader.num_workers == 0
-        )
+        persistent = getattr(self._loader, "persistent_workers", False)
+        shared = persistent or getattr(self._loader, "num_workers", None) == 0
         for iteration, thread in self._threads:
             if shared and iteration() is None:
                 thread.join()

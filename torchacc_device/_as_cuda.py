@@ -137,7 +137,7 @@ def _fork_rng(original: Callable[..., Any]) -> Callable[..., Any]:
         named = given.arguments
         # As many devices as there are of CUDA: none, on most machines.
         if named["devices"] is None and named["device_type"] in MEANT:
-            named["device_type"] = _DEVICE
+            named.update(devices=range(acc.device_count()), device_type=_DEVICE)
         return original(*given.args, **given.kwargs)
 
     return fork_rng

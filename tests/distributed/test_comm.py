@@ -247,11 +247,34 @@ def unscaled(scales):
         found.append((model.weight.grad / (scale or 1.0)).tolist())
     return found
 changing = unscaled([8.0, 8.0, 4.0, 16.0, 2.0, 2.0])
-report(changing=changing, constant=unscaled([None] * 6))
+constant = unscaled([None] * 6)
+
+def beside(scales):
+    # without a scaler, next to a model with one
+    config = torchacc.Config()
+    config.dist.comm.topk, config.dist.comm.topk_ratio = True, 0.25
+    config.dist.comm.topk_threshold = 0
+    model, other = (torchacc.accelerate(Constant(), config=config) for _ in range(2))
+    scaler = torch.amp.GradScaler(DEVICE)
+    scaler.scale(torch.ones((), device=model.device))
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    rows, found = torch.arange(1.0, 17.0).to(model.device), []
+    for scale in scales:
+        scaler.update(scale)
+        optimizer.zero_grad()
+        scaler.scale(other(rows)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+        model(rows).backward()
+        found.append(model.weight.grad.tolist())
+    return found
+
+report(changing=changing, constant=constant, beside=beside([8.0, 8.0, 4.0, 16.0, 2.0, 2.0]))
 """
     )
     for each in run_ranks(code, 2):
-        assert each.reports["changing"] == each.reports["constant"]
+        assert each.reports["changing"] == each.reports["constant"] == each.reports["beside"]
 
 
 def test_a_model_with_a_policy_can_be_copied_and_pickled(device):

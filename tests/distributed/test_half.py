@@ -222,8 +222,9 @@ for i in range(4):
 report(skipped=sums[1] == sums[2], taken=sums[2] != sums[3], scale=scaler.get_scale())
 
 # A stage of which nothing was used: the others wait for its word all the same.
-alone = torch.ones(3, device=DEVICE, requires_grad=True)
-_scaling.step_together([alone])
+stage = torch.nn.Module()
+stage.alone = alone = torch.nn.Parameter(torch.ones(3, device=DEVICE))
+_scaling.step_together(stage)
 optimizer, scaler = torch.optim.SGD([alone], lr=1.0), torch.amp.GradScaler(DEVICE)
 scaler.scale(alone.sum() * (math.inf if RANK else 1.0))
 if RANK == 1:

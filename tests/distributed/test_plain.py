@@ -293,7 +293,7 @@ works += [dist.irecv(each, 1 - RANK, tag=i) for i, each in enumerate(got)]
 for work in works:
     work.wait()
 report(one_by_one=[float(each[0]) for each in got])
-large = torch.full((1 << 26,), float(RANK), device=device)  # 256 MiB
+large = torch.full((35 << 20,), float(RANK), device=device)  # 140 MiB
 kinds = [dist.isend, dist.isend, dist.irecv, dist.irecv]
 tensors = [large, large + 2, torch.empty_like(large), torch.empty_like(large)]
 for work in dist.batch_isend_irecv(
