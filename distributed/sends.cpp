@@ -79,13 +79,16 @@ void Sends::wait_for(std::unique_lock<std::mutex>& lock, const std::function<boo
   const auto begin = std::chrono::steady_clock::now();
   while (!taken_.wait_for(lock, kLookAgain, reached)) {
     const size_t count = under_way_.size();
+    const std::string failed =
+        failures_.empty() ? "" : " One has failed: " + failures_.begin()->second;
     lock.unlock();
     TORCH_CHECK_WITH(DistBackendError, !runtime::interrupted(),
-                     "[torch.distributed] interrupted while waiting for others to receive.");
+                     "[torch.distributed] interrupted while waiting for others to receive.",
+                     failed);
     TORCH_CHECK_WITH(DistBackendError,
                      limit == kNoTimeout || std::chrono::steady_clock::now() - begin < limit,
                      "[torch.distributed] the others have not received ", count,
-                     " sends of this group within ", limit.count(), " ms.");
+                     " sends of this group within ", limit.count(), " ms.", failed);
     lock.lock();
   }
 }

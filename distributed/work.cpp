@@ -162,6 +162,11 @@ c10::intrusive_ptr<c10::ivalue::Future> SentWork::getFuture() {
   return RecordedWork::getFuture();
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> SentWork::getFutureResult() {
+  sends_->note_awaited(number_);
+  return RecordedWork::getFutureResult();
+}
+
 bool SentWork::wait(std::chrono::milliseconds timeout) {
   sends_->make_room(number_, timeout);
   return true;

@@ -61,7 +61,9 @@ class SentWork final : public RecordedWork {
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
  private:
   const std::shared_ptr<Sends> sends_;

@@ -331,6 +331,7 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.UntypedStorage, "_share_cuda_", _share),
     (_meta_registrations, "device_hint", _device_hint),
     (torch.amp.GradScaler, "scale", _scaling.noting_scaler),
+    (torch.amp.GradScaler, "update", _scaling.forgetting_scaler),
     (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
     (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
     (torch.amp.GradScaler, "_check_scale_growth_tracker", _scaling.with_scale),

@@ -23,7 +23,6 @@ from torch import Tensor, nn, optim
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchacc_device import _boundary, _replaced
 
@@ -47,13 +46,10 @@ _known: set[type[Optimizer]] = {
 _reasons: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
 
 # The group whose processes hold parts of the same parameters, or stages of the same model: a step
-# is taken by all of them or by none. None is the default group, which may be made anew.
-_groups: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-# The same of DTensors, by their ids for as long as there is the module that they belong to: torch
-# swaps their contents (`module.to`) only where nothing refers to them weakly.
-_groups_of_parts: dict[
-    int, tuple[weakref.ref[nn.Module], frozenset[int], dist.ProcessGroup | None]
-] = {}
+# is taken by all of them or by none. None is the default group, which may be made anew. By modules,
+# with the ids of the DTensors among their parameters, in whose place FSDP has others at times:
+# torch swaps contents (`module.to`) only where nothing refers to a parameter weakly.
+_groups: dict[int, tuple[weakref.ref[nn.Module], frozenset[int], dist.ProcessGroup | None]] = {}
 
 
 def step_together(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -63,15 +59,13 @@ def step_together(model: nn.Module, group: dist.ProcessGroup | None = None) -> N
     same order.
     """
     for module in model.modules():
-        own = [parameter for parameter in module._parameters.values() if parameter is not None]
-        parts = frozenset(id(p) for p in own if is_traceable_wrapper_subclass(p))
-        for parameter in own:
-            if id(parameter) not in parts:
-                _groups[parameter] = group
-        if parts:
-            key = id(module)
-            alive = weakref.ref(module, lambda _, key=key: _groups_of_parts.pop(key, None))
-            _groups_of_parts[key] = (alive, parts, group)
+        if not module._parameters:
+            continue
+        own = module._parameters.values()
+        parts = frozenset(id(p) for p in own if p is not None and is_traceable_wrapper_subclass(p))
+        key = id(module)
+        alive = weakref.ref(module, lambda _, key=key: _groups.pop(key, None))
+        _groups[key] = (alive, parts, group)
 
 
 def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable[..., Any]:
@@ -96,13 +90,17 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
 
 
 def _groups_of(optimizer: Optimizer) -> Iterable[dist.ProcessGroup | None]:
-    if not _groups and not _groups_of_parts:
+    if not _groups:
         return ()
-    parameters = list(_parameters(optimizer))
-    found = dict.fromkeys(_groups[p] for p in parameters if p in _groups)
-    held = {id(p) for p in parameters if is_traceable_wrapper_subclass(p)}
-    for _, parts, group in list(_groups_of_parts.values()):
-        if not parts.isdisjoint(held):
+    held = {id(p) for p in _parameters(optimizer)}
+    parts = {id(p) for p in _parameters(optimizer) if is_traceable_wrapper_subclass(p)}
+    found: dict[dist.ProcessGroup | None, None] = {}
+    for alive, noted, group in list(_groups.values()):
+        module = alive()
+        if module is not None and (
+            not noted.isdisjoint(parts)
+            or any(id(parameter) in held for parameter in module._parameters.values())
+        ):
             found[group] = None
     return found
 
@@ -137,7 +135,7 @@ def _unscale_parts(
     return found
 
 
-# The scaler that scaled a loss whose optimizer has not stepped so far.
+# The scaler that has scaled a loss since its last update.
 _last_scaler: weakref.ref[torch.amp.GradScaler] | None = None
 
 
@@ -152,9 +150,21 @@ def noting_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
     return scale
 
 
+def forgetting_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.amp.GradScaler.update`, behind which other losses come."""
+
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _last_scaler
+        if _last_scaler is not None and _last_scaler() is self:
+            _last_scaler = None
+        return original(self, *args, **kwargs)
+
+    return update
+
+
 def loss_scale(device: torch.device) -> Tensor | None:
     """What the gradients of this backward are scaled by, a tensor of one element on `device`; None
-    where no loss was scaled since a scaler's last step.
+    where no loss was scaled since the scaler's last update.
     """
     scaler = None if _last_scaler is None else _last_scaler()
     scale = None if scaler is None or not scaler.is_enabled() else scaler._scale
@@ -168,7 +178,7 @@ def with_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def _check_scale_growth_tracker(self: Any, name: str) -> Any:
-        if self._scale is None and self._device == _DEVICE and (_groups or _groups_of_parts):
+        if self._scale is None and self._device == _DEVICE and _groups:
             self._lazy_init_scale_growth_tracker(torch.device(_DEVICE))
         return original(self, name)
 
@@ -207,8 +217,6 @@ def without_read(original: Callable[..., float | None]) -> Callable[..., float |
     def _maybe_opt_step(
         self: Any, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        global _last_scaler
-        _last_scaler = None
         try:
             return take(self, optimizer, optimizer_state, *args, **kwargs)
         except BaseException:

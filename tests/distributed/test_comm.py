@@ -249,7 +249,7 @@ def unscaled(scales):
 changing = unscaled([8.0, 8.0, 4.0, 16.0, 2.0, 2.0])
 constant = unscaled([None] * 6)
 
-def beside(scales):
+def beside(scales, fused):
     # without a scaler, next to a model with one
     config = torchacc.Config()
     config.dist.comm.topk, config.dist.comm.topk_ratio = True, 0.25
@@ -257,7 +257,7 @@ def beside(scales):
     model, other = (torchacc.accelerate(Constant(), config=config) for _ in range(2))
     scaler = torch.amp.GradScaler(DEVICE)
     scaler.scale(torch.ones((), device=model.device))
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1, fused=fused)
     rows, found = torch.arange(1.0, 17.0).to(model.device), []
     for scale in scales:
         scaler.update(scale)
@@ -270,11 +270,13 @@ def beside(scales):
         found.append(model.weight.grad.tolist())
     return found
 
-report(changing=changing, constant=constant, beside=beside([8.0, 8.0, 4.0, 16.0, 2.0, 2.0]))
+report(changing=changing, constant=constant)
+report(beside=[beside([8.0, 8.0, 4.0, 16.0, 2.0, 2.0], fused) for fused in (False, True)])
 """
     )
     for each in run_ranks(code, 2):
-        assert each.reports["changing"] == each.reports["constant"] == each.reports["beside"]
+        assert each.reports["changing"] == each.reports["constant"]
+        assert each.reports["beside"] == [each.reports["constant"]] * 2
 
 
 def test_a_model_with_a_policy_can_be_copied_and_pickled(device):

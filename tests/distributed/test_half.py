@@ -220,6 +220,10 @@ for i in range(4):
     scaler.update()
     sums.append(sum(float(p.to_local().detach().double().sum()) for p in net.parameters()))
 report(skipped=sums[1] == sums[2], taken=sums[2] != sums[3], scale=scaler.get_scale())
+_scaling.step_together(net)
+with torch.no_grad():
+    net(torch.ones(2, 4, device=DEVICE))  # FSDP may leave whole parameters in their place
+report(known=list(_scaling._groups_of(optimizer)) == [None])
 
 # A stage of which nothing was used: the others wait for its word all the same.
 stage = torch.nn.Module()
@@ -239,6 +243,7 @@ report(found=[float(v) for v in
             "skipped": True,
             "taken": True,
             "scale": 4.0,
+            "known": True,
             "found": [1.0],
         }
 

@@ -313,16 +313,43 @@ def test_what_was_sent_at_the_end_of_a_program_arrives():
 dist.init_process_group("acc")
 if RANK == 0:
     dist.send(torch.arange(3.0, device=device), 1)
-    dist.isend(torch.ones(3, device=device), 1, tag=9)  # nobody waits for it
+    polled = dist.isend(torch.full((3,), 7.0, device=device), 1, tag=3)
+    assert polled.is_completed()  # its contents are kept
+    dist.isend(torch.ones(3, device=device), 1, tag=9)  # nobody asks for it, and nobody takes it
 else:
     import time
     time.sleep(1)
     x = torch.zeros(3, device=device)
     dist.recv(x, 0)
     report(x=x.tolist())
+    dist.recv(x, 0, tag=3)
+    report(polled=x.tolist())
 """
     ended = run_to_end(BEGIN + code, 2, timeout=60)
-    assert ended[1].reports["x"] == [0.0, 1.0, 2.0]
+    assert ended[1].reports == {"x": [0.0, 1.0, 2.0], "polled": [7.0] * 3}
+
+
+def test_a_send_that_fails_says_so_itself():
+    code = """
+import datetime, os, time
+dist.init_process_group("acc", timeout=datetime.timedelta(seconds=20))
+store = dist.distributed_c10d._get_default_store()
+if RANK == 1:
+    store.wait(["sent"])
+    os._exit(0)
+works = [dist.isend(torch.ones(1 << 20, device=device), 1, tag=tag) for tag in range(2)]
+store.set("sent", "1")
+time.sleep(1)
+report(ends=refused(dist.group.WORLD._wait_for_pending_works))
+report(one=refused(works[0].wait), other=refused(works[1].wait))
+os._exit(0)
+"""
+    ended = run_to_end(BEGIN + code, 2, timeout=60)
+    said = ended[0].reports
+    # the first failure is told by whoever asks for all, the other by its own send
+    assert "an earlier send of this group has failed" in said["ends"]
+    assert {said["one"] == "accepted", said["other"] == "accepted"} == {True, False}
+    assert "the send has failed" in said["one"] + said["other"]
 
 
 def test_hooks_of_ddp():

@@ -291,6 +291,7 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch._TorchCompileWrapper.__init__",
         "torch._TorchCompileInductorWrapper.__call__",
         "torch.GradScaler.scale",
+        "torch.GradScaler.update",
         "torch.GradScaler._maybe_opt_step",
         "torch.GradScaler._unscale_grads_",
         "torch.GradScaler._check_scale_growth_tracker",
