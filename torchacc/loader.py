@@ -518,7 +518,7 @@ class AsyncLoader:
             say_once(
                 "pad values without buckets",
                 "[AsyncLoader] pad_value_dict has no effect without buckets or max_length: nothing "
-                "is padded.",
+                "is padded. Give it one of these.",
             )
         self._convert = _Convert(
             self.device, None if padded_to is None else Bucketing(padded_to, pad_value_dict)

@@ -49,10 +49,10 @@ class _Copied:
 
     def __init__(self, own: Any, made: Any) -> None:
         self._own, self._made = own, made
-        self._seen = dict(vars(own)) if hasattr(own, "__dict__") else {}
+        self._seen = dict(getattr(own, "__dict__", {}))
 
     def follow(self) -> None:
-        own = vars(self._own) if hasattr(self._own, "__dict__") else {}
+        own = getattr(self._own, "__dict__", {})
         for name in own.keys() - {"generator", "sampler"}:
             if name not in self._seen or self._seen[name] is not own[name]:
                 self._seen[name] = vars(self._made)[name] = own[name]
@@ -64,7 +64,8 @@ class Shard:
     All shards have the same length: elements from the beginning fill up the last round. The
     sampler has to yield the same on every process. So with a `seed`, where it, or a sampler that
     it draws from, has an attribute `generator`, as torch's random samplers do, that becomes one
-    with a seed of the pass: `seed` plus the number of passes before.
+    with a seed of the pass: `seed` plus the number of passes before. `copied` are samplers whose
+    copies stand in `inner`; before each pass these get what the program has set since.
     """
 
     def __init__(

@@ -107,7 +107,11 @@ def _stop() -> None:
     problem = _C.stop()
     # After an error that ended the program nobody waits for what was recorded behind it.
     if problem and not hasattr(sys, "last_value"):
-        print(f"[acc] the last step of this process has failed: {problem}", file=sys.stderr)
+        print(
+            f"[acc] the last step of this process has failed: {problem.rstrip('.')}. Call "
+            "torch.acc.synchronize() at the end of the program to have it raised.",
+            file=sys.stderr,
+        )
 
 
 def _tell_foreign_front_end() -> None:
