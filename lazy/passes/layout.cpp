@@ -87,6 +87,7 @@ struct Mention {
 // A node that can compute in either layout.
 struct Choice {
   std::vector<Mention> images;  // in the layout of the node
+  std::vector<Mention> others;  // in the layout that they have
   int64_t spares = 0;           // what channels last spares
 };
 
@@ -201,7 +202,7 @@ class Layouts {
     return made;
   }
 
-  // Operands that are broadcast or strided otherwise stay as they are.
+  // Operands that are broadcast or strided otherwise are read as they lie.
   std::optional<Choice> elementwise(const Node& node) const {
     const auto known = as_elementwise(graph_, node);
     if (!known.has_value() || known->nest.reduces() || !known->formula->along.empty()) {
@@ -214,9 +215,9 @@ class Layouts {
     Choice made;
     for (const Mention& mention : all) {
       const TensorWords t = tensor(mention.at);
-      if (is_channels_first(t) && std::ranges::equal(t.sizes, tensor(result->at).sizes)) {
-        made.images.push_back(mention);
-      }
+      const bool image =
+          is_channels_first(t) && std::ranges::equal(t.sizes, tensor(result->at).sizes);
+      (image ? made.images : made.others).push_back(mention);
     }
     return made;
   }
@@ -355,6 +356,11 @@ class Layouts {
         }
         std::ranges::copy(last ? channels_last(t) : channels_first(t), at + 3 + kDims);
       }
+      for (const Mention& mention : others(i)) {
+        const TensorWords t = tensor(mention.at);
+        if (!buffer_is_last(t.buffer)) continue;
+        std::ranges::copy(channels_last(t), words.data() + (mention.at - node.words) + 3 + kDims);
+      }
       put(node, words);
       for (const auto& [mention, buffer] : made) {
         const TensorWords t = tensor(mention.at);
@@ -373,6 +379,10 @@ class Layouts {
       if (buffer_is_last(tensor(mention.at).buffer)) found.push_back(mention);
     }
     return found;
+  }
+
+  std::vector<Mention> others(uint32_t index) const {
+    return choices_[index].has_value() ? choices_[index]->others : std::vector<Mention>();
   }
 
   uint32_t new_buffer(const TensorWords& t) {

@@ -73,6 +73,14 @@ struct Program {
     end();
   }
 
+  void multiply(uint32_t a, uint32_t b, uint32_t out) {
+    begin("aten::mul.Tensor", 2);
+    image(a), image(b);
+    results();
+    image(out);
+    end();
+  }
+
   void relu_in_place(uint32_t at) {
     graph::Op& op = begin("aten::relu_", 1);
     op.writes = op.arguments[0].writes = true;
@@ -228,6 +236,22 @@ TEST(Layout, AnOperatorThatIsNotKnownReadsACopy) {
   EXPECT_EQ(lines[lines.size() - 2],
             "copy_(%13:[8,4,32,32], %0:[8,4,32,32]/[4096,1,128,4], False)");
   EXPECT_EQ(lines.back(), "%1:[8,4,32,32] = other(%13:[8,4,32,32])");
+}
+
+TEST(Layout, ABroadcastOperandIsReadAsItLies) {
+  for (const Sizes& sizes : {Sizes{1, 4, 32, 32}, Sizes{8, 4, 32, 1}}) {
+    Program p;
+    const uint32_t image = p.input(kImage), out = p.output(kImage);
+    const uint32_t before = p.fresh(sizes), made = p.fresh(sizes);
+    p.convolution(p.input(sizes), p.input({4, 4, 5, 5}), before);
+    p.convolution(before, p.input({4, 4, 5, 5}), made);
+    p.multiply(image, made, out);
+    EXPECT_TRUE(is_last(p, before));
+    const std::string line = p.run().back();
+    const bool last = is_last(p, made);
+    EXPECT_EQ(line.find("]/[") != std::string::npos, last) << line;
+    EXPECT_TRUE(line.starts_with("%1:[8,4,32,32] = mul.Tensor(%0:[8,4,32,32], %3:")) << line;
+  }
 }
 
 TEST(Layout, ABufferThatIsViewedOtherwiseKeepsItsLayout) {

@@ -240,6 +240,29 @@ def test_views_of_activations():
     check(lambda d: train(d, seeded(make), (8, 3, 16, 16), forward=forward))
 
 
+class Strip(nn.Module):
+    """Maps times a gate of their rows, or plus what was made of their mean over the images."""
+
+    def __init__(self, rows: bool) -> None:
+        super().__init__()
+        self.rows = rows
+        self.first, self.gate, self.last = (
+            nn.Conv2d(16, 16, kernel, padding=kernel // 2) for kernel in (3, 1 if rows else 3, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 16, H, W) -> the same."""
+        x = self.first(x)
+        if self.rows:
+            return self.last(x * torch.sigmoid(self.gate(x.mean(3, keepdim=True))))
+        return self.last(x + self.gate(F.relu(self.first(x.mean(0, keepdim=True)))))
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_maps_that_are_broadcast(rows):
+    check(lambda d: train(d, seeded(lambda: Strip(rows)), (4, 16, 32, 32)), acts=True)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "trilinear"])
 def test_strides_of_enlarged_maps_of_one_channel(mode):
     """Whose layout their strides alone tell: eager keeps it."""
@@ -396,7 +419,8 @@ class Random(nn.Module):
         widths = [width]
         for _ in range(draw.randint(4, 9)):
             kind = draw.choice(
-                ["conv", "conv", "conv", "norm", "relu", "relu_", "pool", "add", "cat", "scale"]
+                ["conv"] * 3
+                + ["norm", "relu", "relu_", "pool", "add", "cat", "scale", "rows", "mean"]
             )
             at = len(self.layers)
             if kind == "conv":
@@ -406,6 +430,8 @@ class Random(nn.Module):
                     nn.Conv2d(width, out, kernel, padding=kernel // 2, groups=groups)
                 )
                 width = out
+            elif kind in ("rows", "mean"):
+                self.layers.append(nn.Conv2d(width, width, 3, padding=1))
             elif kind == "norm":
                 self.layers.append(nn.BatchNorm2d(width))
             elif kind == "pool":
@@ -438,6 +464,10 @@ class Random(nn.Module):
                 x = x + seen[at]
             elif kind == "cat":
                 x = torch.cat([x, seen[at]], 1)
+            elif kind == "rows":
+                x = x * self.layers[at](x.mean(3, keepdim=True)).sigmoid()
+            elif kind == "mean":
+                x = self.layers[at](x.mean(0, keepdim=True)) + x
             else:
                 x = x * 0.5 + x.mean((2, 3), keepdim=True)
             seen.append(x)
