@@ -170,9 +170,7 @@ Run::Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepa
 void Run::step(size_t index, std::span<const int64_t> values, bool* called) {
   const plan::Step& step = schedule_.steps[index];
   PreparedStep& prepared = prepared_.steps[index];
-  for (const uint32_t buffer : step.allocate) {
-    own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
-  }
+  for (const uint32_t buffer : step.allocate) make(buffer);
   for (const plan::Reuse& reuse : step.reuse) take_over(reuse);
   *called = true;
   if (prepared.kernel != nullptr) {
@@ -193,16 +191,15 @@ const torch::jit::Stack* Run::arguments(size_t index) const {
 void Run::leave_out(size_t index, const std::vector<bool>& touched) {
   const plan::Step& step = schedule_.steps[index];
   for (const uint32_t buffer : step.allocate) {
-    if (touched[buffer]) own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
+    if (touched[buffer]) make(buffer);
   }
   for (const plan::Reuse& reuse : step.reuse) {
-    if (!touched[reuse.buffer]) continue;
-    own(reuse.buffer, allocate(plan_.program.buffers[reuse.buffer].nbytes));
+    if (touched[reuse.buffer]) make(reuse.buffer);
   }
   // A kernel that makes something else, too, reads what this operator would have made.
   for (const Result& result : prepared_.steps[index].results) {
     const auto buffer = static_cast<uint32_t>(result.word[1]);
-    if (touched[buffer]) own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
+    if (touched[buffer]) make(buffer);
   }
   for (const uint32_t buffer : step.release) release(buffer);
 }
@@ -281,12 +278,17 @@ void Run::own(uint32_t buffer, c10::Storage memory) {
   memory_[buffer] = std::move(memory);
 }
 
+// A step that found no memory is tried again, and has what it got the first time.
+void Run::make(uint32_t buffer) {
+  if (!memory_[buffer]) own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
+}
+
 // What an operator returned may be another size than it promised, or known to somebody else.
 void Run::take_over(const plan::Reuse& reuse) {
-  const uint64_t bytes = plan_.program.buffers[reuse.buffer].nbytes;
+  if (memory_[reuse.buffer]) return;
   const c10::Storage& memory = memory_[reuse.of];
-  if (memory.use_count() != 1 || memory.nbytes() != bytes) {
-    return own(reuse.buffer, allocate(bytes));
+  if (memory.use_count() != 1 || memory.nbytes() != plan_.program.buffers[reuse.buffer].nbytes) {
+    return make(reuse.buffer);
   }
   held_.give(reuse.of);
   own(reuse.buffer, memory);

@@ -119,6 +119,7 @@ class Run {
   void place_arena(c10::DeviceIndex index, bool own_arena);
   void point_arena(void* arena);
   void own(uint32_t buffer, c10::Storage memory);
+  void make(uint32_t buffer);
   void take_over(const plan::Reuse& reuse);
   void adopt(const Result& result, const at::Tensor& tensor);
 

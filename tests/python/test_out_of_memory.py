@@ -60,6 +60,25 @@ def failing(after: int, times: int = FOR_EVER, at_least: int = 0) -> Iterator[No
         extension().fail_allocations(0, 0)
 
 
+def test_a_step_that_is_tried_again_has_what_it_got(device):
+    """The first of its two results, where there was no memory for the second."""
+    x = drawn(1 << 18, device=device)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2 + 1
+        return y, y > 1.5
+
+    for _ in range(SETTLED):
+        kept = step()
+        extension().flush()
+    kept = step()
+    with failing(1, 1, at_least=1 << 17):
+        extension().flush()
+        assert extension().allocations_counted() == 3  # and not the first result once more
+    assert torch.equal(kept[0].cpu(), x.cpu() * 2 + 1)
+    assert torch.equal(kept[1].cpu(), kept[0].cpu() > 1.5)
+
+
 class Training:
     """A small network with batch norm, trained one step at a time; `tensors` is all it has."""
 
