@@ -1,8 +1,11 @@
 #include "kernels/codegen/writer.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <string_view>
 
 #include "csrc/base/hash.h"
 #include "lazy/graph/dtype.h"
@@ -69,9 +72,11 @@ std::string number_text(double number, uint8_t type) {
   if (!dtype::is_floating(type)) return concat(static_cast<int64_t>(number));
   if (std::isnan(number)) return "nan";
   if (std::isinf(number)) return number > 0 ? "infinity" : "-infinity";
-  char text[40];
-  std::snprintf(text, sizeof text, "%a", number);
-  return text;
+  char digits[40];  // of snprintf the program's locale would choose the point
+  char* const end =
+      std::to_chars(std::begin(digits), std::end(digits), std::fabs(number), std::chars_format::hex)
+          .ptr;
+  return concat(std::signbit(number) ? "-0x" : "0x", std::string_view(digits, end));
 }
 
 }  // namespace

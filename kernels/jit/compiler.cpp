@@ -66,6 +66,12 @@ std::string printable(std::string text) {
   return text;
 }
 
+void erase_all(std::string& text, const std::string& what) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
+    text.erase(at, what.size());
+  }
+}
+
 }  // namespace
 
 std::optional<FileIdentity> identity_of(const std::string& path) {
@@ -90,7 +96,10 @@ Outcome run_compiler(const Compiler& compiler, const std::vector<std::string>& a
                   environment_for(settings, workspace == nullptr ? "" : workspace->path()),
                   settings.time_limit};
   command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
-  return run(command);
+  Outcome outcome = run(command);
+  // Each time another one: the same failure shall have the same text, which is told once.
+  if (workspace != nullptr) erase_all(outcome.output, workspace->path() + "/");
+  return outcome;
 }
 
 std::string compiler_version(const Compiler& compiler, const std::vector<std::string>& arguments,
@@ -111,7 +120,8 @@ Built files_for(const Workspace& workspace, const char* source, const char* resu
   Built built;
   built.source = base::concat(workspace.path(), "/", source);
   built.path = base::concat(workspace.path(), "/", result);
-  ACC_CHECK(write_file(built.source, text), "[jit] could not write ", built.source,
+  ACC_CHECK(write_file(built.source, text), "[jit] could not write a file below ",
+            workspace.parent(), ": ", error_text(errno),
             ". Kernels run unfused. Make room there, or set TMPDIR to a directory with room.");
   return built;
 }

@@ -185,7 +185,11 @@ void* DiskCache::load(const std::string& file, const Toolchain& toolchain) {
     std::string content;
     if (!read_all(opened.get(), content) || !is_sound(content)) return wrong();
     std::string problem;
-    library = toolchain.load(opened.get(), problem);
+    // From memory, since the file may be cut short while its code is in use, or deleted by another
+    // machine, which NFS takes for gone; from the file where memory may hold no code.
+    library = toolchain.load(std::string_view(content).substr(0, content.size() - sizeof(Footer)),
+                             problem);
+    if (library == nullptr) library = toolchain.load(opened.get(), problem);
     if (library == nullptr) {
       problem_ =
           base::concat("[jit] a compiled kernel in the cache directory ", path_,

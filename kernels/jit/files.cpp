@@ -3,8 +3,10 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -68,14 +70,32 @@ bool write_file(const std::string& path, std::string_view content) {
   return file && write_all(file.get(), content) && file.close();
 }
 
-Workspace::Workspace(const std::vector<std::string>& parents) {
+namespace {
+
+// A directory can be made on a disk that is full.
+bool has_room(const std::string& directory, uint64_t bytes) {
+  struct statvfs status;
+  if (statvfs(directory.c_str(), &status) != 0) return false;
+  return status.f_bavail >= bytes / std::max<uint64_t>(status.f_frsize, 1);
+}
+
+}  // namespace
+
+bool Workspace::make_below(const std::string& parent) {
+  std::string path = parent + "/torchacc-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr) return false;
+  parent_ = parent;
+  path_ = std::move(path);
+  return true;
+}
+
+Workspace::Workspace(const std::vector<std::string>& parents, uint64_t room) {
+  for (const std::string& parent : parents) {
+    if (has_room(parent, room) && make_below(parent)) return;
+  }
   std::string tried;
   for (const std::string& parent : parents) {
-    std::string path = parent + "/torchacc-XXXXXX";
-    if (mkdtemp(path.data()) != nullptr) {
-      path_ = std::move(path);
-      return;
-    }
+    if (make_below(parent)) return;
     tried += base::concat(tried.empty() ? "" : "; ", parent, ": ", error_text(errno));
   }
   ACC_FAIL("[jit] no temporary directory to compile in (", tried,

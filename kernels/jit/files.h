@@ -44,15 +44,23 @@ bool write_file(const std::string& path, std::string_view content);
 // A directory of this process alone, removed at the end with what is in it.
 class Workspace {
  public:
-  // Below the first of `parents` where one can be made; throws base::Error when there is none.
-  explicit Workspace(const std::vector<std::string>& parents);
+  // What the text and the temporary files of a compiler may take.
+  static constexpr uint64_t kRoom = 16 << 20;
+
+  // Below the first of `parents` with so many bytes of room, or the first where one can be made;
+  // throws base::Error when there is none.
+  explicit Workspace(const std::vector<std::string>& parents, uint64_t room = kRoom);
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace();
 
   const std::string& path() const { return path_; }
+  const std::string& parent() const { return parent_; }
 
  private:
+  bool make_below(const std::string& parent);
+
+  std::string parent_;
   std::string path_;
 };
 

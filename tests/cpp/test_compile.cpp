@@ -306,6 +306,14 @@ TEST_F(CompileTest, ACompilerThatFails) {
                  "ended with status 3: kernels.cpp:1: what is this.");
 }
 
+// It names files in a directory that is another one each time.
+TEST_F(CompileTest, TheSameFailureHasTheSameText) {
+  use_compiler("echo \"$*: what is this\" >&2; exit 3");
+  const std::string first = finished({source(1)})->error();
+  EXPECT_TRUE(contains(first, " kernels.cpp -o kernels.so")) << first;
+  EXPECT_EQ(finished({source(2)})->error(), first);
+}
+
 TEST_F(CompileTest, OfWhatACompilerSaysTheFirstFourKilobytesAreKept) {
   const std::string error = expect_failure(
       "printf 'begin\\377\\001' >&2; yes word | head -c 100000 >&2; exit 1", "begin??word\nword\n");

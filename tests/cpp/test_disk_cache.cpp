@@ -92,6 +92,26 @@ TEST_F(DiskCacheTest, OneFileIsFoundUnderEachOfItsKeys) {
   EXPECT_EQ(cache.problem(), "");
 }
 
+// As it does on a disk of the network that another machine clears.
+TEST_F(DiskCacheTest, WhatIsInUseOutlivesItsFile) {
+  ASSERT_TRUE(DiskCache(in("cache")).publish(library("f", 6), {kKey}));
+  void* const function = find(kKey, "f");
+  std::filesystem::resize_file(path_of(kKey), 0);
+  EXPECT_EQ(call(function), 6);
+}
+
+TEST_F(DiskCacheTest, CompilersWorkWhereThereIsRoom) {
+  // File systems of their own, with less and more room.
+  const auto free = [](const std::string& path) { return std::filesystem::space(path).available; };
+  std::vector<std::string> parents{in("tmp"), "/dev/shm"};
+  if (free(parents[0]) > free(parents[1])) std::swap(parents[0], parents[1]);
+  const uint64_t between = (free(parents[0]) + free(parents[1])) / 2;
+  EXPECT_EQ(Workspace(parents).parent(), parents[0]);
+  EXPECT_EQ(Workspace(parents, between).parent(), parents[1]);
+  EXPECT_EQ(Workspace({in("none"), parents[0]}, between).parent(), parents[0]);
+  EXPECT_THROW(Workspace({in("none")}), base::Error);
+}
+
 // The loader takes a path it has seen for the library it has seen there.
 TEST_F(DiskCacheTest, LibrariesThatAreReadThroughTheSameDescriptorAreKeptApart) {
   DiskCache cache(in("cache"));
