@@ -127,6 +127,7 @@ class Report:
         yield "made (torchacc.explain() says why)", self._count("plans_built")
         yield "run without their kernels, not there yet", self._count("runs_unfused")
         yield "made again with more results", self._count("plans_widened")
+        yield "slower than operators one by one", self._count("plans_put_aside")
         yield "dropped from the cache", self._count("plans_evicted")
         yield "found by their operators", hits
         yield "followed while they were recorded", follows

@@ -41,6 +41,7 @@ namespace acc::base {
   X(PlanFollows, "plan_follows")                \
   X(PlansWidened, "plans_widened")              \
   X(PlansEvicted, "plans_evicted")              \
+  X(PlansPutAside, "plans_put_aside")           \
   X(NodesRemoved, "nodes_removed")              \
   X(Steps, "steps")                             \
   X(KernelLaunches, "kernel_launches")          \

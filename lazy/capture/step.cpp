@@ -240,7 +240,7 @@ std::vector<at::Tensor> Step::replay(const std::vector<at::Tensor>& arguments, b
   check_settings();
   check_arguments(arguments);
   draws_.check();
-  if (plan_->has_no_kernels) plan_ = session::renewed(device_, plan_);
+  if (plan_->to_be_plain) plan_ = session::renewed(device_, plan_);
   Filling filling(graph_, bindings_, draws_, values_, arguments, device_);
   session::replay(device_, plan_,
                   {[&](record::Trace& trace) {

@@ -165,7 +165,7 @@ void use_what_is_there(plan::Plan& plan) {
   runtime::warn_once(jit::cache_problem());
   plan::use_kernels(plan, usable);
   // In other processes of the training they may be there.
-  plan.has_no_kernels = std::ranges::none_of(usable, std::identity()) && !runtime::chooses_alike();
+  plan.to_be_plain = std::ranges::none_of(usable, std::identity()) && !runtime::chooses_alike();
   compilation.job.reset();
 }
 
@@ -251,15 +251,25 @@ std::string kernel_name(const plan::Plan& plan, uint32_t kernel) {
 }
 
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
+  if (plan.compared) return false;
   if (&schedule == &plan.fused) return plan.trial == nullptr;
   return plan.kernels.empty();
+}
+
+bool may_be_compared(const plan::Plan& plan) {
+  if (!plan.has_run || !chooses_by_time(plan)) return false;
+  if (plan.kernels.empty()) return true;
+  return plan.compilation != nullptr && compilation_of(plan).job == nullptr &&
+         plan.trial == nullptr;
 }
 
 std::string kernels_problem() {
   if (!base::env::fuses()) return base::concat("ACC_MODE=", base::env::name(base::env::mode()));
   if (for_gpus()) return "";  // their compiler comes with torch
   const auto job = jit::compile(codegen::host_preamble(), {{"acc_nothing", kNothing}});
-  job->wait();
+  while (!job->wait_for(kPatience)) {
+    if (runtime::interrupted()) return "the program was interrupted";
+  }
   return job->error();
 }
 

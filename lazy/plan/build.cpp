@@ -35,6 +35,13 @@ std::vector<Step> one_by_one(const graph::Graph& program) {
   return steps;
 }
 
+// What a pass made of the program for the time or the memory that its model says this saves.
+void take(Plan& plan, graph::Graph program) {
+  plan.unproven = plan.unproven || !graph::same(plan.program, program);
+  plan.program = std::move(program);
+  plan.outputs.resize(plan.program.buffers.size(), false);
+}
+
 // Takes over what the pass makes of the program, unless something of it would be computed on its
 // own.
 void recompute(Plan& plan, std::vector<passes::Cluster>* clusters, bool on_gpu) {
@@ -46,8 +53,7 @@ void recompute(Plan& plan, std::vector<passes::Cluster>* clusters, bool on_gpu) 
         cluster.nodes, [&](uint32_t node) { return program->nodes[node].again; });
     if (alone) return;
   }
-  plan.program = std::move(*program);
-  plan.outputs.resize(plan.program.buffers.size(), false);
+  take(plan, std::move(*program));
   *clusters = std::move(joined);
 }
 
@@ -84,7 +90,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   plan->program = passes::run_lists_by_item(plan->graph, stays, enabled(Pass::kLists));
   if (observer && enabled(Pass::kLists)) observer("lists", graph::print(plan->program));
   if (fuse && enabled(Pass::kSplit)) {
-    plan->program = passes::split_backwards(plan->program);
+    take(*plan, passes::split_backwards(plan->program));
     if (observer) observer("split", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kCse)) {
@@ -97,8 +103,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   }
   // Before products are widened: what stands between those would keep them apart.
   if (fuse && enabled(Pass::kRows)) {
-    plan->program = passes::join_rows(plan->program, plan->outputs);
-    plan->outputs.resize(plan->program.buffers.size(), false);
+    take(*plan, passes::join_rows(plan->program, plan->outputs));
     if (observer) observer("rows", graph::print(plan->program));
   }
   if (!on_gpu && enabled(Pass::kWiden)) {
@@ -107,23 +112,22 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     if (observer) observer("widen", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kLayout)) {
-    plan->program = passes::choose_layouts(plan->program, plan->outputs);
-    plan->outputs.resize(plan->program.buffers.size(), false);
+    take(*plan, passes::choose_layouts(plan->program, plan->outputs));
     if (observer) observer("layout", graph::print(plan->program));
   }
   // Before products take part in sums: what they gain is more than a pass over their results.
   if (fuse && enabled(Pass::kProducts)) {
-    plan->program = passes::choose_products(plan->program);
+    take(*plan, passes::choose_products(plan->program));
     if (observer) observer("products", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kAccumulate)) {
-    plan->program = passes::accumulate_products(plan->program, plan->outputs);
+    take(*plan, passes::accumulate_products(plan->program, plan->outputs));
     if (observer) observer("accumulate", graph::print(plan->program));
   }
   // After products took part in sums: the gradient of a weight that is added to saves a pass over
   // it, which is more than the sum of the bias.
   if (fuse && on_gpu && enabled(Pass::kEpilogues)) {
-    plan->program = passes::join_epilogues(plan->program, plan->outputs);
+    take(*plan, passes::join_epilogues(plan->program, plan->outputs));
     if (observer) observer("epilogues", graph::print(plan->program));
   }
   // Behind all that moves uses of memory, before what moves nodes.
@@ -161,7 +165,6 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
   for (uint32_t i = 0; i < buffers.size(); ++i) {
     if (buffers[i].written && buffers[i].group != i) plan->overlapping.push_back(i);
   }
-  base::count(base::Counter::PlansBuilt);
   return plan;
 }
 

@@ -59,6 +59,7 @@ struct Schedule {
   uint32_t timed_runs = 0;
 };
 
+class Contest;
 class Trial;
 
 // What a plan is made for.
@@ -79,9 +80,12 @@ struct Plan {
   graph::Graph program;
   base::Hash128 key;
   Options options;
-  // Whether kernels were looked for and none could be made: before it runs again it is to be made
-  // anew, without what pays with kernels only.
-  bool has_no_kernels = false;
+  // Before it runs again it is to be made anew, with its operators as they were recorded: no kernel
+  // could be made, or it was slower than that.
+  bool to_be_plain = false;
+  // Whether passes changed the program for what a model says that it gains. To be compared with the
+  // plain form once the kernels are chosen.
+  bool unproven = false;
   std::vector<bool> outputs;  // per buffer of the program: kept for the user at the end
   // Buffers of a written group with more than one member: how they overlap is part of the plan.
   std::vector<uint32_t> overlapping;
@@ -91,6 +95,8 @@ struct Plan {
   Schedule fused;                            // with those of the kernels that are available
   std::shared_ptr<void> compilation;         // the executor's, of the kernels
   std::shared_ptr<Trial> trial;              // of the kernels against what they replace, meanwhile
+  std::shared_ptr<Contest> contest;          // of the plan against its plain form, meanwhile
+  bool compared = false;                     // takes part in a contest: its runs are timed
   // Whether the plan is sure to run again: it has come before, or the program is in a training
   // loop. Others come by the hundred in notebooks and never again, and would keep compilers busy.
   bool repeats = false;

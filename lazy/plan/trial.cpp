@@ -8,11 +8,6 @@
 namespace acc::plan {
 namespace {
 
-// Runs of each schedule after which kernels that are not slower are settled, and after which all
-// are. The first of each also meets cold caches and memory that it is the first to touch.
-constexpr uint32_t kRuns = 3;
-constexpr uint32_t kRunsToBeSure = 10;
-
 // A kernel is slower only if it is so by a tenth and by more than a clock and a call may differ.
 constexpr double kClearly = 1.1;
 constexpr double kClearlySeconds = 2e-6;

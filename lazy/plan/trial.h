@@ -17,8 +17,9 @@ namespace acc::plan {
 // fastest of many short times would be less disturbed than that of one long time. What looks slower
 // after a few runs is given as many again and more before anything is decided.
 //
-// Step by step rather than the plan as a whole: what is alike in both costs the same, so the plan
-// is slower only where one of its kernels is, and the others keep what they win.
+// Step by step rather than the plan as a whole: what is alike in both costs the same, so the fused
+// schedule is slower only where one of its kernels is, and the others keep what they win. What is
+// alike in both is compared afterwards (lazy/plan/contest.h).
 class Trial {
  public:
   struct Slower {
@@ -26,6 +27,11 @@ class Trial {
     double seconds;
     double unfused_seconds;  // of its nodes
   };
+
+  // Runs of each schedule after which kernels that are not slower are settled, and after which all
+  // are. The first of each also meets cold caches and memory that it is the first to touch.
+  static constexpr uint32_t kRuns = 3;
+  static constexpr uint32_t kRunsToBeSure = 10;
 
   // `unfused` has one step per node; `fused` has the same nodes. Nodes that compute values again
   // (lazy/passes/recompute.h) count, too: without the kernel they would run.

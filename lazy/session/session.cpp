@@ -36,6 +36,7 @@
 #include "lazy/session/replay.h"
 #include "lazy/session/session_impl.h"
 #include "lazy/session/strict.h"
+#include "lazy/session/turn.h"
 #include "lazy/session/verify.h"
 
 namespace acc::session {
@@ -88,6 +89,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
   device.cut = made.why == Why::kChanged && is_cut(work.reason);
   note_new(device, work, std::move(made));
   work.plan = make_plan(std::move(trace.graph), key, alive, {}, pass_observer());
+  count(Counter::PlansBuilt);
   work.first = true;
   dump(*work.plan);
   device.plans.insert(key, std::make_unique<Cached>(work.plan), work.plan->bytes());
@@ -102,16 +104,17 @@ void Session::note_new(Device& device, Work& work, NewPlan made) {
 }
 
 // The plan is made again: a buffer that no run so far kept is kept now, and from then on always, or
-// it has no kernels and is to do without.
+// it is to have its operators one by one.
 Cached Session::renew(Device& device, const Cached& plan, const std::vector<bool>& alive) {
   RECORD_FUNCTION("acc: build a plan", c10::ArrayRef<const c10::IValue>());
   const base::CountedTime time(Counter::PlanUs);
-  if (!plan->has_no_kernels) count(Counter::PlansWidened);
+  if (!plan->to_be_plain) count(Counter::PlansWidened);
   std::vector<bool> outputs = plan->outputs;
   for (size_t i = 0; i < alive.size(); ++i) outputs[i] = outputs[i] || alive[i];
   plan::Options wish = plan->options;
-  wish.fuse = wish.fuse && !plan->has_no_kernels;
+  wish.fuse = wish.fuse && !plan->to_be_plain;
   Cached wider = make_plan(plan->graph, plan->key, std::move(outputs), wish, pass_observer());
+  count(Counter::PlansBuilt);
   const Cached next = plan->next.lock();
   wider->next = next == plan ? wider : next;  // a loop of one plan stays one
   if (Cached* cached =
@@ -154,10 +157,15 @@ void Session::suspend(Recorder& recorder, Work work, exec::Outcome outcome) {
       Suspended{std::move(work), std::move(outcome.stopped), outcome.error});
 }
 
+// The schedule of a plan whose kernels are chosen.
+static const plan::Schedule& final_of(const plan::Plan& plan) {
+  return plan.kernels.empty() ? plan.unfused : plan.fused;
+}
+
 // Ends a run. A failure poisons what was not, or suspends the work when it
 // may go on later, and is thrown.
 void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome, bool tells) {
-  const plan::Plan& plan = *work.plan;
+  const plan::Plan& plan = *work.runs;
   Device& device = devices_[static_cast<size_t>(recorder.device())];
   if (outcome.recaptured) count_captures(device);
   if (outcome.stopped != nullptr && outcome.error == nullptr) {
@@ -167,7 +175,8 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome, bool 
     runtime::events_submitted(recorder.device());
     if (work.reason != FlushReason::kIdle) {  // which is no part of what repeats
       if (device.last.plan != nullptr) device.last.plan->next = work.plan;
-      device.last = {work.plan, outcome.schedule, work.reason};
+      device.last = {work.plan, work.runs == work.plan ? outcome.schedule : &final_of(*work.plan),
+                     work.reason};
       device.expected = work.plan->next.lock();
     }
     if (exec::times_steps() &&
@@ -239,7 +248,7 @@ void Session::resume(Recorder& recorder, const MayBegin& may_begin) {
   try {
     // What the user gave up to free memory need not be made any more. What the passes added is
     // nobody's.
-    const graph::Graph& program = work.plan->program;
+    const graph::Graph& program = work.runs->program;
     std::vector<bool> alive = alive_buffers(work.trace);
     alive.resize(program.buffers.size());
     outcome = exec::resume(*suspended->run, work.trace.values,
@@ -331,7 +340,7 @@ Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place
       NewPlan made = explain_kept(*work.plan, alive);
       work.plan = renew(device, work.plan, alive);
       if (!work.news.has_value()) note_new(device, work, std::move(made));
-    } else if (work.plan->has_no_kernels) {
+    } else if (work.plan->to_be_plain) {
       work.plan = renew(device, work.plan, alive);
     }
     if (look != nullptr) {
@@ -359,16 +368,22 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
   const auto make_way = [&](uint64_t number, std::vector<exec::Given>& inputs) {
     return results.make_way(number, inputs, recorder.device());
   };
+  work.runs = work.plan;
   exec::Outcome outcome;
   try {
     const base::CountedTime time(Counter::RunUs);
-    outcome = verifies()
-                  ? run_verified(*work.plan, recorder.device(), std::move(given), work.trace.values)
-                  : exec::run(*work.plan, recorder.device(), std::move(given), work.trace.values,
-                              {std::move(work.trace.places), &record::short_source_text}, make_way,
-                              may_begin);
+    if (verifies()) {
+      outcome = run_verified(*work.plan, recorder.device(), std::move(given), work.trace.values);
+    } else {
+      Turn turn(work.plan, recorder.device());
+      work.runs = turn.runs();
+      outcome = exec::run(*work.runs, recorder.device(), std::move(given), work.trace.values,
+                          {std::move(work.trace.places), &record::short_source_text}, make_way,
+                          may_begin);
+      if (outcome.error == nullptr && outcome.stopped == nullptr) turn.end();
+    }
   } catch (...) {  // not by a step, whose errors are in the outcome
-    poison_all(work.trace, std::current_exception(), undone_of(work.plan->program));
+    poison_all(work.trace, std::current_exception(), undone_of(work.runs->program));
     throw;
   }
   finish(recorder, std::move(work), std::move(outcome), may_begin == nullptr);
@@ -387,7 +402,7 @@ bool Session::submit_watched(Recorder& recorder, const Look& look) {
 
 Cached Session::renewed(Recorder& recorder, const Cached& plan) {
   const auto lock = recorder.lock();
-  if (!plan->has_no_kernels) return plan;
+  if (!plan->to_be_plain) return plan;
   return renew(devices_[static_cast<size_t>(recorder.device())], plan, {});
 }
 

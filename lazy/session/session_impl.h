@@ -52,6 +52,7 @@ class Session {
  private:
   struct Work {
     Cached plan;
+    Cached runs;  // the plan, or what runs in its place this time
     record::Trace trace;
     bool first = false;  // the plan was made of this very trace
     record::FlushReason reason = record::FlushReason::kExplicit;

@@ -85,7 +85,7 @@ at::Tensor share(const at::Tensor& tensor) {
 bool Session::waits_to_write(Recorder& recorder, const LazyStorage& storage) {
   const auto& suspended = devices_[static_cast<size_t>(recorder.device())].suspended;
   if (suspended == nullptr) return false;
-  const plan::Plan& plan = *suspended->work.plan;
+  const plan::Plan& plan = *suspended->work.runs;
   const plan::Schedule& schedule = exec::schedule(*suspended->run);
   for (size_t step = exec::next_step(*suspended->run); step < schedule.steps.size(); ++step) {
     for (const graph::Use& use : plan::uses(plan, schedule.steps[step])) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "lazy/passes/split.h"
+#include "lazy/plan/plan.h"
 #include "tests/cpp/graph_builder.h"
 
 namespace acc {
@@ -84,6 +85,18 @@ TEST(Split, NothingToSplit) {
 TEST(Split, GroupNormOfChannelsLastStays) {
   EXPECT_TRUE(Program(kGroupNorm, {true, true, true}, /*stride=*/1).unchanged());
   EXPECT_FALSE(Program(kLayerNorm, {true, true, true}, /*stride=*/1).unchanged());
+}
+
+// So it is compared with the call that it was (lazy/plan/contest.h).
+TEST(Split, APlanWithPartsIsUnproven) {
+  const auto is_unproven = [](std::initializer_list<bool> mask, bool fuse) {
+    const Program p(kLayerNorm, mask);
+    const std::vector<bool> all(p.graph.buffers.size(), true);
+    return plan::build(p.graph, {}, all, {.fuse = fuse})->unproven;
+  };
+  EXPECT_TRUE(is_unproven({true, true, true}, true));
+  EXPECT_FALSE(is_unproven({true, false, false}, true));
+  EXPECT_FALSE(is_unproven({true, true, true}, false));
 }
 
 }  // namespace

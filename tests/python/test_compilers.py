@@ -245,22 +245,17 @@ def test_losses_are_those_of_training_with_kernels(tmp_path):
     torch.testing.assert_close(torch.tensor(fused), torch.tensor(unfused), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("deterministic", _some(["0", "1"], "1"))
-def test_an_interrupt_while_a_compiler_works(tmp_path, deterministic):
+def interrupt_while_compiling(folder: Path, body: str, **env: str) -> None:
     """Ctrl-C ends the program; neither a compiler nor half a file stays."""
-    started = tmp_path / "started"
-    compiler = broken_compiler(tmp_path / "compiler", f"echo $$ >> {started}; exec sleep 300")
-    cache = tmp_path / "cache"
+    started = folder / "started"
+    compiler = broken_compiler(folder / "compiler", f"echo $$ >> {started}; exec sleep 300")
+    cache = folder / "cache"
     cache.mkdir()
-    body = TRAINING + "\nprint('went on')"
     child = subprocess.Popen(
-        helpers.python_command(body),
+        helpers.python_command(body + "\nprint('went on')"),
         cwd=helpers.ROOT,
         env=helpers.child_env(
-            ACC_CACHE_DIR=str(private(cache)),
-            ACC_MODE="full",
-            ACC_CXX=compiler,
-            ACC_DETERMINISTIC=deterministic,
+            ACC_CACHE_DIR=str(private(cache)), ACC_MODE="full", ACC_CXX=compiler, **env
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -271,13 +266,54 @@ def test_an_interrupt_while_a_compiler_works(tmp_path, deterministic):
     while not started.exists() and time.monotonic() < deadline and child.poll() is None:
         time.sleep(0.02)
     assert started.exists(), child.communicate(timeout=60)
-    time.sleep(0.3)  # into the wait of the second run
+    time.sleep(0.3)  # into the wait for it
     os.killpg(child.pid, signal.SIGINT)
     said, error = child.communicate(timeout=30)
     assert "KeyboardInterrupt" in error and "went on" not in said
     for pid in started.read_text().split():
         assert not Path(f"/proc/{pid}").exists(), f"compiler {pid} lives on"
     assert not list(cache.rglob("*.so"))
+
+
+@pytest.mark.parametrize("deterministic", _some(["0", "1"], "1"))
+def test_an_interrupt_while_a_compiler_works(tmp_path, deterministic):
+    interrupt_while_compiling(tmp_path, TRAINING, ACC_DETERMINISTIC=deterministic)
+
+
+def test_an_interrupt_while_processes_ask_whether_there_are_kernels(tmp_path):
+    """As they do when they make a group."""
+    interrupt_while_compiling(
+        tmp_path, "from tests import helpers\nhelpers.extension().kernels_problem()"
+    )
+
+
+def test_kernels_do_not_depend_on_the_locale(tmp_path):
+    """Whose decimal point is a comma."""
+    made = subprocess.run(
+        ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")],
+        capture_output=True,
+        text=True,
+    )
+    if not (tmp_path / "de_DE.UTF-8").exists():
+        pytest.skip(f"no such locale can be made here: {made.stderr}")
+    done = helpers.run_python(
+        """
+import locale
+from tests import helpers
+locale.setlocale(locale.LC_ALL, "de_DE.UTF-8")
+assert locale.localeconv()["decimal_point"] == ","
+x = torch.linspace(-2, 2, 999)
+for _ in range(4):
+    y = torch.nn.functional.gelu(x.to(DEVICE)) + 0.5
+    helpers.flush()
+torch.testing.assert_close(y.cpu(), torch.nn.functional.gelu(x) + 0.5)
+print(helpers.stats()["kernel_launches"])
+""",
+        ACC_MODE="full",
+        ACC_CACHE_DIR=str(private(tmp_path)),
+        LOCPATH=str(tmp_path),
+    )
+    assert int(done.stdout) > 0 and "[jit]" not in done.stderr
 
 
 ONE_PLAN = "x = torch.ones(9, device=DEVICE)\nfor _ in range(4):\n    (x * 2 + 1).tolist()\n"

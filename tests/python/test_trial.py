@@ -112,6 +112,57 @@ def test_kernels_that_are_fast_stay(tmp_path):
     assert put_aside == [] and "slower" not in errors
 
 
+# A program of one plan, without kernels: a group norm, whose backward is made of two parts, which
+# the plan's plain form does not do. Either of these takes a while.
+NORM = """
+import os, time, torchacc
+from torch._decomp.decompositions import native_group_norm_backward
+def backward(*args):
+    if all(args[-1]) == (os.environ["SLOW"] == "whole"):
+        time.sleep(0.05)
+    return native_group_norm_backward(*args)
+library = torch.library.Library("aten", "IMPL")
+library.impl("native_group_norm_backward", backward, "CPU")
+x, g = torch.randn(2, 4, 6, 10).to(DEVICE)
+x.requires_grad_()
+w, b = (torch.randn(6).to(DEVICE).requires_grad_() for _ in range(2))
+helpers.synchronize()
+made, steps = [], []
+for _ in range(30):
+    before = helpers.stats()
+    y = torch.nn.functional.group_norm(x, 3, w, b)
+    grads = torch.autograd.grad(y, (x, w, b), g)
+    helpers.flush()
+    steps.append(helpers.stats()["steps"] - before["steps"])
+    made.append([t.cpu() for t in grads])
+close = all(torch.allclose(a, b, 1e-5, 1e-5) for grads in made for a, b in zip(grads, made[0]))
+put_aside = helpers.stats()["plans_put_aside"]
+print(json.dumps([steps, put_aside, close, str(torchacc.report())]))
+"""
+
+
+def test_a_plan_slower_than_its_operators_is_put_aside_once(tmp_path):
+    (steps, put_aside, close, report), errors = _run(
+        tmp_path, GXX, NORM, ACC_SKIP_PASSES="fuse", SLOW="parts"
+    )
+    # From the second run on in turn, ten times each.
+    assert steps == [3] + [3, 2] * 10 + [2] * 9
+    assert put_aside == 1 and close
+    assert re.search(r"slower than operators one by one\W+1\n", report)
+    told = [line for line in errors.splitlines() if "operators one by one, and runs so" in line]
+    assert len(told) == 1 and re.search(r"\[plan\] a step of 2 operators took [\d.]+ ms", told[0])
+
+
+@pytest.mark.parametrize("slow, deterministic", [("whole", "0"), ("parts", "1")])
+def test_a_plan_that_is_fast_stays_and_so_does_one_whose_bits_must(tmp_path, slow, deterministic):
+    (steps, put_aside, close, _), errors = _run(
+        tmp_path, GXX, NORM, ACC_SKIP_PASSES="fuse", SLOW=slow, ACC_DETERMINISTIC=deterministic
+    )
+    compared = [3, 2] * 3 if deterministic == "0" else []
+    assert steps == ([3] + compared + [3] * 29)[:30]
+    assert put_aside == 0 and close and "one by one" not in errors
+
+
 ALIKE = [
     {"ACC_DETERMINISTIC": "1"},
     {"WORLD_SIZE": "2"},

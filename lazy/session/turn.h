@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <memory>
+
+#include "lazy/plan/plan.h"
+
+namespace acc::session {
+
+// A run of a plan, or of its plain form where that is compared with it (lazy/plan/contest.h): then
+// the run is timed, and the plan that lost is not run again.
+class Turn {
+ public:
+  Turn(const std::shared_ptr<plan::Plan>& plan, c10::DeviceIndex device);
+
+  // What is to run.
+  const std::shared_ptr<plan::Plan>& runs() const { return runs_; }
+
+  // It did, to its end.
+  void end();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::shared_ptr<plan::Plan> plan_;
+  std::shared_ptr<plan::Plan> runs_;
+  c10::DeviceIndex device_;
+  Clock::time_point begin_;
+};
+
+}  // namespace acc::session
