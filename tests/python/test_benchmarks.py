@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -168,6 +170,27 @@ def test_children_are_load_of_the_mode():
         assert seen >= 0.25
     finally:
         process.communicate(b"\n")
+
+
+def test_a_process_is_not_counted_twice_while_it_starts_another():
+    """A child of vfork has its parent's memory, as a thread has; one of fork a copy."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert not load.share_memory(os.getpid(), child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert load.share_memory(os.getpid(), thread.native_id)
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_more_cores_than_there_are_is_refused():
