@@ -13,7 +13,7 @@ says which and why.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,11 +77,13 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
         _replaced.check(optimizer)  # torch would say that it has found no gradients
         unscale = _unscale_parts if _has_parts(optimizer) else original
         found = unscale(self, optimizer, inv_scale, found_inf, *args)
-        for group in _groups_of(optimizer):
+        for group, kind in _groups_of(optimizer).items():
             # One exchange, also where no parameter has a gradient here: the others wait for it.
             overflow = next(iter(found.values()), found_inf).clone()
             for other in found.values():
                 overflow = torch.maximum(overflow, other.to(overflow.device))
+            if kind is not None and overflow.device.type != kind:
+                overflow = overflow.to(kind)
             dist.all_reduce(overflow, dist.ReduceOp.MAX, group)
             found = {device: overflow.to(device) for device in found or (overflow.device,)}
         return found
@@ -89,19 +91,35 @@ def with_others(original: Callable[..., dict[torch.device, Tensor]]) -> Callable
     return _unscale_grads_
 
 
-def _groups_of(optimizer: Optimizer) -> Iterable[dist.ProcessGroup | None]:
-    if not _groups:
-        return ()
+def _groups_of(optimizer: Optimizer) -> dict[dist.ProcessGroup | None, str | None]:
+    """The groups whose processes have to agree, in the order in which all of them have them.
+
+    With the type of the device on which they exchange, or None where that is the gradients'.
+    """
+    parts = {id(p): p for p in _parameters(optimizer) if is_traceable_wrapper_subclass(p)}
+    if not _groups and not parts:
+        return {}
     held = {id(p) for p in _parameters(optimizer)}
-    parts = {id(p) for p in _parameters(optimizer) if is_traceable_wrapper_subclass(p)}
-    found: dict[dist.ProcessGroup | None, None] = {}
+    found: dict[dist.ProcessGroup | None, str | None] = {}
+    covered: set[int] = set()
     for alive, noted, group in list(_groups.values()):
         module = alive()
-        if module is not None and (
-            not noted.isdisjoint(parts)
-            or any(id(parameter) in held for parameter in module._parameters.values())
-        ):
+        if module is None:
+            continue
+        here = held & {id(parameter) for parameter in module._parameters.values()}
+        here |= noted & parts.keys()
+        if here:
             found[group] = None
+            covered |= here
+    for key, part in parts.items():
+        mesh = getattr(part, "device_mesh", None)
+        if key in covered or mesh is None or mesh.get_coordinate() is None:
+            continue
+        # Dimensions over which the parameter is whole as well: gradients may be parts of a sum
+        # there, and processes without a gradient do not know.
+        for dimension in range(mesh.ndim):
+            if mesh.size(dimension) > 1:
+                found.setdefault(mesh.get_group(dimension), mesh.device_type)
     return found
 
 

@@ -248,6 +248,61 @@ report(found=[float(v) for v in
         }
 
 
+def test_an_overflow_in_one_part_is_one_for_all_that_hold_parts():
+    """Of torch's own sharding and of DTensors, of which `accelerate` has not heard."""
+    code = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+dist.init_process_group("acc")
+torch.acc.set_device(RANK % torch.acc.device_count())
+mesh = init_device_mesh(DEVICE, (1, WORLD))
+net = made(3).to(DEVICE)
+fully_shard(net)
+split = torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Replicate(), Shard(0)]))
+cases = {
+    "sharded": (list(net.parameters()), lambda: net(torch.ones(2, 4, device=DEVICE)).sum()),
+    "split": ([split], lambda: split.sum().full_tensor()),
+}
+for name, (parameters, loss) in cases.items():
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+    sums = []
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss()).backward()
+        if step == 1 and RANK == 1:  # one element, of one process
+            parameters[0].grad.to_local().view(-1)[0] = math.inf
+        scaler.step(optimizer)
+        scaler.update()
+        sums.append(sum(float(p.to_local().detach().double().sum()) for p in parameters))
+    report(**{name: dict(
+        skipped=sums[0] == sums[1], taken=sums[1] != sums[2], scale=scaler.get_scale())})
+
+def found(placement, values):
+    "What unscaling finds; `values`: of this process's part of the gradient, or None."
+    whole = torch.nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Replicate(), placement]))
+    if values is not None:
+        sums = Partial() if placement.is_replicate() else placement
+        whole.grad = DTensor.from_local(values.to(DEVICE), mesh, [Replicate(), sums])
+    optimizer, scaler = torch.optim.SGD([whole], lr=1.0), torch.amp.GradScaler(DEVICE)
+    scaler.scale(torch.zeros((), device=DEVICE))
+    scaler.unscale_(optimizer)
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return [value.item() for value in found.values()]
+report(
+    none=found(Shard(0), torch.full((1, 2), math.inf) if RANK else None),
+    sums=found(Replicate(), torch.full((2, 2), math.inf if RANK else 1.0)),
+    finite=found(Shard(0), torch.ones(1, 2)),
+)
+"""
+    for rank in run_ranks(CODE + code, 2):
+        for name in ("sharded", "split"):
+            assert rank.reports[name] == {"skipped": True, "taken": True, "scale": 4.0}, name
+        assert rank.reports["none"] == rank.reports["sums"] == [1.0]
+        assert rank.reports["finite"] == [0.0]
+
+
 SCALED = """
 import copy, math
 import torchacc
