@@ -224,7 +224,8 @@ def without_read(original: Callable[..., float | None]) -> Callable[..., float |
             return original(self, optimizer, optimizer_state, *args, **kwargs)
         if len(found) == 1 and not args and not kwargs:
             (overflow,) = found.values()
-            return step_unless(optimizer, overflow)
+            # torch's scaler of sharded gradients has it as one element of one dimension.
+            return step_unless(optimizer, overflow.reshape(()))
         _reasons[optimizer] = (
             "its step() is called with arguments"
             if len(found) == 1

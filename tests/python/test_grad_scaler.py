@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import torchacc
@@ -181,6 +183,21 @@ def test_gradients_may_be_unscaled_and_clipped_before() -> None:
         for training in trainings:
             training.step(i in (3, 7), clip)
         same(*trainings)
+
+
+def test_torchs_scaler_of_sharded_gradients() -> None:
+    """Its found_inf has a dimension, which counts of steps have not."""
+    dist.init_process_group(ACC, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        options = {"init_scale": 256.0, "growth_interval": 3}
+        trainings = [Training(device, OPTIMIZERS["adam"], **options) for device in (ACC, "cpu")]
+        trainings[0].scaler = ShardedGradScaler(ACC, **options)
+        for i in range(8):
+            for training in trainings:
+                training.step(i in (3, 4))
+            same(*trainings)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_unscaling_twice_is_refused() -> None:
