@@ -115,7 +115,8 @@ def _ours(name: str) -> Callable[[Any], Any]:
 
         def call(*args: Any, **options: Any) -> Any:
             if name in _SEEDS:
-                original(*args, **options)
+                if _takes_seeds():
+                    original(*args, **options)
                 if acc._is_in_bad_fork():
                     # A worker of a DataLoader, which torch seeds: CUDA's functions take that, too.
                     return None
@@ -124,6 +125,16 @@ def _ours(name: str) -> Callable[[Any], Any]:
         return call
 
     return replace
+
+
+def _takes_seeds() -> bool:
+    """Whether CUDA's own functions for seeds can be called.
+
+    They ask for its generators at once where `is_initialized()` says that there are some, and that
+    may be the answer of acc (_as_cuda_devices.py). Where CUDA is not in use they keep the seed.
+    """
+    in_use = torch.cuda._initialized and not torch.cuda._is_in_bad_fork()
+    return in_use or not torch.cuda.is_initialized()
 
 
 def _fork_rng(original: Callable[..., Any]) -> Callable[..., Any]:

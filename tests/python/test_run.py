@@ -157,6 +157,23 @@ def test_what_stands_for_classes_looks_like_them() -> None:
     assert scripted(X.cuda(), 2).tolist() == [2, 2]
 
 
+@pytest.mark.usefixtures("devices")
+def test_seeds_are_taken_while_the_device_is_in_use() -> None:
+    """CUDA's own functions would look for its generators: something has been initialized."""
+    torch.ones(1, device="cuda").item()
+    assert torch.cuda.is_initialized()
+
+    def drawn(seed: Callable[..., Any], *number: int) -> list[float]:
+        seed(*number)
+        return torch.rand(3, device="cuda").tolist()
+
+    for module in (torch.cuda, torch.cuda.random):
+        for seed in (module.manual_seed, module.manual_seed_all, torch.manual_seed):
+            assert drawn(seed, 5) == drawn(seed, 5) != drawn(seed, 6)
+        for seed in (module.seed, module.seed_all, torch.seed):
+            assert drawn(seed) != drawn(seed)
+
+
 def exposed() -> set[str]:
     """Functions of torch, and methods of tensors, with an operator that takes a device."""
     names = {
