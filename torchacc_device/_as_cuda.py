@@ -40,10 +40,29 @@ def _meant(device: Any) -> Any:
 
 
 def _autocast_init(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, device_type: Any, *args: Any, **options: Any) -> None:
-        original(self, _meant(device_type), *args, **options)
+    def __init__(
+        self: Any, device_type: Any, dtype: torch.dtype | None = None, *args: Any, **options: Any
+    ) -> None:
+        if dtype is None and device_type == "cuda":
+            dtype = _chosen_for_cuda()
+        original(self, _meant(device_type), dtype, *args, **options)
 
     return __init__
+
+
+class _Untouched(threading.local):
+    """What the dtype of CUDA's autocast is in a thread where the program has not set it."""
+
+    dtype = torch.float16
+
+
+_untouched = _Untouched()
+
+
+def _chosen_for_cuda() -> torch.dtype | None:
+    """What `torch.set_autocast_dtype("cuda", ...)` was told; None: nothing, and acc's counts."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return None if dtype == _untouched.dtype else dtype
 
 
 def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,9 +72,9 @@ def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(self)
         if self.device == _DEVICE:
             before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-            vars(self).setdefault("_of_cuda", []).append(before)
+            vars(self).setdefault("_of_cuda", []).append((*before, _untouched.dtype))
             _count(1)
-            _set_autocast_of_cuda(self._enabled, self.fast_dtype)
+            _set_autocast_of_cuda(self._enabled, self.fast_dtype, self.fast_dtype)
         return result
 
     return __enter__
@@ -86,9 +105,10 @@ def is_inside_a_region() -> bool:
     return _regions > 0
 
 
-def _set_autocast_of_cuda(enabled: bool, dtype: torch.dtype) -> None:
+def _set_autocast_of_cuda(enabled: bool, dtype: torch.dtype, untouched: torch.dtype) -> None:
     torch.set_autocast_enabled("cuda", enabled)
     torch.set_autocast_dtype("cuda", dtype)
+    _untouched.dtype = untouched
 
 
 def _cast(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,6 +68,47 @@ def test_regions_of_every_name_act_on_acc(region, dtype: torch.dtype) -> None:
     assert not torch.is_autocast_enabled() and not torch.is_autocast_enabled(ACC)
 
 
+@pytest.fixture
+def defaults() -> Iterator[None]:
+    before = {kind: torch.get_autocast_dtype(kind) for kind in ("cuda", ACC)}
+    yield
+    for kind, dtype in before.items():
+        torch.set_autocast_dtype(kind, dtype)
+
+
+@pytest.mark.usefixtures("patched", "defaults")
+@pytest.mark.parametrize("old", [False, True])
+def test_regions_take_the_dtype_that_was_set_for_cuda(old: bool) -> None:
+    half = torch.bfloat16
+    if old:
+        with pytest.warns(DeprecationWarning):
+            torch.set_autocast_gpu_dtype(half)
+    else:
+        torch.set_autocast_dtype("cuda", half)
+    for region, dtype in (
+        (lambda: torch.autocast("cuda"), half),
+        (lambda: torch.autocast(device_type="cuda", enabled=True), half),
+        (lambda: torch.autocast("cuda", torch.float16), torch.float16),
+        (lambda: torch.autocast(ACC), torch.float16),
+    ):
+        with region():
+            assert product() == dtype
+            with torch.autocast("cuda"):  # as outside
+                assert product() == dtype
+            torch.set_autocast_dtype("cuda", torch.float16)
+            with torch.autocast("cuda"):
+                assert product() == torch.float16
+        assert torch.get_autocast_dtype("cuda") == half
+        assert torch.get_autocast_dtype(ACC) == torch.float16
+
+
+@pytest.mark.usefixtures("patched", "defaults")
+def test_regions_take_the_dtype_that_was_set_for_acc() -> None:
+    torch.set_autocast_dtype(ACC, torch.bfloat16)
+    with torch.autocast("cuda"):
+        assert product() == torch.bfloat16
+
+
 @pytest.mark.usefixtures("patched")
 def test_regions_nest_and_decorate() -> None:
     @autocast()
