@@ -147,6 +147,36 @@ def _ours(name: str) -> Callable[[Any], Any]:
     return replace
 
 
+class _EventKind(type):
+    """`torch.cuda.Event`, whose options may be given by position; torch.Event's first is a device.
+
+    What it makes are torch's own events, as those of `torch.acc.Event`: torch 2.11 takes no
+    instances of subclasses.
+    """
+
+    def __call__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,  # concerns graphs that the program captures, which needs CUDA
+    ) -> torch.Event:
+        return torch.Event(
+            enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+        )
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, torch.Event)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, torch.Event)
+
+
+def _event(original: type) -> type:
+    names = {"__module__": original.__module__, "__doc__": original.__doc__}
+    return _EventKind(original.__name__, (torch.Event,), names)
+
+
 def _takes_seeds() -> bool:
     """Whether CUDA's own functions for seeds can be called.
 
@@ -180,6 +210,7 @@ def _shared_names(module: ModuleType) -> list[str]:
         for name in acc.__all__
         if hasattr(module, name)
         and name not in _KEPT
+        and name != "Event"  # its arguments are others: `_event`
         and not isinstance(getattr(acc, name), ModuleType)
     ]
 
@@ -191,6 +222,7 @@ TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (autocast_mode, "_cast", _cast),
     (torch.amp.GradScaler, "__init__", _scaler_init),
     (torch.random, "fork_rng", _fork_rng),
+    (torch.cuda, "Event", _event),
     *(
         (module, name, _ours(name))
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random)

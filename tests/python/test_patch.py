@@ -202,6 +202,24 @@ def test_functions_of_cuda_ask_acc() -> None:
 
 
 @pytest.mark.usefixtures("patched")
+def test_events_of_cuda_are_made_of_options_by_position() -> None:
+    made = torch.cuda.Event(True), torch.cuda.Event(True, False), torch.cuda.Event()
+    assert all(type(each) is torch.Event and isinstance(each, torch.cuda.Event) for each in made)
+    assert not isinstance(torch.cuda.Stream(), torch.cuda.Event)
+    assert issubclass(torch.cuda.Event, torch.Event) and issubclass(torch.Event, torch.cuda.Event)
+    assert isinstance(torch.acc.current_stream().record_event(), torch.cuda.Event)
+    start, end = made[:2]
+    start.record()
+    torch.ones(8, device=ACC).sum()
+    torch.cuda.current_stream().record_event(end)
+    torch.cuda.Stream().wait_event(end)
+    end.synchronize()
+    assert start.elapsed_time(end) >= 0 and end.query()
+    with pytest.raises(ValueError, match="enable_timing"):
+        made[2].elapsed_time(end)
+
+
+@pytest.mark.usefixtures("patched")
 def test_what_decides_where_tensors_go_stays() -> None:
     before = torch.cuda.is_available(), torch.cuda.device_count()
     torchacc.unpatch()
