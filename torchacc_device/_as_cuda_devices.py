@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
+from torch.jit import annotations
 from torch.utils._device import _device_constructors
 
 from torchacc_device import _C, acc
@@ -160,6 +161,21 @@ def _class(original: type) -> type:
     return Kind(original.__name__, (), {**names, "__qualname__": original.__qualname__})
 
 
+def _annotation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.jit.script compares annotations with `torch.device` as it is now.
+
+    Functions that were imported before, torch's own among them, are annotated with the original.
+    """
+
+    def try_ann_to_type(ann: Any, *args: Any, **options: Any) -> Any:
+        for kind in (torch.device, torch.Generator):
+            if ann is getattr(kind, "__wrapped__", kind):
+                ann = kind
+        return original(ann, *args, **options)
+
+    return try_ann_to_type
+
+
 def _location(original: Callable[..., Any]) -> Callable[..., Any]:
     """Where torch.load puts what was saved on a GPU, or what it is told to put there."""
 
@@ -280,6 +296,7 @@ TABLE: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch, "set_default_tensor_type", _default_type),
     (torch, "device", _class),
     (torch, "Generator", _class),
+    (annotations, "try_ann_to_type", _annotation),
     (torch.serialization, "default_restore_location", _location),
     (distributed_c10d.BackendConfig, "__init__", _backend),
     *((torch.cuda, name, _ours(name)) for name in ("device_count", "init", "is_available")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import io
 import pickle
 import re
@@ -172,6 +173,37 @@ def test_seeds_are_taken_while_the_device_is_in_use() -> None:
             assert drawn(seed, 5) == drawn(seed, 5) != drawn(seed, 6)
         for seed in (module.seed, module.seed_all, torch.seed):
             assert drawn(seed) != drawn(seed)
+
+
+ANNOTATED = """
+    from typing import Optional
+    import torch
+
+    class Placing(torch.nn.Module):
+        where: torch.device
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.where = torch.device("cpu")
+
+        def forward(self, count: int, where: Optional[torch.device] = None) -> torch.Tensor:
+            return torch.ones(count, device=self.where if where is None else where)
+"""
+
+
+def test_what_was_annotated_with_torchs_device_before_is_scripted(tmp_path: Path) -> None:
+    write(tmp_path / "annotated.py", ANNOTATED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        module = importlib.import_module("annotated")
+    try:
+        torchacc.patch(devices=True)
+        scripted = torch.jit.script(module.Placing())
+        assert scripted(2).device.type == "cpu"
+        assert scripted(2, torch.device("cuda")).device.type == "acc"
+    finally:
+        torchacc.unpatch()
+        del sys.modules["annotated"]
 
 
 def exposed() -> set[str]:
