@@ -220,8 +220,6 @@ def without_read(original: Callable[..., float | None]) -> Callable[..., float |
         self: Any, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         found = optimizer_state["found_inf_per_device"]
-        if all(device.type != _DEVICE for device in found):
-            return original(self, optimizer, optimizer_state, *args, **kwargs)
         if len(found) == 1 and not args and not kwargs:
             (overflow,) = found.values()
             # torch's scaler of sharded gradients has it as one element of one dimension.
@@ -236,6 +234,8 @@ def without_read(original: Callable[..., float | None]) -> Callable[..., float |
     def _maybe_opt_step(
         self: Any, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
+        if all(device.type != _DEVICE for device in optimizer_state["found_inf_per_device"]):
+            return original(self, optimizer, optimizer_state, *args, **kwargs)
         try:
             return take(self, optimizer, optimizer_state, *args, **kwargs)
         except BaseException:

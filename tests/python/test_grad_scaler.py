@@ -272,6 +272,33 @@ def test_others_keep_torchs_read_and_are_reported(make: Make, why: str) -> None:
     assert re.search(why, str(torchacc.report()))
 
 
+class Failing(torch.optim.SGD):
+    """Its first step raises."""
+
+    failed = False
+
+    def step(self, closure: Any = None) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise ArithmeticError("once")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("device", ["cpu", ACC])
+def test_a_step_that_failed_may_be_taken_again_where_it_is_torchs(device: str) -> None:
+    training = Training(device, lambda p: Failing(p, lr=0.1), init_scale=4.0)
+    before = training.net[0].weight.tolist()
+    with pytest.raises(ArithmeticError):
+        training.step(False)
+    if device == "cpu":
+        training.scaler.step(training.optimizer)
+    else:
+        with pytest.raises(RuntimeError, match="already been called"):
+            training.scaler.step(training.optimizer)
+    training.scaler.update()
+    assert (training.net[0].weight.tolist() == before) == (device != "cpu")
+
+
 def test_a_step_without_scaler_goes_on_where_one_ended() -> None:
     trainings = [Training(device, OPTIMIZERS["adamw"]) for device in (ACC, "cpu")]
     for training in trainings:
