@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import api_table
-from api_table import DIFFERS, EITHER, NOT_OFFERED, REFUSED, WORKS, Option, Row
+from api_table import DIFFERS, NOT_OFFERED, REFUSED, WORKS, Option, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "api.md"
@@ -211,9 +211,6 @@ def option_table(faults: list[str], options: Sequence[Option]) -> Iterator[str]:
         if default != option.default:
             faults.append(f"{option.path} is {default!r}, and documented as {option.default!r}")
         refused = is_refused(option)
-        if option.verdict == EITHER:
-            verdict, why = (REFUSED, option.why) if refused else (WORKS, "")
-            option = option._replace(verdict=verdict, why=why)
         if refused != (option.verdict == REFUSED):
             faults.append(f"{option.path} is called {option.verdict!r}, and it is otherwise")
         told = cell(option.verdict, option.why)

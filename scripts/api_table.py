@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 WORKS, DIFFERS, NOT_OFFERED = "works", "differs", "not offered"
 REFUSED = "only the default"  # of options: what else it may be is refused
-EITHER = "works, or only the default"  # as the code says
 
 
 class Row(NamedTuple):
@@ -135,8 +134,9 @@ OPTIONS = (
     Option(
         "compute.acc_scaled_dot_attn",
         False,
-        EITHER,
-        "no effect: torch's `scaled_dot_product_attention` is one operator on the device already",
+        WORKS,
+        "without effect: torch's `scaled_dot_product_attention` is one operator on the device "
+        "already",
     ),
     Option(
         "compute.disable_kernel_patches",

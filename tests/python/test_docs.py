@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,12 @@ def test_every_document_that_the_readme_names_exists() -> None:
     assert named
     for name in named:
         assert (ROOT / "docs" / name).exists(), name
+
+
+def test_options_without_effect_say_so(device: str) -> None:
+    """Those that `accelerate` logs as such, or that are there for TorchAcc's programs."""
+    told = dict(
+        re.findall(r"^\| `(compute\.\w+)` .* \| ([^|]*) \|$", api_docs.DOCUMENT.read_text(), re.M)
+    )
+    silent = {name for name, verdict in told.items() if "without effect" in verdict}
+    assert silent == {"compute.acc_scaled_dot_attn", "compute.disable_kernel_patches"}
