@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from torchacc.launched import present_rank
 from torchacc.logger import logger
@@ -24,8 +25,8 @@ def patch(devices: bool = False) -> tuple[str, ...]:
     group of NCCL's is one of the lazy device's. A device says what it is: its `type` is not "cuda".
     `python -m torchacc run` does this for a script.
 
-    A second call changes nothing, or adds the devices. The log of the first process says, at the
-    level INFO, that it happened, and each process's, at the level DEBUG, to what.
+    A second call changes nothing, or adds the devices. The log lists what was patched, once: that
+    of the first process at the level INFO, that of others at DEBUG.
 
     Returns:
         The full names of what is patched now.
@@ -40,12 +41,21 @@ def patch(devices: bool = False) -> tuple[str, ...]:
         logger.log(
             logging.INFO if present_rank() == 0 else logging.DEBUG,
             "%sautocast, GradScaler and %d names of torch.cuda act on the lazy device; "
-            "torchacc.unpatch() takes that back",
+            "torchacc.unpatch() takes that back. Patched: %s",
             "devices called cuda, " if devices else "",
             sum(name.startswith("torch.cuda.") for name in names),
+            _by_owner(name for name in names if name not in before),
         )
-        logger.debug("patched: %s", ", ".join(names))
     return names
+
+
+def _by_owner(names: Iterable[str]) -> str:
+    """The names in the order of their modules and classes, each of which is named once."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        owner, _, own = name.rpartition(".")
+        found.setdefault(owner, []).append(own)
+    return "; ".join(f"{owner}: {', '.join(sorted(found[owner]))}" for owner in sorted(found))
 
 
 def unpatch() -> None:

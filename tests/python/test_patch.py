@@ -230,6 +230,12 @@ def test_what_decides_where_tensors_go_stays() -> None:
             torch.ones(1, device="cuda")
 
 
+def listed(said: str) -> list[str]:
+    """The names that the log says are patched."""
+    owners = [each.split(": ") for each in said.partition("Patched: ")[2].split("; ")]
+    return sorted(f"{owner}.{name}" for owner, names in owners for name in names.split(", "))
+
+
 def test_it_is_asked_for_said_and_taken_back(caplog: pytest.LogCaptureFixture) -> None:
     names = ("__init__", "__enter__", "__exit__")
     originals = [vars(torch.autocast)[name] for name in names]
@@ -238,8 +244,11 @@ def test_it_is_asked_for_said_and_taken_back(caplog: pytest.LogCaptureFixture) -
     caplog.set_level("DEBUG", logger="TorchAcc")
     assert "torch.cuda.synchronize" in torchacc.patch()
     torchacc.patch()
-    assert [r.levelname for r in caplog.records] == ["INFO", "DEBUG"]
-    assert "torchacc.unpatch()" in caplog.text
+    assert [r.levelname for r in caplog.records] == ["INFO"]
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "torchacc.unpatch()" in said and listed(said) == sorted(_patches.AS_CUDA)
+    torchacc.patch(devices=True)
+    assert listed(caplog.records[-1].getMessage()) == sorted(_patches.DEVICES_AS_CUDA)
     assert set(_patches.AS_CUDA) <= set(_patches.applied())
     assert torch.cuda.synchronize is not synchronize
     torchacc.unpatch()
