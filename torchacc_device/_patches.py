@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import _meta_registrations
 from torch._C import DispatchKey
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.jit import _builtins
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.dlpack import DLDeviceType
@@ -345,6 +345,7 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.distributed, "monitored_barrier", _monitored),
     (distributed_c10d, "split_group", _splitting),
     (torch.distributed, "split_group", _splitting),
+    (device_mesh, "split_group", _splitting),  # bound when it was imported
 )
 
 

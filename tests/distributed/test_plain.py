@@ -115,6 +115,27 @@ for wrong in ([], [[]], [[0, 0, 1, 2]], [[0, 1, 2, 3]]):
         assert "should be ranks of the group, 0 to 2" in found["wrong"]
 
 
+def test_a_mesh_of_what_is_called_cuda_is_split_off_a_group_that_knows_its_device():
+    """torch splits such a group itself, by the function that it bound when it was imported."""
+    code = """
+import torchacc
+from torch.distributed.device_mesh import init_device_mesh
+torchacc.patch(devices=True)
+dist.init_process_group("nccl", device_id=torch.device("cuda", device.index))
+mesh = init_device_mesh("cuda", (2, 2))
+sums = []
+for dimension in range(2):
+    x = torch.full((3,), float(RANK), device="cuda")
+    dist.all_reduce(x, group=mesh.get_group(dimension))
+    sums.append(x[0].item())
+report(sums=sums, names=[mesh.get_group(dimension).group_name for dimension in range(2)])
+"""
+    sums = [[2.0, 1.0], [4.0, 1.0], [2.0, 5.0], [4.0, 5.0]]
+    for rank, expected in zip(one(code, 4), sums, strict=True):
+        assert rank.reports["sums"] == expected
+        assert all("split/" in name for name in rank.reports["names"])
+
+
 def test_groups_are_split_whose_ranks_are_in_unlike_numbers_of_groups():
     """torch names a group that only its ranks make by how many each of them is in."""
     code = """

@@ -302,6 +302,7 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.distributed.distributed_c10d.monitored_barrier",
         "torch.distributed.split_group",
         "torch.distributed.distributed_c10d.split_group",
+        "torch.distributed.device_mesh.split_group",
     }
     assert set(_patches.LATER) == {
         "torch.DistributedDataParallel.__init__",
