@@ -248,6 +248,21 @@ def _monitored(original: Callable[..., None]) -> Callable[..., None]:
     return monitored_barrier
 
 
+def _unwrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch compare what ranks call, by a group around each.
+
+    Ours compare that themselves. One around them ends without submitting what was recorded, and
+    hides what they have beside collectives.
+    """
+
+    def _create_process_group_wrapper(wrapped_pg: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(wrapped_pg, _C.ProcessGroupACC):
+            return wrapped_pg
+        return original(wrapped_pg, *args, **options)
+
+    return _create_process_group_wrapper
+
+
 def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch asks for NCCL's way to split a group; ours are made like any group of some ranks."""
 
@@ -338,6 +353,7 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch._TorchCompileInductorWrapper, "__call__", _compile.instead_of_inductor),
     (torch._TorchCompileWrapper, "__init__", _compile.registering),
     (distributed_c10d, "_new_process_group_helper", _named_backend),
+    (distributed_c10d, "_create_process_group_wrapper", _unwrapped),
     # both, and from the start: programs bind the function when they are imported
     (distributed_c10d, "init_process_group", _replacing_group),
     (torch.distributed, "init_process_group", _replacing_group),

@@ -278,3 +278,28 @@ report(devices=str(first.device), second=second.tolist(), first=first.tolist())
     assert [rank.reports["devices"] for rank in ranks] == ["acc:0", "acc:1"]
     for rank in ranks:
         assert rank.reports["first"] == [3.0] * 3 and rank.reports["second"] == [30.0] * 3
+
+
+DEBUGGED = """
+import torchacc
+report(kind=type(backend).__name__)
+group.set_timeout(seconds(50))
+report(left=backend.transport.options._timeout.total_seconds())
+report(met=[each.decode() for each in torchacc.dist.rendezvous("here", str(RANK).encode())])
+some = dist.new_group([0, 1])
+x = mine(3)
+dist.all_reduce(x, group=some)
+dist.destroy_process_group()
+report(x=x.tolist())
+"""
+
+
+def test_at_torchs_highest_level_of_debugging_a_group_is_what_it_is_otherwise():
+    """torch puts one of its own around each group then, which has collectives and no more."""
+    for rank in run_to_end(BEGIN + DEBUGGED, 2, TORCH_DISTRIBUTED_DEBUG="DETAIL"):
+        assert rank.reports == {
+            "kind": "ProcessGroupACC",
+            "left": 50.0,
+            "met": ["0", "1"],
+            "x": [11.0, 22.0, 33.0],
+        }
