@@ -263,6 +263,20 @@ def _unwrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     return _create_process_group_wrapper
 
 
+def _setting_timeout(original: Callable[..., None]) -> Callable[..., None]:
+    """torch looks for Gloo on the CPU and NCCL on CUDA."""
+
+    def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        chosen = distributed_c10d._get_default_group() if group is None else group
+        if not _carries_acc(chosen):
+            return original(timeout, group)
+        if any(device.type != _DEVICE for device in chosen._device_types):
+            original(timeout, group)
+        chosen._get_backend(torch.device(_DEVICE)).set_timeout(timeout)
+
+    return _set_pg_timeout
+
+
 def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch asks for NCCL's way to split a group; ours are made like any group of some ranks."""
 
@@ -354,6 +368,7 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch._TorchCompileWrapper, "__init__", _compile.registering),
     (distributed_c10d, "_new_process_group_helper", _named_backend),
     (distributed_c10d, "_create_process_group_wrapper", _unwrapped),
+    (distributed_c10d, "_set_pg_timeout", _setting_timeout),
     # both, and from the start: programs bind the function when they are imported
     (distributed_c10d, "init_process_group", _replacing_group),
     (torch.distributed, "init_process_group", _replacing_group),

@@ -303,3 +303,38 @@ def test_at_torchs_highest_level_of_debugging_a_group_is_what_it_is_otherwise():
             "met": ["0", "1"],
             "x": [11.0, 22.0, 33.0],
         }
+
+
+TIMED = """
+import warnings
+warnings.simplefilter("error")
+two = dist.new_group([0, 1], backend="cpu:gloo,acc:acc")
+set_timeout = dist.distributed_c10d._set_pg_timeout
+for each, count in ((None, 3), (two, 4)):
+    set_timeout(seconds(count), each)
+def left(group, kind):
+    found = group._get_backend(torch.device(kind))
+    found = found.transport if kind == "acc" else found
+    return found.options._timeout.total_seconds()
+report(left=[left(group, "acc"), left(two, "acc"), left(two, "cpu")])
+one = dist.new_group([1])
+report(outside=refused(lambda: set_timeout(seconds(1), one)))
+set_timeout(seconds(1))
+y = torch.zeros(3, device=device)
+if RANK == 0:
+    began = time.monotonic()
+    report(late=refused(lambda: (dist.all_reduce(y), torch.acc.synchronize())))
+    report(waited=time.monotonic() - began)
+    store.set("told", "1")
+else:
+    store.wait(["told"])
+"""
+
+
+def test_the_timeout_of_a_group_is_set_by_torchs_function():
+    """It looks for Gloo on the CPU and NCCL on CUDA, and warned that it does nothing."""
+    ranks = run_to_end(BEGIN + TIMED + "os._exit(0)\n", 2)
+    for number, rank in enumerate(ranks):
+        assert rank.reports["left"] == [3.0, 4.0, 4.0]
+        assert number == 1 or rank.reports["outside"].startswith("ValueError")
+    assert ranks[0].reports["late"] != "accepted" and ranks[0].reports["waited"] < 20
