@@ -20,9 +20,9 @@ where tensors are on it (_compile.py).
 
 `LATER` names what is wrapped only once there is a reason: the environment says how
 DistributedDataParallel is to exchange gradients, or a program imports FlexAttention, which names
-the devices that it takes. `AS_CUDA` names what acts on acc where a program
-says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc then. Modules tell
-which of their attributes are set only while somebody asks (`attributes_written`).
+the devices that it takes, or DTensors, which draw random numbers. `AS_CUDA` names what acts on acc
+where a program says "cuda", once it is asked for; `DEVICES_AS_CUDA` what puts tensors on acc then.
+Modules tell which of their attributes are set only while somebody asks (`attributes_written`).
 """
 
 from __future__ import annotations
@@ -403,9 +403,32 @@ def _takes_acc(original: Callable[..., None]) -> Callable[..., None]:
     return _validate_device
 
 
-# To import it takes half a second.
-_FLEX = "torch.nn.attention.flex_attention"
-_WRAPPED_OF_FLEX = ("_validate_device", _takes_acc)
+def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch moves the state of the device's generator to the device and back, at each draw.
+
+    On a GPU that waits for all work that was submitted before. The state of a generator that it is
+    given stays where it is.
+    """
+
+    def _distribute_region(self: Any, spec: Any, generator: torch.Generator | None = None) -> Any:
+        if generator is None and self._device.type == _DEVICE:
+            generator = _C.default_generator(_C.current_device())
+        return original(self, spec, generator)
+
+    return _distribute_region
+
+
+# In modules that torch imports late; to import the first takes half a second. The module, a class
+# of it or "", the name there, and how it is wrapped.
+_WRAPPED_ONCE_IMPORTED: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    ("torch.nn.attention.flex_attention", "", "_validate_device", _takes_acc),
+    (
+        "torch.distributed.tensor._random",
+        "OffsetBasedRNGTracker",
+        "_distribute_region",
+        _drawing,
+    ),
+)
 
 
 def _full_name(owner: Any, name: str) -> str:
@@ -417,7 +440,10 @@ def _full_name(owner: Any, name: str) -> str:
 LIST: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _WRAPPED)
 LATER: tuple[str, ...] = (
     *(_full_name(owner, name) for owner, name, _ in _WRAPPED_LATER),
-    f"{_FLEX}.{_WRAPPED_OF_FLEX[0]}",
+    *(
+        f"torch.{kind}.{name}" if kind else f"{module}.{name}"
+        for module, kind, name, _ in _WRAPPED_ONCE_IMPORTED
+    ),
 )
 AS_CUDA: tuple[str, ...] = tuple(_full_name(owner, name) for owner, name, _ in _as_cuda.TABLE)
 DEVICES_AS_CUDA: tuple[str, ...] = tuple(
@@ -442,14 +468,19 @@ def applied() -> tuple[str, ...]:
 def apply() -> None:
     """Wraps everything in `LIST`; a second call does nothing."""
     _apply(_WRAPPED)
-    _imported.forget(_FLEX)
-    _imported.when_imported(_FLEX, _apply_to_flex)
+    for module, kind, name, wrap in _WRAPPED_ONCE_IMPORTED:
+        _imported.forget(module)
+        _imported.when_imported(module, functools.partial(_apply_to_imported, kind, name, wrap))
 
 
-def _apply_to_flex(module: ModuleType) -> None:
-    if not hasattr(getattr(module, _WRAPPED_OF_FLEX[0]), "__wrapped__"):
-        _before.pop(f"{_FLEX}.{_WRAPPED_OF_FLEX[0]}", None)  # of a module that was there before
-    _apply(((module, *_WRAPPED_OF_FLEX),))
+def _apply_to_imported(
+    kind: str, name: str, wrap: Callable[[Any], Any], module: ModuleType
+) -> None:
+    owner = getattr(module, kind) if kind else module
+    full_name = _full_name(owner, name)
+    if getattr(getattr(owner, name), "__wrapped__", None) is not _before.get(full_name, _ABSENT):
+        _before.pop(full_name, None)  # of a module that was there before
+    _apply(((owner, name, wrap),))
 
 
 def before_group(call: Callable[[], Callable[[], None] | None]) -> None:
@@ -550,10 +581,12 @@ def undo() -> None:
     global _before_group, _construct
     _before_group = _construct = None
     undo_as_cuda()
-    _imported.forget(_FLEX)
-    flex = sys.modules.get(_FLEX)
-    of_flex = () if flex is None else ((flex, *_WRAPPED_OF_FLEX),)
-    _undo((*_WRAPPED, *_WRAPPED_LATER, *of_flex))
+    for module, kind, name, wrap in _WRAPPED_ONCE_IMPORTED:
+        _imported.forget(module)
+        if module in sys.modules:
+            there = sys.modules[module]
+            _undo(((getattr(there, kind) if kind else there, name, wrap),))
+    _undo((*_WRAPPED, *_WRAPPED_LATER))
 
 
 def _undo(wrapped: tuple[tuple[Any, str, Callable[[Any], Any]], ...]) -> None:

@@ -123,7 +123,8 @@ import torchacc
 from torchacc_device import _patches
 print(dist.is_initialized(), set(_patches.LATER) & set(_patches.applied()))
 """
-    assert run_python(code, **ALONE).stdout.strip() == "False set()"
+    # The template of children has imported torch._dynamo, and with it what draws for DTensors.
+    assert run_python(code, fresh=True, **ALONE).stdout.strip() == "False set()"
 
 
 def test_a_launched_process_joins_the_others_though_it_is_the_only_one(device):

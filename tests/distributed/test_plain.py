@@ -484,6 +484,43 @@ report(
         assert rank.reports["moved"] == 0
 
 
+@pytest.mark.usefixtures("recording")
+def test_dtensors_draw_random_numbers_and_the_state_stays_on_the_host():
+    code = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, _random, distribute_tensor, randn
+from torchacc_device import _C
+dist.init_process_group("acc")
+mesh = init_device_mesh(DEVICE, (WORLD,))
+x = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0)])
+torch.nn.functional.dropout(x)  # the first one exchanges the ranks' states
+def draws():
+    torch.manual_seed(3)
+    before = _C.stats()["flushes"]
+    made = [torch.nn.functional.dropout(x) for _ in range(10)]
+    made += [randn(8, 3, device_mesh=mesh, placements=[Shard(0)]), x.clone().uniform_()]
+    flushes = _C.stats()["flushes"] - before
+    state = torch.acc.get_rng_state().tolist()
+    return flushes, state, [each.full_tensor().tolist() for each in made]
+tracker = _random.OffsetBasedRNGTracker
+move, moved = tracker._get_device_state, []
+tracker._get_device_state = lambda self: moved.append(True) or move(self)
+flushes, state, made = draws()
+report(flushes=flushes, moved=len(moved), different=made[0] != made[1])
+tracker._distribute_region = tracker._distribute_region.__wrapped__
+_, torchs_state, torchs = draws()
+report(equal=made == torchs and state == torchs_state, moved_by_torch=len(moved))
+"""
+    for rank in one(code):
+        assert rank.reports == {
+            "flushes": 0,
+            "moved": 0,
+            "different": True,
+            "equal": True,
+            "moved_by_torch": 12,
+        }
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 def test_a_checkpoint_is_read_by_another_number_of_ranks(tmp_path, before, after):
     code = """
