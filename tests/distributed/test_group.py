@@ -158,6 +158,28 @@ dist.destroy_process_group()
     ]
 
 
+def test_the_group_of_a_launcher_is_not_made_twice_and_the_error_says_who_made_it(device):
+    """Models are wrapped with it, so that it is not replaced."""
+    code = (
+        ACCELERATE
+        + """
+group = dist.group.WORLD
+report(said=refused(lambda: dist.init_process_group("acc")), kept=dist.group.WORLD is group)
+dist.destroy_process_group()
+dist.init_process_group("cpu:gloo,acc:acc")  # the program's own from here on
+report(own=dist.get_backend_config(), twice=refused(lambda: dist.init_process_group("acc")))
+"""
+    )
+    for rank in run_to_end(code, 2):
+        found = rank.reports
+        said = "ValueError: [init_process_group] torchacc has made the default process group of the"
+        assert found["said"].startswith(said) and found["kept"]
+        assert "2 processes already, with the backend 'acc'" in found["said"]
+        assert "Call torch.distributed.init_process_group before accelerate" in found["said"]
+        assert found["own"] == "cpu:gloo,acc:acc"
+        assert "twice" in found["twice"] and "torchacc" not in found["twice"]
+
+
 def test_a_group_that_cannot_carry_tensors_of_the_device_is_refused(device):
     code = """
 import torch.distributed as dist, torchacc

@@ -6,6 +6,7 @@ import atexit
 import os
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ EAGER_BACKEND_NAME = "nccl"
 
 # The group of this process alone that nobody asked for: a group that the program makes replaces it.
 _implicit: ProcessGroup | None = None
+# The group of the launcher's processes, where the program has not made it.
+_of_all: weakref.ref[ProcessGroup] | None = None
 _leaves_at_exit = False
 # How often some of the ranks have met (`rendezvous`). It goes on with another default group, whose
 # store may be the same one, as torchrun's is.
@@ -51,8 +54,9 @@ def choose_device() -> None:
 def ensure_group() -> None:
     """Makes the default process group unless there is one.
 
-    Under a launcher it is that of all its processes, else one of this process alone, which a later
-    `torch.distributed.init_process_group` replaces.
+    Under a launcher it is that of all its processes, and a later call of
+    `torch.distributed.init_process_group` an error that says so: models are wrapped with it. Else
+    it is one of this process alone, which such a call replaces.
 
     Raises:
         ValueError: the group that is there cannot exchange tensors of this device.
@@ -62,7 +66,7 @@ def ensure_group() -> None:
         _check_backend()
     elif launched.is_launched() or launched.is_half_launched():
         _check_variables()
-        dist.init_process_group(device_type())
+        _make_of_all()
     else:
         _make_implicit()
     _leave_at_exit()
@@ -195,9 +199,28 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
+def _make_of_all() -> None:
+    global _of_all
+    dist.init_process_group(device_type())
+    _of_all = weakref.ref(dist.group.WORLD)
+    _patches.before_group(_before_the_programs)
+
+
+def _before_the_programs() -> Callable[[], None] | None:
+    """Called before the program makes its own default group; returns what puts things back."""
+    if dist.is_initialized() and _of_all is not None and dist.group.WORLD is _of_all():
+        raise ValueError(
+            "[init_process_group] torchacc has made the default process group of the launcher's "
+            f"{dist.get_world_size()} processes already, with the backend {dist.get_backend()!r}: "
+            "accelerate does where there is none. Call torch.distributed.init_process_group before "
+            "accelerate, which then takes that group, or leave it out."
+        )
+    return _forget_implicit()
+
+
 def _make_implicit() -> None:
     global _implicit
-    _patches.before_group(_forget_implicit)
+    _patches.before_group(_before_the_programs)
     hook = sys.excepthook
     dist.init_process_group(device_type(), store=dist.HashStore(), rank=0, world_size=1)
     # torch's puts "[rank0]" before each line of a traceback; this program has no ranks.
