@@ -89,6 +89,7 @@ def _register() -> None:
         os.path.dirname(torch.__file__),
         here,
         f"{os.path.dirname(here)}/torchacc",
+        f"{os.path.dirname(here)}/tiacc_training",
         os.path.dirname(os.__file__),
     )
     _C.set_library_folders([f"{package}/" for package in packages])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class SeedError(Exception):
@@ -31,7 +31,7 @@ def document(number: str) -> str | None:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
+    """The fenced blocks of one language, in order; those that name none have the language ""."""
     return [body for kind, body in _FENCE.findall(text) if kind == language]
 
 
@@ -73,6 +73,18 @@ def mixed_precision_script(text: str) -> str:
         if re.search(r"^\+ config\.compute\.fp16 = True$", diff, re.MULTILINE):
             return new_side(diff)
     raise SeedError("the document has no diff that adds `config.compute.fp16 = True`")
+
+
+def adaptive_precision_snippet(text: str) -> tuple[str, str]:
+    """What a program does once, and in each step, for its precision to follow a policy.
+
+    The block names no language, and is cut before the line that asks the policy.
+    """
+    for block in blocks(text, ""):
+        once, found, step = block.partition("mixed_precision = ")
+        if "MixedPrecision_TrainingPolicy" in once and found:
+            return once, found + step
+    raise SeedError("the document has no block that asks a MixedPrecision_TrainingPolicy")
 
 
 def new_side(diff: str) -> str:

@@ -1,0 +1,5 @@
+"""The module in which TI-ACC's first generation has its classes; the spelling is theirs."""
+
+from tiacc_training.torch.adaptive_precision import MixedPrecision_TrainingPolicy
+
+__all__ = ["MixedPrecision_TrainingPolicy"]
