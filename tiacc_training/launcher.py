@@ -17,13 +17,16 @@ def xlarun(arguments: Sequence[str] | None = None) -> None:
     run.main(arguments)
 
 
-def launch(arguments: Sequence[str] | None = None) -> None:
+def launch(
+    arguments: Sequence[str] | None = None,
+    program: str = "python -m tiacc_training.torch.distributed.launch",
+) -> None:
     """torchrun, which also hands `--local_rank=N` to the program unless `--use_env` is given.
 
-    TI-ACC's launcher did, as torch's had at its time.
+    TI-ACC's launcher did, as torch's had at its time. `program`: what the help calls it.
     """
     parser = run.get_args_parser()
-    parser.prog = "python -m tiacc_training.torch.distributed.launch"
+    parser.prog = program
     parser.add_argument(
         "--use-env",
         "--use_env",

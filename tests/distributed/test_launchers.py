@@ -25,6 +25,7 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 TORCHRUN = ("-m", "torch.distributed.run")
 XLARUN = ("-c", "from tiacc_training.launcher import xlarun; xlarun()")
 TIACC = ("-m", "tiacc_training.torch.distributed.launch")
+TIACC_2 = ("-m", "tiacc_training.distributed.launch")
 
 
 def launch(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +54,7 @@ def found(folder: Path, ranks: int) -> list[dict]:
     [
         (XLARUN, ["--fp16"]),
         (TIACC, ["--local_rank={}", "--fp16"]),
+        (TIACC_2, ["--local_rank={}", "--fp16"]),
     ],
 )
 def test_a_launcher_starts_the_program_once_for_each_rank(tmp_path, launcher, arguments):
@@ -90,7 +92,7 @@ def test_the_failure_of_the_program_is_that_of_the_launcher(tmp_path, launcher):
     assert "exitcode  : 3" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", [XLARUN, TIACC])
+@pytest.mark.parametrize("launcher", [XLARUN, TIACC, TIACC_2])
 def test_a_launcher_without_a_program_says_how_it_is_used(tmp_path, launcher):
     done = launch(tmp_path, *launcher)
     assert done.returncode == 2

@@ -1,0 +1,1 @@
+"""What TI-ACC's second generation has for training by several processes: the launcher."""
