@@ -1,0 +1,1 @@
+"""TI-ACC's commands for data: `python -m tiacc_training.tools.NAME --help`."""
