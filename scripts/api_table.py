@@ -1,7 +1,9 @@
-"""What TorchAcc's documents promise its users, and what became of it here.
+"""What TorchAcc's and TI-ACC's documents promise their users, and what became of it here.
 
 `api_docs.py` makes docs/api.md of it and holds every row against the code. Names are those below
-`torchacc`. The facts are those of TorchAcc 2.3 (AlibabaPAI/torchacc, its documents and signatures).
+`torchacc`, unless they begin with `tiacc_training`. The facts are those of TorchAcc 2.3
+(AlibabaPAI/torchacc, its documents and signatures) and of TI-ACC's documents (Tencent Cloud, its
+guide to training on CVM and the demo of the second generation).
 """
 
 from __future__ import annotations
@@ -455,4 +457,60 @@ COMMAND_DEFAULTS = (
     Option("--model_ckpt_name_pattern", "rank-*-of-*-model.pth", DIFFERS, _BOTH_NAMES),
     Option("--optimizer_ckpt_name_pattern", "rank-*-of-*-optimizer.pth", DIFFERS, _BOTH_NAMES),
     Option("--reshard_num", 1),
+)
+
+# --- TI-ACC ---------------------------------------------------------------------------------------
+_POLICY = "(policy, start_step, hold_step, end_step, interval_time, interval_hold_time)"
+_ASKED = "(epoch, lr=None, loss=None, scaler=None)"
+_TENSORFLOW = "for TensorFlow with parameter servers"
+_WARP = "tiacc_training.torch.tiacc_torch_warp"
+TIACC = (
+    Row("tiacc_training.torch.distributed.init_tiacc_training", "()"),
+    Row(
+        f"{_WARP}.MixedPrecision_TrainingPolicy",
+        _POLICY,
+        WORKS,
+        "in the order of the samples; the names in the table of parameters (`start_time`, "
+        "`hold_time`, `end_time`) and older ones (`test_interval`, `test_step`) are taken as well. "
+        "By which rules policies 1 and 2 decide is not documented: its docstring has ours",
+    ),
+    Row(
+        f"{_WARP}.MixedPrecision_TrainingPolicy.enable_mixed_precision",
+        _ASKED,
+        WORKS,
+        "decides once for each epoch, and for all processes alike; the scaler may be left out",
+    ),
+    Row(
+        f"{_WARP}.IndexTFRDataset",
+        "(tfrecored_dir, tfrecord_file, transform=None)",
+        DIFFERS,
+        "the first parameter is called `tfrecord_dir`; it reads what `img2tfrecord` here has "
+        "written, since the layout of TI-ACC's index is not documented",
+    ),
+    Row("tiacc_training.tiacc_init", "(params)"),
+    Row("tiacc_training.tiacc_training", "", WORKS, "the package itself"),
+    Row(
+        "tiacc_training.calc.MixedPrecision_TrainingPolicy",
+        "(policy, *, start_time, end_time)",
+        WORKS,
+        "the same class",
+    ),
+    Row(
+        "tiacc_training.calc.get_fused_optimizer", "(optimizer)", WORKS, "the same object, changed"
+    ),
+    Row("tiacc_training.tensorflow.get_variable", "", NOT_OFFERED, _TENSORFLOW),
+    Row("tiacc_training.tensorflow.SparseTensor", "", NOT_OFFERED, _TENSORFLOW),
+)
+_LAUNCH = ("--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port")
+TIACC_COMMANDS = (
+    ("tiacc_training.torch.distributed.launch", _LAUNCH),
+    ("tiacc_training.distributed.launch", _LAUNCH),
+    (
+        "tiacc_training.tools.general_image_list",
+        ("--img_dir", "--img_list", "--label_str2int"),
+    ),
+    (
+        "tiacc_training.tools.img2tfrecord",
+        ("--img_dir", "--img_list", "--tfrecords_name", "--dataset_type", "--workers"),
+    ),
 )

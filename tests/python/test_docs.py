@@ -69,6 +69,12 @@ def test_signatures_are_held_against_the_documented_ones(documented: str, told: 
         (Row("GlobalContext.nothing"), "GlobalContext.nothing is said to work, and is not there"),
         (Row("sync", "(wait=True)", DIFFERS, "`await` is False"), "sync: not said of wait"),
         (Row("sync", "(wait=True)", DIFFERS, "`wait` is False"), None),
+        (Row("tiacc_training.tiacc_init", "(params=None)"), None),
+        (
+            Row("tiacc_training.tiacc_init", "(params=1)"),
+            "tiacc_training.tiacc_init(params=1): params has the default None, not 1",
+        ),
+        (Row("tiacc_training.sync"), "tiacc_training.sync is said to work, and is not there"),
         (Row("dist.nothing.at_all"), "dist.nothing.at_all is said to work, and is not there"),
     ],
 )
@@ -94,6 +100,14 @@ def test_options_of_a_command_are_held_against_its_help(device: str) -> None:
     assert faults == ["xlarun (tiacc_training.launcher:xlarun) does not take --nothing"]
     assert "| `xlarun --nproc_per_node --nothing` | works |" in rows
     assert "not offered" in list(api_docs.command_table(faults, "nothing", ()))[2]
+
+
+def test_options_of_a_module_are_held_against_its_help() -> None:
+    faults: list[str] = []
+    name = "tiacc_training.tools.img2tfrecord"
+    rows = list(api_docs.module_table(faults, [(name, ("--img_dir", "--nothing"))]))
+    assert faults == [f"python -m {name} does not take --nothing"]
+    assert rows[2:] == [f"| `python -m {name} --img_dir --nothing` | works |"]
 
 
 def test_defaults_of_a_command_are_held_against_it(device: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 from torch import nn
 
 import torchacc
+from tests import helpers
 from tests.seeds import extract
 from tests.seeds.scripts import text_of
 
@@ -73,6 +78,48 @@ def test_the_lines_of_the_document(parameters: Any, rates: Any, on: list[int]) -
     found = train(parameters, rates)
     assert [epoch for epoch, mixed in found.items() if mixed] == on
     assert 0 < len(on) < len(found)  # it is switched on and off
+
+
+# What the lines leave to the program, as one for CUDA has it.
+BEFORE = """
+import torch
+policy, start_step, hold_step, end_step = 0, 2, None, 3
+interval_time = interval_hold_time = None
+model = torch.nn.Linear(4, 1).cuda()
+inputs, targets = torch.randn(8, 4).cuda(), torch.randn(8, 1).cuda()
+criterion, optimizer = torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+lr, loss = 0.1, None
+"""
+LOOP = """
+for epoch in range(1, 5):
+    for _ in range(3):
+        optimizer.zero_grad()
+"""
+AFTER = """
+    print(epoch, mixed_precision, outputs.dtype, outputs.device)
+"""
+
+
+@pytest.mark.usefixtures("acc_only")
+def test_the_lines_in_a_script_for_cuda(tmp_path: Path) -> None:
+    """By `python -m torchacc run`: neither they nor the script say anything of acc."""
+    once, step = extract.adaptive_precision_snippet(text_of("004"))
+    script = tmp_path / "train.py"
+    source = BEFORE + once + LOOP + textwrap.indent(step, " " * 8) + AFTER
+    script.write_text(source, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchacc", "run", str(script)],
+        env=helpers.child_env(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{epoch} {on} torch.float{16 if on else 32} acc:0"
+        for epoch, on in ((1, False), (2, True), (3, True), (4, False))
+    ]
 
 
 def test_the_lines_are_what_we_know() -> None:
