@@ -40,6 +40,25 @@ torch.acc.set_device(RANK % torch.acc.device_count())
     assert second.reports["said"][0] == said
 
 
+def test_a_scale_that_collapsed_on_one_rank_is_off_on_both():
+    """Also where that rank's program makes errors of warnings: the other one does not wait."""
+    code = """
+import warnings
+warnings.simplefilter("error")
+dist.init_process_group("acc")
+scaler = torch.amp.GradScaler("acc", init_scale=0.5 if RANK else 8.0)
+policy = Policy(0, 1, end_step=9)
+report(text=refused(lambda: policy.enable_mixed_precision(1, scaler=scaler)))
+report(again=policy.enable_mixed_precision(1), said=policy.explain())
+"""
+    first, second = (each.reports for each in run_ranks(ASK + code + LEAVE, 2))
+    assert not first["again"] and not second["again"]
+    assert first["text"] == "accepted"
+    assert "epoch 1 is computed in full precision" in second["text"]
+    assert first["said"].endswith("another process wants it off")
+    assert second["said"].endswith("scale has fallen to 0.5")
+
+
 def test_ranks_that_ask_about_different_epochs_are_told():
     code = """
 dist.init_process_group("acc")

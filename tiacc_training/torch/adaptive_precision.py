@@ -171,19 +171,21 @@ class MixedPrecision_TrainingPolicy:
             on, why = self._by_learning_rate(epoch, inside, lr, now)
         else:
             on, why = self._by_loss(epoch, inside, loss, goes_on, now)
-        if on and now.scale is not None and now.scale < _LEAST_SCALE:
+        collapsed = on and now.scale is not None and now.scale < _LEAST_SCALE
+        if collapsed:
             on, why = False, f"the scaler's scale has fallen to {now.scale:g}"
-            warnings.warn(
-                f"[mixed precision] epoch {epoch} is computed in full precision: {why}. Look for "
-                "what overflows in the model.",
-                stacklevel=2,
-            )
         now.enabled = _all_want(on, epoch)
         now.reason = why if now.enabled == on else "another process wants it off"
         if now.decided == epoch:
             now.held = now.enabled
         now.epoch = epoch
         self._state = now
+        if collapsed:  # said last: a program may make an error of it, and the others wait
+            warnings.warn(
+                f"[mixed precision] epoch {epoch} is computed in full precision: {why}. Look for "
+                "what overflows in the model.",
+                stacklevel=2,
+            )
         return now.enabled
 
     def _is_inside(self, epoch: int) -> bool:
