@@ -35,6 +35,9 @@ def launch(
     )
     options = parser.parse_args(arguments)
     if not options.use_env:
-        options.training_script_args.insert(0, f"--local_rank={macros.local_rank}")
+        script = [options.training_script, *options.training_script_args[:1]]
+        # With `-m torchacc run script.py` it is the script's, whose name comes behind.
+        place = 2 if options.module and script == ["torchacc", "run"] else 0
+        options.training_script_args.insert(place, f"--local_rank={macros.local_rank}")
         options.use_env = True  # else torch adds its own spelling, --local-rank
     run.run(options)

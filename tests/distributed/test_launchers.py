@@ -84,6 +84,14 @@ def test_the_arguments_of_tiacc(tmp_path):
     assert found(tmp_path, 1)[0]["arguments"] == ["--local_rank=0"]
 
 
+def test_a_script_for_cuda_gets_its_argument_behind_its_name(tmp_path):
+    """`-m torchacc run script.py` is what runs it; the argument used to end up before `run`."""
+    options = ("--standalone", "--nproc_per_node=1", "-m", "torchacc", "run", "script.py", "--fp16")
+    done = launch(tmp_path, *TIACC, *options, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+    assert done.returncode == 0, done.stderr
+    assert found(tmp_path, 1)[0]["arguments"] == ["--local_rank=0", "--fp16"]
+
+
 @pytest.mark.parametrize("launcher", [XLARUN, TIACC] if helpers.FULL else [TIACC])
 def test_the_failure_of_the_program_is_that_of_the_launcher(tmp_path, launcher):
     options = ("--standalone", "--nproc_per_node=1", "script.py")
