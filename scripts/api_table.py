@@ -483,9 +483,9 @@ TIACC = (
     Row(
         f"{_WARP}.IndexTFRDataset",
         "(tfrecored_dir, tfrecord_file, transform=None)",
-        DIFFERS,
-        "the first parameter is called `tfrecord_dir`; it reads what `img2tfrecord` here has "
-        "written, since the layout of TI-ACC's index is not documented",
+        WORKS,
+        "reads what `img2tfrecord` here has written, since the layout of TI-ACC's index is not "
+        "documented",
     ),
     Row("tiacc_training.tiacc_init", "(params)"),
     Row("tiacc_training.tiacc_training", "", WORKS, "the package itself"),

@@ -26,7 +26,7 @@ class IndexTFRDataset(Dataset):
     forked or spawned.
 
     Args:
-        tfrecord_dir: the folder with both files.
+        tfrecored_dir: the folder with both files (so spelled in the documents).
         tfrecord_file: the name of the index in it (the file name that ends in `.index`).
         transform: called with each image, in the worker.
 
@@ -39,13 +39,13 @@ class IndexTFRDataset(Dataset):
 
     def __init__(
         self,
-        tfrecord_dir: str | os.PathLike[str],
+        tfrecored_dir: str | os.PathLike[str],
         tfrecord_file: str,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         _pillow()
         self.transform = transform
-        self._index = read_index(Path(tfrecord_dir) / tfrecord_file)
+        self._index = read_index(Path(tfrecored_dir) / tfrecord_file)
         self._records = RecordFile(self._index.records)
 
     @property
