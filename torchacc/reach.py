@@ -70,19 +70,11 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
 
     They are globals (the owner is their dict), those of functions around it (a cell), and
     attributes of the object whose method it is, also those that other methods of it read which it
-    calls by `self`. Of a partial and of a decorated function (`functools.wraps`), those of the
-    function within; none of another callable.
+    calls by `self` or `super()`, and properties. Of a partial and of a decorated function or method
+    (`functools.wraps`), those of the function within; of another object that can be called, those
+    of its `__call__`; none of a module or of what is no Python.
     """
-    owner = None
-    while True:
-        if type(fn) is MethodType:
-            owner, fn = fn.__self__, fn.__func__
-        elif isinstance(fn, functools.partial):
-            fn = fn.func
-        elif type(fn) is FunctionType and hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        else:
-            break
+    owner, fn = _unwrapped(fn)
     if type(fn) is not FunctionType:
         return
     names = _Names(fn.__code__)
@@ -98,17 +90,71 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
     if type(owner).__weakrefoffset__ == 0:
         return
     attributes = _attributes(owner)
-    read, assigned, seen = names.attributes, names.set_attributes, {fn}
-    for name in read:  # which grows meanwhile
-        method = None if name in attributes else inspect.getattr_static(type(owner), name, None)
-        if type(method) is FunctionType and method not in seen:
-            seen.add(method)
-            inner = _Names(method.__code__)
-            read += [each for each in inner.attributes if each not in read]
-            assigned |= inner.set_attributes
+    bases = type(owner).__mro__
+    read: dict[str, None] = {}
+    assigned: set[str] = set()
+    seen: set[FunctionType] = set()
+    found = [(fn, _place_of(fn, bases))]
+    while found:
+        method, place = found.pop()
+        if method in seen:
+            continue
+        seen.add(method)
+        names = _Names(method.__code__)
+        assigned |= names.set_attributes
+        for name in names.attributes:
+            if name in attributes:
+                read[name] = None
+            else:
+                found += _methods(bases, name, 0)
+        for name in names.of_super:
+            found += _methods(bases, name, place + 1)
     for name in read:
-        if name in attributes and name not in assigned:
+        if name not in assigned:
             yield owner, name, attributes[name]
+
+
+def _unwrapped(fn: object) -> tuple[object, object]:
+    """The function that a call runs in the end, and the object whose method it is, or None."""
+    owner = None
+    while True:
+        kind = type(fn)
+        if kind is MethodType:
+            owner, fn = fn.__self__, fn.__func__
+        elif isinstance(fn, functools.partial):
+            fn = fn.func
+        elif kind is FunctionType:
+            if not hasattr(fn, "__wrapped__"):
+                return owner, fn
+            fn = fn.__wrapped__
+        else:
+            call = inspect.getattr_static(kind, "__call__", None)
+            if type(call) is not FunctionType or issubclass(kind, nn.Module) or _of_library(kind):
+                return owner, fn
+            owner, fn = fn, call
+
+
+def _place_of(fn: FunctionType, bases: tuple[type, ...]) -> int:
+    """Which class defines a method: `super()` in it begins behind that one."""
+    for place, base in enumerate(bases):
+        if any(method is fn for method, _ in _methods((base,), fn.__name__, 0)):
+            return place
+    return 0
+
+
+def _methods(bases: tuple[type, ...], name: str, begin: int) -> list[tuple[FunctionType, int]]:
+    """What runs where an attribute of that name is looked for from a base on, and its base."""
+    for place in range(begin, len(bases)):
+        if name not in vars(bases[place]):
+            continue
+        method = vars(bases[place])[name]
+        if type(method) is property:
+            method = method.fget
+        elif type(method) is functools.cached_property:
+            method = method.func
+        _, method = _unwrapped(method)
+        return [(method, place)] if type(method) is FunctionType else []
+    return []
 
 
 class _Names:
@@ -118,25 +164,36 @@ class _Names:
         self.globals: list[str] = []
         self.set: set[str] = set()
         self.attributes: list[str] = []
+        self.of_super: list[str] = []  # attributes of what `super` returns
         self.set_attributes: set[str] = set()  # of whatever object
         self._first = code.co_varnames[0] if code.co_argcount > 0 else None
         self._add(code)
 
     def _add(self, code: CodeType) -> None:
         before = None
+        supers = False  # `super` was read, and no attribute of a call's result since
         for each in dis.get_instructions(code):
             kind, name = each.opname, each.argval
             if kind == "EXTENDED_ARG":
                 continue
-            if kind == "LOAD_GLOBAL" and name not in self.globals:
-                self.globals.append(name)
+            if kind == "LOAD_GLOBAL":
+                supers = supers or name == "super"
+                if name not in self.globals:
+                    self.globals.append(name)
             elif kind in ("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_DEREF"):
                 self.set.add(name)
             elif kind in ("STORE_ATTR", "DELETE_ATTR"):
                 self.set_attributes.add(name)
-            elif kind in ("LOAD_ATTR", "LOAD_METHOD") and self._is_first(before):
-                if name not in self.attributes:
-                    self.attributes.append(name)
+            elif kind.startswith("LOAD_SUPER"):
+                self.of_super.append(name)
+                supers = False
+            elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+                if self._is_first(before):
+                    if name not in self.attributes:
+                        self.attributes.append(name)
+                elif supers and before is not None and before.opname.startswith("CALL"):
+                    self.of_super.append(name)
+                    supers = False
             before = each
         for constant in code.co_consts:
             if type(constant) is CodeType:
