@@ -20,6 +20,7 @@
 #include "distributed/transfer.h"
 #include "distributed/watch.h"
 #include "distributed/work.h"
+#include "lazy/record/watch.h"
 #include "lazy/session/session.h"
 
 namespace acc::distributed {
@@ -511,6 +512,10 @@ WorkPtr ProcessGroupACC::receive_own(const Tensor& tensor, int tag) {
 // `from`: negative for whoever sends first.
 WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  // A replay would receive nothing, and copy once more what has come now.
+  if (record::watching()) {
+    record::note_cut(record::FlushReason::kExchange, tensors[0].device().index());
+  }
   // A tensor of its own: nothing that is recorded meanwhile moves or frees its memory.
   const Tensor received = at::empty(tensors[0].sizes(), tensors[0].options());
   Tensors memory{memory_of(received)};

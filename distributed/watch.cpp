@@ -15,6 +15,7 @@
 #include "csrc/runtime/transfers.h"
 #include "distributed/groups.h"
 #include "distributed/ledger.h"
+#include "lazy/record/watch.h"
 #include "lazy/session/session.h"
 
 namespace acc::distributed {
@@ -34,9 +35,15 @@ constexpr auto kLong = std::chrono::seconds(2);
 // often each time: the others may need the result of one to come to the next.
 constexpr auto kAgain = std::chrono::milliseconds(1);
 
-// What a device has pending, and since when its program has not added to it.
+// A call that is recorded for capture is submitted as a whole at its end, which cannot be far: only
+// one that waits itself for what others do when they have the result is cut in two, behind this.
+constexpr auto kRecorded = std::chrono::seconds(5);
+
+// What a device has pending, since when its program has not added to it, and since when it might be
+// submitted for that.
 struct Pending {
   size_t count = 0;
+  Clock::time_point added;
   Clock::time_point since;
 };
 using Devices = std::array<Pending, base::env::kMaxHostDevices>;
@@ -62,9 +69,14 @@ bool submit_idle(Devices& devices) {
     const auto device = static_cast<c10::DeviceIndex>(i);
     Pending& pending = devices[static_cast<size_t>(i)];
     const size_t count = session::others_wait_for(device);
-    if (count != std::exchange(pending.count, count)) pending.since = Clock::now();
+    const Clock::time_point now = Clock::now();
+    if (count != std::exchange(pending.count, count)) pending.added = pending.since = now;
     if (count == 0) continue;
-    const bool idle = Clock::now() - pending.since >= kWhile;
+    if (record::watching() && now - pending.added < kRecorded) {
+      pending.since = now;
+      continue;
+    }
+    const bool idle = now - pending.since >= kWhile;
     try {
       if (!somebody_waits(idle ? std::chrono::milliseconds(0) : kLong)) continue;
       const uint64_t begun = begun_by_all();
@@ -74,7 +86,7 @@ bool submit_idle(Devices& devices) {
       // What failed has no valid contents, and says so to who uses it.
     }
     pending.count = session::others_wait_for(device);
-    if (!session::is_stopped(device)) pending.since = Clock::now();
+    if (!session::is_stopped(device)) pending.added = pending.since = Clock::now();
   }
   return some_began;
 }

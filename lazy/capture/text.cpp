@@ -78,6 +78,11 @@ const char* cut_text(FlushReason reason) {
       return "takes the address of a tensor";
     case FlushReason::kLoader:
       return "takes a batch from a loader";
+    case FlushReason::kExchange:
+      return "exchanges something with other processes at once (send, recv, a group of operations, "
+             "collectives of several devices)";
+    case FlushReason::kIdle:
+      return "recorded nothing for seconds behind a collective that other processes wait for";
     default:
       return "submits work before its end";
   }
@@ -91,6 +96,8 @@ const char* cut_advice(FlushReason reason) {
       return ". Raise ACC_MAX_PENDING or ACC_MAX_PENDING_MB, or capture parts of the step.";
     case FlushReason::kLoader:
       return ". Take the batch outside, and pass it to the function.";
+    case FlushReason::kIdle:
+      return ". Wait outside of the function.";
     default:
       return ". Do that outside of the function.";
   }

@@ -1,0 +1,71 @@
+"""Steps of several processes that torchacc.capture replays."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.test_faults import reduced
+
+pytestmark = pytest.mark.usefixtures("acc_only", "recording")
+
+STEPS = """
+import torchacc
+store = dist.distributed_c10d._get_default_store()
+def fn(x):
+    y = x * 2
+    dist.all_reduce(y)
+    between()
+    return y + 1
+step = torchacc.capture(fn)
+def steps():
+    for i in range(6):
+        made = step(torch.full((4,), float(i + RANK), device=device)).tolist()
+        assert made == [2.0 * (2 * i + 1) + 1] * 4, (i, made)
+        behind(i)
+    report(replays=getattr(step, "replays", None))
+"""
+
+
+def test_pauses_within_a_recorded_call():
+    """They are longer than those after which a process submits what others wait for."""
+    code = "between = lambda: time.sleep(0.4)\nbehind = lambda i: None" + STEPS + "heard(steps)"
+    for rank in reduced(code):
+        assert rank["text"] == ""
+        assert rank["replays"] == 3
+
+
+def test_a_recorded_call_that_waits_for_who_waits_for_it_is_cut():
+    """Rank 1 reads the sum before it says what rank 0 waits for within its call."""
+    code = """
+calls = [0]
+def between():
+    calls[0] += 1
+    if RANK == 0:
+        store.wait([f"read {calls[0]}"])
+behind = lambda i: store.set(f"read {i + 1}", "1") if RANK == 1 else None
+"""
+    once = STEPS.replace("capture(fn)", "capture(fn, warmup=2) if RANK == 0 else fn")
+    first, second = reduced(code + once.replace("range(6)", "range(2)") + "heard(steps)")
+    assert "recorded nothing for seconds behind a collective" in first["text"]
+    assert "Wait outside of the function" in first["text"]
+    assert "timed out" not in second["text"].lower()
+
+
+def test_messages_between_processes_are_no_part_of_a_step():
+    code = """
+import torchacc
+def fn(x):
+    y = x * 2
+    dist.send(y, 1) if RANK == 0 else dist.recv(y, 0)
+    return y + 1
+step = torchacc.capture(fn, warmup=2)
+def steps():
+    for _ in range(2):
+        step(torch.ones(4, device=device))
+heard(steps)
+store = dist.distributed_c10d._get_default_store()
+store.set(f"ended {RANK}", "1")
+store.wait(["ended 0", "ended 1"])
+"""
+    for rank in reduced(code):
+        assert "exchanges something with other processes at once" in rank["text"]
