@@ -91,8 +91,10 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     captured.
 
     `torch.amp.GradScaler` can be part of the step with an optimizer that takes its scale
-    (`fused=True`, its learning rate a number); with others `scaler.step` asks the host whether
-    there was an overflow, and stays outside. So do collectives of tensors on the host.
+    (`fused=True`, its learning rate a number), and with those of torch's that can be capturable,
+    and SGD, whether they are made so or not, if nothing hooks their steps and parameters are dense.
+    With others (Adagrad, say) `scaler.step` asks the host whether there was an overflow, and stays
+    outside; `torchacc.report()` says which and why. So do collectives of tensors on the host.
 
     With ACC_MODE=eager or nofuse, where nothing is recorded as a whole, every call runs `fn`.
     While `fn` is recorded, no other thread may read tensors of the device on the host, or replay a

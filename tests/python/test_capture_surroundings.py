@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 
 import torchacc
 from tests import helpers
-from tests.python.captured import ACC, Trained, adamw, batches, make_dropout, make_mlp
+from tests.python.captured import ACC, Trained, adamw, batches, make_dropout, make_mlp, sgd
 from torchacc_device import _C
 
 pytestmark = [
@@ -61,9 +62,15 @@ def test_replays_run_the_kernels(kept: bool) -> None:
     assert counted["kernel_launches"] == counted["steps"] == 4, dict(counted.after)
 
 
-def scaled(captured: bool, whole: bool) -> tuple[list[float], list[torch.Tensor], float]:
+def takes_scale(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, fused=True)
+
+
+def scaled(
+    captured: bool, whole: bool, make: Callable[..., torch.optim.Optimizer]
+) -> tuple[list[float], list[torch.Tensor], float]:
     torch.manual_seed(4)
-    trained = Trained(make_dropout(), lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True))
+    trained = Trained(make_dropout(), make)
     scaler = torch.amp.GradScaler(ACC, init_scale=1024.0, growth_interval=3)
 
     def backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -93,11 +100,13 @@ def scaled(captured: bool, whole: bool) -> tuple[list[float], list[torch.Tensor]
     return losses, trained.values(), scaler.get_scale()
 
 
+@pytest.mark.parametrize("make", [takes_scale, sgd, torch.optim.Adam])
 @pytest.mark.parametrize("whole", [True, False])
-def test_loss_scaling(whole: bool) -> None:
-    """The scale is state; nothing is asked of the host when the optimizer takes the scale."""
-    losses, values, scale = scaled(False, whole)
-    captured_losses, captured_values, captured_scale = scaled(True, whole)
+def test_loss_scaling(whole: bool, make: Callable[..., torch.optim.Optimizer]) -> None:
+    """The scale is state; nothing is asked of the host where the optimizer takes the scale, or is
+    one of torch's that can be capturable."""
+    losses, values, scale = scaled(False, whole, make)
+    captured_losses, captured_values, captured_scale = scaled(True, whole, make)
     assert captured_scale == scale != 1024.0
     torch.testing.assert_close(captured_losses, losses)
     torch.testing.assert_close(captured_values, values, equal_nan=True)
