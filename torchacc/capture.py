@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import (
     TreeSpec,
     keystr,
@@ -21,19 +17,14 @@ from torch.utils._pytree import (
     tree_map,
     tree_unflatten,
 )
-from torch.utils.hooks import RemovableHandle
 
 from torchacc.device import device_type
-from torchacc.reach import Reached, own_variables, reached
+from torchacc.guards import Guards
 from torchacc.utils.utils import apply_to_tensors
-from torchacc_device import _C, _boundary, _patches
+from torchacc_device import _C
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
 _ARGUMENT, _TENSOR, _VALUE = range(3)
-
-# Types whose values tell by == whether a setting changed.
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.memory_format)
-_MISSING = object()
 
 
 def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
@@ -49,26 +40,32 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     and the last two are compared. From then on a call runs that plan:
 
     * Tensor arguments are taken by reference at each call. They may be other tensors every time,
-      of the same shape, dtype, strides and device. CPU tensors are copied to acc first, so `fn`
-      sees acc tensors; such a copy is read only, and a CPU tensor that `fn` writes, or that
-      requires gradients, is refused. Tensors may stand in nested lists, tuples, dicts and whatever
-      else `torch.utils._pytree` knows. Everything else must be equal to what it was at capture:
-      arrays of numpy number by number, and objects that define equality (sets, dataclasses,
-      namespaces) also where they are the same ones, changed in place.
+      of the same shape, dtype, strides and device, but require gradients only if they did at
+      capture. CPU tensors are copied to acc first, so `fn` sees acc tensors; such a copy is read
+      only, and a CPU tensor that `fn` writes, or that requires gradients, is refused. So is what is
+      made of other tensors, such as a DTensor. Tensors may stand in nested lists, tuples, dicts and
+      whatever else `torch.utils._pytree` knows. Everything else must be
+      equal to what it was at capture: arrays of numpy number by number, and objects that define
+      equality (sets, dataclasses, namespaces) also where they are the same ones, changed in place.
       An argument that was in the memory of a tensor which `fn` knows as well (a buffer of the
       model, a variable) in both recorded calls that are compared has to stay there, and to begin
       where it began if that was one place: `fn` may use either.
     * Parameters, buffers, optimizer state and other tensors that `fn` uses are read and written
-      where they are. They have to stay the same objects with the same storages; loading new values
-      into them (`load_state_dict` of a module, `copy_`) is fine. So have requires_grad of
-      parameters, the settings and parameter groups of optimizers, train() or eval() of modules, and
-      the modules and optimizers that `fn` uses: a layer or an optimizer in the place of another one
-      is a reason to capture again.
-    * So have numbers, texts, None and tuples of these that `fn`, or `forward` of a module that it
-      calls, reads from an attribute of its object (the probability of a dropout, the momentum of a
-      batch norm), a global or a variable around it. But not what `fn` sets itself, nor what changed
-      between the last two recorded calls, as a counter does: these computed the same. What is set
-      on a class, or read by functions that are no methods of the object, is not noticed.
+      where they are. They have to stay the same objects in the same place of the same storages, of
+      the same shape; loading new values into them (`load_state_dict` of a module, `copy_`) is fine.
+      So have requires_grad of parameters, the settings and parameter groups of optimizers that step
+      in `fn`, train() or eval() of modules, the number of parts, parameters and buffers of modules
+      that it calls, and the modules and optimizers that it uses: a layer or an optimizer that is
+      added or in the place of another one is a reason to capture again.
+    * So have variables that `fn`, or `forward` of a module that it calls, reads: attributes of its
+      object (the probability of a dropout, the momentum of a batch norm), globals and those around
+      it. Numbers, texts, None and tuples of these have to stay equal, and modules, optimizers and
+      acc tensors the same, be they in lists, tuples or dicts of up to 1000 entries. Tensors on the
+      CPU, also in a module that is called, and arrays of numpy are constants of the step: up to
+      1 MiB they have to hold the same numbers, and a larger one has to stay the same, a tensor
+      without a write that autograd counts. But not what `fn` sets itself, nor what changed between
+      the last two recorded calls, as a counter does: these computed the same. What is set on a
+      class, or read by functions that are no methods of the object, is not noticed.
     * So have the settings of PyTorch that change what operators compute, such as deterministic
       algorithms, flushing of denormals, the number of threads of the thread that calls, or the
       default dtype.
@@ -116,7 +113,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
             call, or records on several devices or nothing. The message names operator and line.
             Where it writes an argument on the CPU, by the first call; a write that autograd does
             not count (through `.data`, a collective) is not noticed there, and lost.
-        RuntimeError: by any call with an argument on the CPU that requires gradients.
+        RuntimeError: by any call with an argument on the CPU that requires gradients, or one that
+            is made of other tensors.
         RuntimeError: by a replay that a guard forbids; nothing was run then.
     """
     if warmup < 2:
@@ -147,12 +145,7 @@ class CapturedStep:
         self._on_cpu: list[int] = []
         self._results: tuple[Any, list[tuple[int, Any]]] | None = None
         self._one_tensor = False
-        # What the last recorded call met: the modules that it called, and which parameters, by
-        # their ids, wanted gradients when it began.
-        self._called: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-        self._wanted_gradients: dict[int, bool] = {}
-        # What plain settings were when the call before that ended, by owner and name.
-        self._earlier: dict[tuple[int, str], Any] = {}
+        self._guards = Guards(fn)
         self.recorded = 0
         self.replays = 0
 
@@ -190,23 +183,14 @@ class CapturedStep:
             moved = self._moved(leaves)
         args, kwargs = tree_unflatten(moved, self._structure)
         last = self.recorded + 1 >= self._warmup
-        if last:
-            # The collector does not tell of those that gc.freeze() was called for.
-            known = [t for t in reached([self._fn]).tensors if isinstance(t, nn.Parameter)]
-            self._wanted_gradients = {
-                id(found): found.requires_grad for found in [*_C.living([nn.Parameter]), *known]
-            }
         self._step.begin(moved)
-        noting = self._note_modules()
         try:
-            with _boundary.held(), _patches.attributes_written() as written:
+            with self._guards.recording(last):
                 returned = self._fn(*args, **kwargs)
             results, tensors = self._look_at_results(returned, moved)
         except BaseException:
             self._step.cancel()
             raise
-        finally:
-            noting.remove()
         del returned, args, kwargs
         if last:
             # What only waits for the collector is nothing that the step leaves behind.
@@ -217,9 +201,7 @@ class CapturedStep:
             self.recorded += 1
             self._check_not_written(leaves, moved)
             if not last:
-                self._earlier = {
-                    (id(owner), key): value for owner, key, value, _ in self._settings(written)
-                }
+                self._guards.remember()
                 return self._rebuilt(leaves, tensors)
             _compare(before, results)
             self._check_gradients(moved)
@@ -232,14 +214,12 @@ class CapturedStep:
         del tensors
         try:
             tensors = self._step.take_results()
-            self._watch(written)
+            self._guards.keep(self._step)
         except BaseException as error:
             self._error = f"[torchacc.capture] the step cannot be guarded: {error}"
             self._step = _C.CapturedStep((), [])
             raise
-        self._called.clear()
-        self._wanted_gradients.clear()
-        self._earlier.clear()
+        self._guards.forget()
         self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
         self._ready = True
         return self._rebuilt(leaves, tensors)
@@ -358,193 +338,6 @@ class CapturedStep:
             else:
                 made.append(leaves[value] if kind == _ARGUMENT else value)
         return tree_unflatten(made, structure)
-
-    def _note_modules(self) -> RemovableHandle:
-        """Notes, until the handle is removed, which modules this thread calls."""
-        thread = threading.get_ident()
-        self._called.clear()
-
-        def note(module: nn.Module, inputs: object) -> None:
-            if threading.get_ident() == thread:
-                self._called[id(module)] = module
-
-        return register_module_forward_pre_hook(note)
-
-    def _watch(self, written: set[tuple[int, str]]) -> None:
-        """Tells the step which objects have to stay, and whose writes autograd has to notice.
-
-        `written`: attributes of modules that the call set itself, by id of the module and name.
-        """
-        modules, with_gradient = [], []
-        names: dict[int, str] = {}
-        used: set[int] = set(self._called.keys())
-        known = reached([self._fn, *self._called.values()])
-        living = _C.living([nn.Module, torch.optim.Optimizer, torch.Tensor])
-        living += [*known.modules, *known.optimizers, *known.tensors]
-        for found in {id(each): each for each in living}.values():
-            kind = type(found)
-            if issubclass(kind, nn.Module):
-                modules.append(found)
-                if self._keep_members(found, names):
-                    used.add(id(found))
-            elif issubclass(kind, torch.optim.Optimizer):
-                if self._keep_optimizer(found):
-                    used.add(id(found))
-            elif kind is torch.Tensor or issubclass(kind, nn.Parameter):
-                self._step.count_writes(found)
-                if found.is_leaf and found.grad is not None:
-                    self._step.count_writes(found.grad)
-                    with_gradient.append(found)
-        for tensor in with_gradient:
-            text = names.get(id(tensor), "a tensor")
-            self._step.keep_gradient(tensor, f"the gradient of {text}")
-        if self._step.some_stayed:
-            for tensor in known.tensors:
-                text = names.get(id(tensor), "a tensor that the function knows")
-                self._step.pin_arguments(tensor, text)
-        self._keep_objects(known, used)
-        # What the call put into its mode itself may be in another one when it begins.
-        kept = {owner for owner, key in written if key == "training"}
-        for module in self._called.values():
-            self._keep_mode(module, kept)
-        for module in modules:
-            self._keep_modes(module, kept)
-        for owner, key, value, text in self._settings(written):
-            before = self._earlier.get((id(owner), key), _MISSING)
-            if type(before) is type(value) and before == value:
-                self._step.keep_value(owner, key, text)
-
-    def _settings(self, written: set[tuple[int, str]]) -> Iterator[tuple[object, str, Any, str]]:
-        """Plain values that the last recorded call could read: owner, name, value, description.
-
-        They are variables of the function and of the forward of modules that it called, but for
-        what the call set itself.
-        """
-        for owner, key, value in own_variables(self._fn):
-            if _is_plain(value) and (id(owner), key) not in written:
-                yield owner, key, value, f"the variable '{key}' of the function"
-        for module in list(self._called.values()):
-            name = type(module).__name__
-            for owner, key, value in own_variables(module.forward):
-                if key == "training" or not _is_plain(value) or (id(owner), key) in written:
-                    continue
-                yield owner, key, value, f"'{key}' of a {name}"
-
-    def _keep_objects(self, known: Reached, used: set[int]) -> None:
-        """The modules and optimizers that the function knows and uses, and where it finds them.
-
-        Another one in the place of one of them has tensors that the step does not know, and what
-        is captured goes on with those of the old one.
-        """
-        for module in known.modules:
-            name = type(module).__name__
-            leads = id(module) in used
-            children = module.__dict__.get("_modules")
-            if issubclass(type(children), dict):  # else of a ScriptModule
-                for key, child in children.items():
-                    if child is not None and _is_used(child, used):
-                        self._step.keep_object(children, key, f"module '{key}' of a {name}")
-                        leads = True
-            if leads:
-                self._step.keep_alive(module, f"a {name} that the function used")
-        for optimizer in known.optimizers:
-            if id(optimizer) in used:
-                text = f"the {type(optimizer).__name__} that the function used"
-                self._step.keep_alive(optimizer, text)
-        for owner, key in known.holders:
-            value = object.__getattribute__(owner, "__dict__").get(key)
-            is_module = issubclass(type(value), nn.Module)
-            if type(owner).__weakrefoffset__ == 0 or not (
-                _is_used(value, used) if is_module else id(value) in used
-            ):
-                continue
-            name = type(owner).__name__
-            kind = "module" if is_module else "optimizer"
-            self._step.keep_attribute(owner, key, f"the {kind} '{key}' of a {name}")
-            self._step.keep_alive(owner, f"a {name} that the function used")
-
-    def _keep_members(self, module: nn.Module, names: dict[int, str]) -> bool:
-        """Returns whether the step uses one."""
-        name = type(module).__name__
-        some = False
-        for kind in ("parameter", "buffer"):
-            members = module.__dict__.get(f"_{kind}s")
-            if not issubclass(type(members), dict):  # of a ScriptModule
-                continue
-            for key, member in members.items():
-                text = names[id(member)] = f"{kind} '{key}' of a {name}"
-                # Where the function says it itself, it does not matter how a call begins.
-                wanted = self._wanted_gradients.get(id(member))
-                said = member is not None and wanted != member.requires_grad
-                used = self._step.keep(members, key, text, None if said else wanted)
-                some = some or used
-        return some
-
-    def _keep_mode(self, module: nn.Module, kept: set[int]) -> None:
-        """train() or eval() of a module."""
-        if id(module) not in kept:
-            kept.add(id(module))
-            text = f"the mode of a {type(module).__name__} (train() or eval(): 'training')"
-            self._step.keep_value(module.__dict__, "training", text)
-
-    def _keep_modes(self, module: nn.Module, kept: set[int]) -> None:
-        """Those of a module and its parts that is the step's alone: all its parameters are."""
-        if id(module) in kept or "_parameters" not in module.__dict__:
-            return
-        parameters = list(module.parameters())
-        if not parameters or not all(self._step.uses(each) for each in parameters):
-            return
-        for each in module.modules():
-            self._keep_mode(each, kept)
-
-    def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether the step changes what it optimizes."""
-        attributes = optimizer.__dict__
-        name = type(optimizer).__name__
-        changed = False
-        for group in attributes.get("param_groups", ()):
-            if not any(self._step.changes(each) for each in group["params"]):
-                continue
-            changed = True
-            self._step.keep_value(group, "params", f"the parameters of a group of {name}")
-            for key in [key for key in group if key != "params"]:
-                self._keep_setting(group, key, f"'{key}' of {name}")
-        if not changed:
-            return False
-        self._step.keep_value(attributes, "state", f"the state of {name}")
-        self._step.keep_value(attributes, "param_groups", f"the parameter groups of {name}")
-        for parameter, state in list(attributes["state"].items()):
-            if not isinstance(state, dict):
-                continue
-            used = [
-                self._step.keep(state, key, f"state '{key}' of {name}")
-                for key, value in state.items()
-                if isinstance(value, torch.Tensor)
-            ]
-            if any(used):
-                self._step.keep_value(attributes["state"], parameter, f"the state of {name}")
-        return True
-
-    def _keep_setting(self, group: dict[str, Any], key: str, text: str) -> None:
-        value = group[key]
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            self._step.keep(group, key, text)
-        elif isinstance(value, (int, float, str, tuple, list, torch.Tensor)) or value is None:
-            self._step.keep_value(group, key, text)
-            # What a scheduler writes into a tensor on the CPU, a replay would not see either.
-            for each in value if isinstance(value, tuple) else (value,):
-                if isinstance(each, torch.Tensor) and each.device.type == "cpu":
-                    self._step.keep_contents(each, text)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is a number, a text, a type, None or a tuple of such."""
-    kind = type(value)
-    return kind in _PLAIN or (issubclass(kind, tuple) and all(map(_is_plain, value)))
-
-
-def _is_used(module: nn.Module, used: set[int]) -> bool:
-    return any(id(each) in used for each in module.modules())
 
 
 def _text(structure: TreeSpec) -> str:

@@ -77,7 +77,7 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
     owner, fn = _unwrapped(fn)
     if type(fn) is not FunctionType:
         return
-    names = _Names(fn.__code__)
+    names = _names_in(fn.__code__)
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             if name not in names.set:
@@ -100,7 +100,7 @@ def own_variables(fn: object) -> Iterator[tuple[object, str, Any]]:
         if method in seen:
             continue
         seen.add(method)
-        names = _Names(method.__code__)
+        names = _names_in(method.__code__)
         assigned |= names.set_attributes
         for name in names.attributes:
             if name in attributes:
@@ -205,6 +205,12 @@ class _Names:
             return False
         last = each.argval[-1] if type(each.argval) is tuple else each.argval
         return last == self._first
+
+
+# Modules of one class have one forward.
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: CodeType) -> _Names:
+    return _Names(code)
 
 
 def _attributes(each: object) -> dict[str, Any]:

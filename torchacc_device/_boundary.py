@@ -16,6 +16,7 @@ stays the boundary.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,6 +61,8 @@ class _Thread(threading.local):
         self.held = False
         # Whether a loader's next batch is not one either.
         self.batches_held = False
+        # Optimizers that step are noted here, where somebody asks for them.
+        self.noted: weakref.WeakSet[Optimizer] | None = None
 
 
 _thread = _Thread()
@@ -94,6 +97,17 @@ def held(*, batches: bool = False) -> Iterator[None]:
         yield
     finally:
         _thread.held, _thread.batches_held = before
+
+
+@contextmanager
+def steps_noted() -> Iterator[weakref.WeakSet[Optimizer] | None]:
+    """Notes which optimizers of the calling thread step meanwhile; None where the hook is gone."""
+    before = _thread.noted
+    _thread.noted = None if _handle is None else weakref.WeakSet()
+    try:
+        yield _thread.noted
+    finally:
+        _thread.noted = before
 
 
 def is_held() -> bool:
@@ -152,6 +166,8 @@ def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return  # what it trains is on the CPU
     if not _several:
         _look_for_others()
+    if _thread.noted is not None:
+        _thread.noted.add(optimizer)
     state = _thread.loops
     if _thread.held:
         return

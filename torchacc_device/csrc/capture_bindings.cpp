@@ -4,7 +4,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
@@ -23,49 +22,14 @@ namespace {
 
 namespace py = pybind11;
 
-bool has_acc_storage(const at::Tensor& tensor) {
-  return runtime::on_acc(tensor) && tensor.has_storage();
-}
-
-std::string head_of(const Py_buffer& view) {
-  std::string head = base::concat(view.format == nullptr ? "" : view.format, " of [");
-  for (int i = 0; i < view.ndim; ++i) head += base::concat(view.shape[i], ",");
-  return head;
-}
-
-// What an object holds that lends out its memory, as a numpy array does: it may be written there.
-std::optional<std::string> contents_of(PyObject* object) {
-  if (!PyObject_CheckBuffer(object) || PyBytes_Check(object)) return std::nullopt;
-  Py_buffer view;
-  if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
-  std::string contents = head_of(view);
-  const size_t begin = contents.size();
-  contents.resize(begin + static_cast<size_t>(view.len));
-  const int failed = PyBuffer_ToContiguous(contents.data() + begin, &view, view.len, 'C');
-  PyBuffer_Release(&view);
-  if (failed == 0) return contents;
-  PyErr_Clear();
-  return std::nullopt;
-}
-
-// Whether those are the contents of an object.
-bool holds(PyObject* object, const std::string& contents) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  const bool contiguous = PyBuffer_IsContiguous(&view, 'C') != 0;
-  const std::string head = head_of(view);
-  const auto size = static_cast<size_t>(view.len);
-  const bool same = contiguous && contents.size() == head.size() + size &&
-                    contents.starts_with(head) &&
-                    (size == 0 || std::memcmp(contents.data() + head.size(), view.buf, size) == 0);
-  PyBuffer_Release(&view);
-  return contiguous ? same : contents_of(object) == contents;
+// Why a tensor is none that a step can take or return.
+std::string unfit_text(py::handle object, const at::Tensor& tensor) {
+  if (!runtime::on_acc(tensor)) return base::concat(" is a tensor on ", tensor.device(), ".");
+  return base::concat(
+      " is a ", py::type::handle_of(object).attr("__name__").cast<std::string>(), " of layout ",
+      tensor.layout(), " on ", tensor.device(),
+      ", which has no memory of its own there: it is made of other tensors. Take and return those "
+      "(to_local() of a DTensor, values() of a nested or sparse tensor).");
 }
 
 // A step, and what of the Python around it has to stay as it was.
@@ -93,12 +57,24 @@ class PyStep {
 
   void begin(const py::tuple& leaves) {
     arguments_ = tensors_of(leaves);
+    size_t k = 0;
+    for (Leaf& leaf : leaves_) {
+      if (leaf.is_tensor) leaf.requires_grad = arguments_[k++].requires_grad();
+    }
     step_.begin(arguments_);
   }
 
-  void end(const std::vector<at::Tensor>& results, bool last) {
+  void end(const py::list& results, bool last) {
     const std::vector<at::Tensor> arguments = std::exchange(arguments_, {});
-    step_.end(arguments, results, last);
+    std::vector<at::Tensor> tensors;
+    for (const py::handle result : results) {
+      tensors.push_back(THPVariable_Unpack(result.ptr()));
+      if (has_acc_storage(tensors.back())) continue;
+      step_.cancel();
+      ACC_FAIL("[torchacc.capture] result ", tensors.size() - 1,
+               unfit_text(result, tensors.back()));
+    }
+    step_.end(arguments, tensors, last);
   }
 
   void cancel() {
@@ -109,14 +85,25 @@ class PyStep {
   Guards& guards() { return guards_; }
 
   // See Guards::keep_tensor. Returns false for what is no tensor that the step uses.
-  bool keep(const py::dict& owner, const py::object& key, const std::string& text,
-            std::optional<bool> requires_grad) {
-    PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
-    if (value == nullptr || !THPVariable_Check(value)) return false;
-    const at::Tensor& tensor = THPVariable_Unpack(value);
-    if (!has_acc_storage(tensor) || !step_.touches(tensor).uses) return false;
-    guards_.keep_tensor(owner, key, text, requires_grad);
+  bool keep(const py::object& owner, const py::tuple& path, const at::Tensor& tensor,
+            const std::string& text, std::optional<bool> requires_grad) {
+    if (!uses(tensor)) return false;
+    guards_.keep_tensor(owner, path, text, requires_grad, /*or_alike=*/false);
     return true;
+  }
+
+  // The same for a variable: not where the step makes what it holds, which may be elsewhere then.
+  bool keep_variable(const py::object& owner, const py::tuple& path, const at::Tensor& tensor,
+                     const std::string& text) {
+    if (!has_acc_storage(tensor) || !step_.touches(tensor).reads) return false;
+    guards_.keep_tensor(owner, path, text, std::nullopt, !tensor.requires_grad());
+    return true;
+  }
+
+  // See Guards::keep_place.
+  void keep_place(const at::Tensor& tensor, const std::string& text,
+                  std::optional<bool> requires_grad) {
+    if (uses(tensor)) guards_.keep_place(tensor, text, requires_grad);
   }
 
   // A tensor that the function may know without its arguments.
@@ -157,6 +144,7 @@ class PyStep {
     guards_.check();
     check_gradients();
     const std::vector<at::Tensor> arguments = tensors_of(leaves);
+    check_no_gradients(arguments);
     struct Bump {  // whatever happens to the run
       PyStep& step;
       const std::vector<at::Tensor>& arguments;
@@ -199,6 +187,7 @@ class PyStep {
   // Of the arguments.
   struct Leaf {
     bool is_tensor = false;
+    bool requires_grad = false;           // of a tensor, when the last recorded call began
     py::object value;                     // of what is no tensor; the type, if it
     std::optional<std::string> contents;  // lends out its memory,
     std::string text;                     // and what it was
@@ -263,8 +252,8 @@ class PyStep {
                   " was a tensor at capture and is ", text_of(leaf),
                   ". Capture another step for that.");
         const at::Tensor& tensor = THPVariable_Unpack(leaf);
-        ACC_CHECK(has_acc_storage(tensor), "[torchacc.capture] ", names_[i], " is a tensor on ",
-                  tensor.device(), ".");
+        ACC_CHECK(has_acc_storage(tensor), "[torchacc.capture] ", names_[i],
+                  unfit_text(leaf, tensor));
         tensors.push_back(tensor);
         continue;
       }
@@ -275,6 +264,19 @@ class PyStep {
                 "step: pass a tensor, or capture another step.");
     }
     return tensors;
+  }
+
+  // An argument of the recorded calls got none, so none is computed.
+  void check_no_gradients(const std::vector<at::Tensor>& arguments) const {
+    size_t k = 0;
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      if (!leaves_[i].is_tensor) continue;
+      ACC_CHECK(!arguments[k].requires_grad() || leaves_[i].requires_grad, "[torchacc.capture] ",
+                names_[i],
+                " requires gradients and did not at capture, so a replay computes none for it. "
+                "Pass detach(), or capture another step for it.");
+      ++k;
+    }
   }
 
   static bool is_equal(const Leaf& expected, PyObject* leaf) {
@@ -354,6 +356,8 @@ py::list living(const std::vector<py::type>& kinds) {
 void bind_capture(py::module_& m) {
   m.def("are_equal", guarded(are_equal), py::arg("a"), py::arg("b"),
         "Whether two objects are equal, arrays number by number; False if Python cannot tell.");
+  m.def("hold_the_same", guarded(hold_the_same), py::arg("tensor"), py::arg("was"),
+        "Whether a tensor on the CPU has the type, shape and bytes of a contiguous one.");
   m.def("living", guarded(living), py::arg("kinds"),
         "The objects of these types and of those derived from them that the collector knows.");
   py::class_<PyStep>(m, "CapturedStep", py::custom_type_setup(let_collect),
@@ -362,7 +366,7 @@ void bind_capture(py::module_& m) {
            py::arg("names"), "A step with arguments like these, and what errors call them.")
       .def("begin", guarded([](PyStep& self, const py::tuple& leaves) { self.begin(leaves); }),
            py::arg("leaves"), "Begins to record a call with these arguments.")
-      .def("end", guarded([](PyStep& self, const std::vector<at::Tensor>& results, bool last) {
+      .def("end", guarded([](PyStep& self, const py::list& results, bool last) {
              self.end(results, last);
            }),
            py::arg("results"), py::arg("last"),
@@ -371,13 +375,31 @@ void bind_capture(py::module_& m) {
       .def("take_results", guarded([](PyStep& self) { return self.take_results(); }),
            "The results of the last recorded call.")
       .def("keep",
-           guarded([](PyStep& self, const py::dict& owner, const py::object& key,
-                      const std::string& text, std::optional<bool> requires_grad) {
-             return self.keep(owner, key, text, requires_grad);
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const at::Tensor& tensor, const std::string& text,
+                      std::optional<bool> requires_grad) {
+             return self.keep(owner, path, tensor, text, requires_grad);
            }),
-           py::arg("owner"), py::arg("key"), py::arg("text"), py::arg("requires_grad") = py::none(),
-           "From now on, the tensor owner[key] has to stay what it is, and requires_grad as given; "
-           "False if the step does not use it.")
+           py::arg("owner"), py::arg("path"), py::arg("tensor"), py::arg("text"),
+           py::arg("requires_grad") = py::none(),
+           "From now on the tensor that is found in the owner by the path has to stay what it is, "
+           "and requires_grad as given; False if the step does not use it. An owner is a dict, a "
+           "variable's cell or an object, whose attribute the path begins with.")
+      .def("keep_variable",
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const at::Tensor& tensor, const std::string& text) {
+             return self.keep_variable(owner, path, tensor, text);
+           }),
+           py::arg("owner"), py::arg("path"), py::arg("tensor"), py::arg("text"),
+           "The same for one that the step reads, or another view of the same memory in its place; "
+           "False if it does not read it.")
+      .def("keep_place",
+           guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text,
+                      std::optional<bool> requires_grad) {
+             self.keep_place(tensor, text, requires_grad);
+           }),
+           py::arg("tensor"), py::arg("text"), py::arg("requires_grad"),
+           "A tensor, if the step uses it, has to stay where it is as long as it lives.")
       .def(
           "keep_gradient", guarded([](PyStep& self, const at::Tensor& of, const std::string& text) {
             self.keep_gradient(of, text);
@@ -386,33 +408,36 @@ void bind_capture(py::module_& m) {
           "The same for the gradient of a tensor, if it is read; if it is made, what is put in its "
           "place is replaced by it.")
       .def("keep_value",
-           guarded([](PyStep& self, const py::object& owner, const py::object& key,
-                      const std::string& text) { self.guards().keep_value(owner, key, text); }),
-           py::arg("owner"), py::arg("key"), py::arg("text"),
-           "The same for what is no tensor, in a dict, a variable's cell or an attribute: it has "
-           "to stay equal, a dict or list the very object.")
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const std::string& text) { self.guards().keep_value(owner, path, text); }),
+           py::arg("owner"), py::arg("path"), py::arg("text"),
+           "What is found there is a plain value and has to stay equal.")
       .def("keep_object",
-           guarded([](PyStep& self, const py::dict& owner, const py::object& key,
-                      const std::string& text) { self.guards().keep_object(owner, key, text); }),
-           py::arg("owner"), py::arg("key"), py::arg("text"),
-           "owner[key] has to stay the very object. It is not held.")
-      .def(
-          "keep_attribute",
-          guarded([](PyStep& self, const py::object& owner, const py::object& name,
-                     const std::string& text) { self.guards().keep_attribute(owner, name, text); }),
-          py::arg("owner"), py::arg("name"), py::arg("text"),
-          "The same for an attribute of an object, which is not held either.")
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const std::string& text) { self.guards().keep_object(owner, path, text); }),
+           py::arg("owner"), py::arg("path"), py::arg("text"),
+           "What is found there has to stay the very object, or None. It is not held.")
+      .def("keep_length",
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const std::string& text) { self.guards().keep_length(owner, path, text); }),
+           py::arg("owner"), py::arg("path"), py::arg("text"),
+           "The list, tuple or dict that is found there has to have as many entries.")
+      .def("keep_contents",
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const std::string& text) { self.guards().keep_contents(owner, path, text); }),
+           py::arg("owner"), py::arg("path"), py::arg("text"),
+           "A tensor on the CPU or an array that is found there has to hold what it holds; one of "
+           "more than `most_bytes` has to stay the very object.")
+      .def("keep_answer",
+           guarded([](PyStep& self, const py::object& owner, const py::object& name,
+                      const std::string& text) { self.guards().keep_answer(owner, name, text); }),
+           py::arg("owner"), py::arg("name"), py::arg("text"),
+           "What an object answers when it is asked for an attribute has to stay equal.")
       .def("keep_alive",
            guarded([](PyStep& self, const py::object& object, const std::string& text) {
              self.guards().keep_alive(object, text);
            }),
            py::arg("object"), py::arg("text"), "The object has to live. It is not held.")
-      .def("keep_contents",
-           guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text) {
-             self.guards().keep_contents(tensor, text);
-           }),
-           py::arg("tensor"), py::arg("text"),
-           "A tensor on the CPU has to hold what it holds, as long as there is one.")
       .def("pin_arguments",
            guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text) {
              self.pin_arguments(tensor, text);
@@ -431,6 +456,8 @@ void bind_capture(py::module_& m) {
            py::arg("leaves"), "Runs the step; the tensors that it returns.")
       .def_property_readonly("some_stayed", &PyStep::some_stayed,
                              "Whether an argument had one memory in both calls compared.")
+      .def_property_readonly_static("most_bytes",
+                                    [](const py::object&) { return Guards::kMostBytes; })
       .def_property_readonly("operators", &PyStep::operators);
 }
 

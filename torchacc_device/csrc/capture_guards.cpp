@@ -3,42 +3,75 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
-#include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/runtime/backend.h"
+#include "lazy/record/storage.h"
 
 namespace acc::bindings {
 namespace {
 
 namespace py = pybind11;
 
-Py_ssize_t length_of(PyObject* value) {
-  return value != nullptr && PyList_Check(value) ? PyList_GET_SIZE(value) : -1;
+// Tensors up to this size are compared always: a write that autograd does not count (through an
+// array of numpy with the same memory) is noticed there, too.
+constexpr size_t kFewBytes = 4096;
+
+// What a weak reference refers to; none when it is gone.
+py::object referent(const py::object& weak) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* object = nullptr;
+  if (PyWeakref_GetRef(weak.ptr(), &object) < 0) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(object);
+#else
+  PyObject* object = PyWeakref_GetObject(weak.ptr());
+  return object == Py_None ? py::object() : py::reinterpret_borrow<py::object>(object);
+#endif
 }
 
-// What a weak reference refers to, which something else keeps; null when it is gone.
-PyObject* referent(const py::object& weak) {
-  const auto object = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(weak.ptr()));
-  return object && !object.is_none() ? object.ptr() : nullptr;
+py::object referent(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak) {
+  auto impl = weak.lock();
+  if (!impl) return {};
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::Tensor(std::move(impl))));
 }
 
 bool is_array(py::handle object) {
   return std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0;
 }
 
-bool hold_the_same(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.device().is_cpu() || a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
-    return false;
-  }
-  const at::Tensor left = a.contiguous();
-  return left.numel() == 0 ||
-         std::memcmp(left.const_data_ptr(), b.const_data_ptr(), left.nbytes()) == 0;
+Py_ssize_t length_of(const py::object& value) {
+  PyObject* container = value.ptr();
+  if (container == nullptr) return -1;
+  if (PyDict_Check(container)) return PyDict_GET_SIZE(container);
+  if (PyList_Check(container)) return PyList_GET_SIZE(container);
+  return PyTuple_Check(container) ? PyTuple_GET_SIZE(container) : -1;
 }
 
-void fail_changed(const std::string& text, py::handle is, py::handle was) {
-  ACC_FAIL("[torchacc.capture] ", text, " is ", text_of(is), " and was ", text_of(was),
-           " at capture, which a replay does not see. Make it a tensor on "
-           "acc if it is to change, or capture the step again.");
+bool is_one(const py::object& value, const c10::weak_intrusive_ptr<c10::TensorImpl>& tensor) {
+  return value && THPVariable_Check(value.ptr()) &&
+         THPVariable_Unpack(value.ptr()).unsafeGetTensorImpl() == tensor._unsafe_get_target();
+}
+
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+}
+
+std::string head_of(const Py_buffer& view) {
+  std::string head = view.format == nullptr ? "" : view.format;
+  head += " of [";
+  for (int i = 0; i < view.ndim; ++i) head += std::to_string(view.shape[i]) + ",";
+  return head;
+}
+
+[[noreturn]] void fail_another(const std::string& text) {
+  ACC_FAIL("[torchacc.capture] ", text,
+           " is another object than at capture. Capture the step again.");
+}
+
+[[noreturn]] void fail_changed(const std::string& text, py::handle is, const std::string& was) {
+  ACC_FAIL("[torchacc.capture] ", text, " is ", is ? text_of(is) : "gone", " and was ", was,
+           " at capture, which a replay does not see. Make it a tensor on acc if it is to change, "
+           "or capture the step again.");
 }
 
 }  // namespace
@@ -57,134 +90,370 @@ bool are_equal(py::handle a, py::handle b) {
   }
 }
 
-void Guards::keep_tensor(const py::dict& owner, const py::object& key, const std::string& text,
-                         std::optional<bool> requires_grad) {
-  PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
-  kept_.push_back({.owner = owner,
-                   .key = key,
-                   .value = value,
-                   .storage = THPVariable_Unpack(value).storage().unsafeGetStorageImpl(),
-                   .requires_grad = requires_grad,
-                   .text = text});
+std::optional<std::string> contents_of(PyObject* object) {
+  if (!PyObject_CheckBuffer(object) || PyBytes_Check(object)) return std::nullopt;
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  std::string contents = head_of(view);
+  const size_t begin = contents.size();
+  contents.resize(begin + static_cast<size_t>(view.len));
+  const int failed = PyBuffer_ToContiguous(contents.data() + begin, &view, view.len, 'C');
+  PyBuffer_Release(&view);
+  if (failed == 0) return contents;
+  PyErr_Clear();
+  return std::nullopt;
 }
 
-void Guards::keep_value(const py::object& owner, const py::object& key, const std::string& text) {
-  const bool holds = PyDict_Check(owner.ptr()) || PyCell_Check(owner.ptr());
-  Kept kept{
-      .owner = holds ? owner : py::weakref(owner), .key = key, .value = nullptr, .text = text};
-  kept.value = value_now(kept);
-  if (kept.value == nullptr) return;
-  kept.held = py::reinterpret_borrow<py::object>(kept.value);
-  kept.length = length_of(kept.value);
-  kept_.push_back(std::move(kept));
+bool holds(PyObject* object, const std::string& contents) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool contiguous = PyBuffer_IsContiguous(&view, 'C') != 0;
+  const std::string head = head_of(view);
+  const auto size = static_cast<size_t>(view.len);
+  const bool same = contiguous && contents.size() == head.size() + size &&
+                    contents.starts_with(head) &&
+                    (size == 0 || std::memcmp(contents.data() + head.size(), view.buf, size) == 0);
+  PyBuffer_Release(&view);
+  return contiguous ? same : contents_of(object) == contents;
 }
 
-void Guards::keep_object(const py::dict& owner, const py::object& key, const std::string& text) {
-  PyObject* value = PyDict_GetItem(owner.ptr(), key.ptr());
-  if (value == nullptr) return;
-  kept_.push_back(
-      {.owner = owner, .key = key, .value = value, .weak = py::weakref(value), .text = text});
+bool hold_the_same(const at::Tensor& tensor, const at::Tensor& was) {
+  if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided ||
+      tensor.scalar_type() != was.scalar_type() || tensor.sizes() != was.sizes()) {
+    return false;
+  }
+  const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous();
+  return plain.numel() == 0 ||
+         std::memcmp(plain.const_data_ptr(), was.const_data_ptr(), plain.nbytes()) == 0;
 }
 
-void Guards::keep_attribute(const py::object& owner, const py::object& name,
-                            const std::string& text) {
-  Kept kept{.owner = py::weakref(owner), .key = name, .value = nullptr, .text = text};
-  kept.value = value_now(kept);
-  if (kept.value == nullptr) return;
-  kept.weak = py::weakref(kept.value);
-  kept_.push_back(std::move(kept));
+bool has_acc_storage(const at::Tensor& tensor) {
+  if (!runtime::on_acc(tensor)) return false;
+  const auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return dynamic_cast<const record::LazyStorage*>(storage) != nullptr &&
+         tensor.layout() == c10::kStrided && !tensor.is_nested();
+}
+
+Guards::Key Guards::key_of(const py::object& within, const py::handle& key) {
+  if (PyList_Check(within.ptr()) || PyTuple_Check(within.ptr())) {
+    return {.object = {}, .index = key.cast<Py_ssize_t>()};
+  }
+  if (THPVariable_Check(key.ptr())) {
+    return {.tensor = WeakTensor(THPVariable_Unpack(key.ptr()).getIntrusivePtr())};
+  }
+  return {.object = py::reinterpret_borrow<py::object>(key)};
+}
+
+// None where there is none.
+py::object Guards::member(const py::object& within, const Key& key) {
+  PyObject* container = within.ptr();
+  if (container == nullptr) return {};
+  if (PyCell_Check(container)) {
+    return py::reinterpret_steal<py::object>(PyCell_Get(container));
+  }
+  if (PyDict_Check(container)) {
+    const py::object name = key.tensor.has_value() ? referent(*key.tensor) : key.object;
+    if (!name) return {};
+    PyObject* value = PyDict_GetItemWithError(container, name.ptr());
+    if (value == nullptr) PyErr_Clear();
+    return py::reinterpret_borrow<py::object>(value);
+  }
+  if (key.index < 0 || key.index >= length_of(within)) return {};
+  return py::reinterpret_borrow<py::object>(PyList_Check(container)
+                                                ? PyList_GET_ITEM(container, key.index)
+                                                : PyTuple_GET_ITEM(container, key.index));
+}
+
+// A dict, a cell, or what an object has as its attributes; none of an object that is gone.
+std::optional<py::object> Guards::now(const Within& owner) {
+  if (PyDict_Check(owner.owner.ptr()) || PyCell_Check(owner.owner.ptr())) return owner.owner;
+  const py::object object = referent(owner.owner);
+  if (!object) return std::nullopt;
+  auto attributes =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object.ptr(), nullptr));
+  if (!attributes) PyErr_Clear();
+  return attributes;
+}
+
+size_t Guards::add(Within within, const void* key, size_t in) {
+  const auto [found, is_new] = known_.try_emplace({in, key}, within_.size());
+  if (is_new) within_.push_back(std::move(within));
+  return found->second;
+}
+
+std::optional<std::pair<Guards::Kept, py::object>> Guards::find(const py::object& owner,
+                                                                const py::tuple& path,
+                                                                const std::string& text) {
+  constexpr size_t kNone = SIZE_MAX;
+  const bool held = PyDict_Check(owner.ptr()) || PyCell_Check(owner.ptr());
+  size_t in = add({.owner = held ? owner : py::object(py::weakref(owner))}, owner.ptr(), kNone);
+  py::object within = now(within_[in]).value();
+  for (size_t i = 0; within; ++i) {
+    Key key = key_of(within, path[i]);
+    py::object value = member(within, key);
+    if (!value) break;
+    if (i + 1 == path.size()) return std::pair(Kept{in, std::move(key), text}, std::move(value));
+    const void* leads = key.index >= 0 ? reinterpret_cast<const void*>(key.index)
+                                       : static_cast<const void*>(path[i].ptr());
+    in = add({.in = in, .key = std::move(key)}, leads, in);
+    within = std::move(value);
+  }
+  return std::nullopt;
+}
+
+Guards::Place Guards::place_of(const at::Tensor& tensor, std::optional<bool> requires_grad) {
+  return {tensor.storage().unsafeGetStorageImpl(), capture::geometry_of(tensor), requires_grad};
+}
+
+void Guards::keep_tensor(const py::object& owner, const py::tuple& path, const std::string& text,
+                         std::optional<bool> requires_grad, bool or_alike) {
+  auto found = find(owner, path, text);
+  if (!found.has_value() || !THPVariable_Check(found->second.ptr())) return;
+  const at::Tensor& tensor = THPVariable_Unpack(found->second.ptr());
+  tensors_.push_back({std::move(found->first), WeakTensor(tensor.getIntrusivePtr()),
+                      place_of(tensor, requires_grad), or_alike});
+}
+
+void Guards::keep_value(const py::object& owner, const py::tuple& path, const std::string& text) {
+  if (auto found = find(owner, path, text)) {
+    values_.push_back({std::move(found->first), std::move(found->second)});
+  }
+}
+
+void Guards::keep_object(const py::object& owner, const py::tuple& path, const std::string& text) {
+  auto found = find(owner, path, text);
+  if (!found.has_value()) return;
+  const py::object& value = found->second;
+  KeptObject kept;
+  static_cast<Kept&>(kept) = std::move(found->first);
+  if (THPVariable_Check(value.ptr())) {
+    kept.tensor = WeakTensor(THPVariable_Unpack(value.ptr()).getIntrusivePtr());
+  } else {
+    kept.weak = value.is_none() ? value : py::object(py::weakref(value));
+  }
+  objects_.push_back(std::move(kept));
+}
+
+void Guards::keep_length(const py::object& owner, const py::tuple& path, const std::string& text) {
+  auto found = find(owner, path, text);
+  if (!found.has_value()) return;
+  const Py_ssize_t length = length_of(found->second);
+  if (length >= 0) lengths_.push_back({std::move(found->first), length});
+}
+
+void Guards::keep_contents(const py::object& owner, const py::tuple& path,
+                           const std::string& text) {
+  auto found = find(owner, path, text);
+  if (!found.has_value()) return;
+  const py::object& value = found->second;
+  KeptContents kept;
+  static_cast<Kept&>(kept) = std::move(found->first);
+  if (THPVariable_Check(value.ptr())) {
+    const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+    if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided || tensor.is_nested()) return;
+    kept.tensor = WeakTensor(tensor.getIntrusivePtr());
+    kept.version = version_of(tensor);
+    kept.data = tensor.const_data_ptr();
+    if (tensor.nbytes() <= kMostBytes) {
+      kept.was = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    }
+  } else {
+    if (value.attr("nbytes").cast<size_t>() <= kMostBytes) {
+      kept.contents = contents_of(value.ptr());
+    }
+    if (kept.contents.has_value()) {
+      kept.is = py::type::of(value);
+      kept.was_text = text_of(value);
+    } else {
+      kept.is = py::weakref(value);
+    }
+  }
+  contents_.push_back(std::move(kept));
+}
+
+void Guards::keep_answer(const py::object& owner, const py::object& name, const std::string& text) {
+  answers_.push_back({py::weakref(owner), name, owner.attr(name), text});
+}
+
+void Guards::keep_place(const at::Tensor& tensor, const std::string& text,
+                        std::optional<bool> requires_grad) {
+  places_.push_back({WeakTensor(tensor.getIntrusivePtr()), place_of(tensor, requires_grad), text});
 }
 
 void Guards::keep_alive(const py::object& object, const std::string& text) {
   living_.push_back({py::weakref(object), text});
 }
 
-void Guards::keep_contents(const at::Tensor& tensor, const std::string& text) {
-  contents_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
-                       tensor.detach().clone(at::MemoryFormat::Contiguous), text});
-}
-
-void Guards::check() const {
+void Guards::check() {
   for (const Living& living : living_) {
-    ACC_CHECK(referent(living.weak) != nullptr, "[torchacc.capture] ", living.text,
+    ACC_CHECK(referent(living.weak), "[torchacc.capture] ", living.text,
               " is gone, and a replay would go on with its tensors. Capture the step again.");
   }
-  for (const Kept& kept : kept_) {
-    PyObject* value = value_now(kept);
-    if (kept.storage != nullptr) {
-      check_tensor(kept, value);
-    } else if (kept.weak) {
-      ACC_CHECK(value == kept.value && referent(kept.weak) == value, "[torchacc.capture] ",
-                kept.text, " is another object than at capture. Capture the step again.");
+  // None where the owner is gone, and with it what was found there.
+  std::vector<std::optional<py::object>> within;
+  within.reserve(within_.size());
+  for (const Within& each : within_) {
+    if (each.owner) {
+      within.push_back(now(each));
     } else {
-      if (value != kept.value) check_equal(kept, value);
-      ACC_CHECK(length_of(value) == kept.length, "[torchacc.capture] ", kept.text, " have ",
-                length_of(value), " entries and had ", kept.length,
-                " at capture. Capture the step again.");
+      const auto& in = within[each.in];
+      within.push_back(in.has_value() ? std::optional(member(*in, each.key)) : std::nullopt);
     }
   }
-  for (const Contents& kept : contents_) {
-    auto impl = kept.of.lock();
-    if (!impl) continue;
-    const at::Tensor tensor(std::move(impl));
-    if (hold_the_same(tensor, kept.was)) continue;
-    fail_changed(kept.text, py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)),
-                 py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was)));
+  const auto check_all = [&within](auto& all, const auto& check_one) {
+    for (auto& kept : all) {
+      if (const auto& in = within[kept.in]) check_one(kept, member(*in, kept.key));
+    }
+  };
+  check_all(tensors_, &check_tensor);
+  check_all(objects_, &check_object);
+  check_all(lengths_, &check_length);
+  check_all(values_, &check_value);
+  check_all(contents_, &check_contents);
+  for (const Answer& kept : answers_) {
+    const py::object object = referent(kept.weak);
+    if (!object) continue;
+    const py::object answer = object.attr(kept.name);
+    if (!are_equal(kept.value, answer)) fail_changed(kept.text, answer, text_of(kept.value));
+  }
+  for (const KeptPlace& kept : places_) {
+    if (auto impl = kept.tensor.lock()) {
+      check_place(at::Tensor(std::move(impl)), kept.place, kept.text);
+    }
   }
 }
 
-// Null when there is none.
-PyObject* Guards::value_now(const Kept& kept) {
-  if (PyDict_Check(kept.owner.ptr())) return PyDict_GetItem(kept.owner.ptr(), kept.key.ptr());
-  if (PyCell_Check(kept.owner.ptr())) return PyCell_GET(kept.owner.ptr());
-  PyObject* owner = referent(kept.owner);
-  if (owner == nullptr) return nullptr;
-  const auto attributes =
-      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(owner, nullptr));
-  if (attributes) return PyDict_GetItem(attributes.ptr(), kept.key.ptr());
-  PyErr_Clear();
-  return nullptr;
-}
-
-void Guards::check_tensor(const Kept& kept, PyObject* value) {
-  ACC_CHECK(value == kept.value, "[torchacc.capture] ", kept.text,
-            " is another object than at capture. Capture the step again.");
-  const at::Tensor& tensor = THPVariable_Unpack(value);
-  ACC_CHECK(tensor.storage().unsafeGetStorageImpl() == kept.storage, "[torchacc.capture] ",
-            kept.text, " has another storage than at capture (on ", tensor.device(),
+void Guards::check_place(const at::Tensor& tensor, const Place& place, const std::string& text) {
+  ACC_CHECK(tensor.storage().unsafeGetStorageImpl() == place.storage, "[torchacc.capture] ", text,
+            " has another storage than at capture (on ", tensor.device(),
             " now). Capture the step again, after it was moved or its data was replaced.");
-  ACC_CHECK(!kept.requires_grad.has_value() || tensor.requires_grad() == *kept.requires_grad,
-            "[torchacc.capture] requires_grad of ", kept.text,
+  const capture::Geometry& was = place.geometry;
+  ACC_CHECK(
+      tensor.storage_offset() == was.offset && tensor.sizes() == c10::IntArrayRef(was.sizes) &&
+          tensor.strides() == c10::IntArrayRef(was.strides) && tensor.scalar_type() == was.dtype &&
+          tensor.is_conj() == was.conj && tensor.is_neg() == was.neg,
+      "[torchacc.capture] ", text,
+      " lies otherwise in its storage than at capture: ", tensor.scalar_type(), " of sizes ",
+      tensor.sizes(), " and strides ", tensor.strides(), " at ", tensor.storage_offset(),
+      ", and was ", was.dtype, " of ", c10::IntArrayRef(was.sizes), " and ",
+      c10::IntArrayRef(was.strides), " at ", was.offset,
+      ". Capture the step again, after its data was replaced.");
+  ACC_CHECK(!place.requires_grad.has_value() || tensor.requires_grad() == *place.requires_grad,
+            "[torchacc.capture] requires_grad of ", text,
             tensor.requires_grad() ? " is True and was False" : " is False and was True",
             " at capture. Capture the step again.");
 }
 
-void Guards::check_equal(const Kept& kept, PyObject* value) {
-  // Containers are told by identity: what they hold is kept by itself.
-  const bool container = PyDict_Check(kept.held.ptr()) || PyList_Check(kept.held.ptr());
-  ACC_CHECK(value != nullptr && !container, "[torchacc.capture] ", kept.text,
-            " is another object than at capture. Capture the step again.");
-  if (THPVariable_Check(value) || !are_equal(kept.held, value)) {
-    fail_changed(kept.text, value, kept.held);
+void Guards::check_tensor(const KeptTensor& kept, const py::object& value) {
+  if (!is_one(value, kept.tensor)) {
+    // A view that the program makes anew each time.
+    const bool alike =
+        kept.or_alike && value && THPVariable_Check(value.ptr()) &&
+        has_acc_storage(THPVariable_Unpack(value.ptr())) &&
+        THPVariable_Unpack(value.ptr()).storage().unsafeGetStorageImpl() == kept.place.storage;
+    if (!alike) fail_another(kept.text);
+  }
+  check_place(THPVariable_Unpack(value.ptr()), kept.place, kept.text);
+}
+
+void Guards::check_object(const KeptObject& kept, const py::object& value) {
+  if (kept.tensor.has_value()) {
+    if (!is_one(value, *kept.tensor)) fail_another(kept.text);
+    return;
+  }
+  const bool none = kept.weak.is_none();
+  if (!value || !value.is(none ? kept.weak : referent(kept.weak))) fail_another(kept.text);
+}
+
+void Guards::check_length(const KeptLength& kept, const py::object& value) {
+  const Py_ssize_t length = length_of(value);
+  if (length < 0) fail_another(kept.text);
+  ACC_CHECK(length == kept.length, "[torchacc.capture] ", kept.text, " have ", length,
+            " entries and had ", kept.length, " at capture. Capture the step again.");
+}
+
+void Guards::check_value(const KeptValue& kept, const py::object& value) {
+  if (value.is(kept.value)) return;
+  if (!value) fail_another(kept.text);
+  if (THPVariable_Check(value.ptr()) || !are_equal(kept.value, value)) {
+    fail_changed(kept.text, value, text_of(kept.value));
   }
 }
 
+void Guards::check_contents(KeptContents& kept, const py::object& value) {
+  if (kept.contents.has_value()) {
+    if (value && py::type::handle_of(value).is(kept.is) && holds(value.ptr(), *kept.contents)) {
+      return;
+    }
+    fail_changed(kept.text, value, kept.was_text);
+  }
+  if (kept.is) {
+    if (!value || !value.is(referent(kept.is))) fail_another(kept.text);
+    return;
+  }
+  const bool same = is_one(value, kept.tensor);
+  if (!same && (!value || !THPVariable_Check(value.ptr()))) {
+    if (kept.was.defined()) {
+      fail_changed(kept.text, value,
+                   text_of(py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was))));
+    }
+    fail_another(kept.text);
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+  const bool unwritten = same && !tensor.is_inference() && version_of(tensor) == kept.version &&
+                         tensor.const_data_ptr() == kept.data;
+  if (!kept.was.defined()) {
+    if (!same) fail_another(kept.text);
+    ACC_CHECK(unwritten || tensor.is_inference(), "[torchacc.capture] ", kept.text,
+              " was written since the capture, and with ", tensor.nbytes(),
+              " bytes it is too large to be compared. Pass it as an argument, make it a tensor on "
+              "acc, or capture the step again.");
+    return;
+  }
+  if (unwritten && kept.was.nbytes() > kFewBytes) return;
+  if (!hold_the_same(tensor, kept.was)) {
+    fail_changed(kept.text, value,
+                 text_of(py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was))));
+  }
+  kept.tensor = WeakTensor(tensor.getIntrusivePtr());
+  kept.version = version_of(tensor);
+  kept.data = tensor.const_data_ptr();
+}
+
 int Guards::traverse(visitproc visit, void* arg) const {
-  for (const Kept& kept : kept_) {
-    Py_VISIT(kept.owner.ptr());
-    Py_VISIT(kept.key.ptr());
-    Py_VISIT(kept.held.ptr());
+  const auto visit_all = [&](const auto& all) {
+    for (const Kept& kept : all) Py_VISIT(kept.key.object.ptr());
+    return 0;
+  };
+  for (const Within& each : within_) {
+    Py_VISIT(each.owner.ptr());
+    Py_VISIT(each.key.object.ptr());
+  }
+  for (const KeptValue& kept : values_) Py_VISIT(kept.value.ptr());
+  for (const KeptObject& kept : objects_) Py_VISIT(kept.weak.ptr());
+  for (const KeptContents& kept : contents_) Py_VISIT(kept.is.ptr());
+  for (const Answer& kept : answers_) {
     Py_VISIT(kept.weak.ptr());
+    Py_VISIT(kept.name.ptr());
+    Py_VISIT(kept.value.ptr());
   }
   for (const Living& living : living_) Py_VISIT(living.weak.ptr());
+  for (const int stop : {visit_all(tensors_), visit_all(values_), visit_all(objects_),
+                         visit_all(lengths_), visit_all(contents_)}) {
+    if (stop != 0) return stop;
+  }
   return 0;
 }
 
 void Guards::clear() {
   // Taken out first: what dies may call back.
-  const auto kept = std::exchange(kept_, {});
-  const auto living = std::exchange(living_, {});
-  const auto contents = std::exchange(contents_, {});
+  const Guards taken = std::exchange(*this, Guards());
 }
 
 }  // namespace acc::bindings

@@ -1,0 +1,104 @@
+"""What a captured step is called with, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+import torchacc
+from tests.python.captured import ACC
+from torchacc_device import _C
+
+pytestmark = [
+    pytest.mark.usefixtures("acc_only"),
+    pytest.mark.skipif(_C.mode() in ("eager", "nofuse"), reason="nothing is recorded as a whole"),
+]
+
+
+def captured(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A step that is replayed."""
+    step = torchacc.capture(fn)
+    for _ in range(4):
+        step(*args, **kwargs)
+    assert step.replays == 1
+    return step
+
+
+def test_arguments_that_begin_to_require_gradients() -> None:
+    """A replay would leave them without one."""
+    weight = torch.ones(2, device=ACC, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        loss = (x * weight).sum()
+        loss.backward()
+        return loss
+
+    x = torch.ones(2, device=ACC)
+    step = captured(fn, x)
+    with pytest.raises(RuntimeError, match=r"args\[0\] requires gradients and did not at capture"):
+        step(x.clone().requires_grad_())
+    step(x)
+    given = x.clone().requires_grad_()
+    step = captured(lambda x: torch.autograd.grad((x * x).sum(), x)[0], given)
+    assert step(given).tolist() == [2.0, 2.0]
+
+
+class Wrapper(torch.Tensor):
+    """Has the device of what it is made of, and no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device
+        )
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None) -> Any:
+        def unwrapped(each: Any) -> Any:
+            return each.inner if isinstance(each, Wrapper) else each
+
+        made = func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs or {}))
+        return Wrapper(made) if isinstance(made, torch.Tensor) else made
+
+
+def jagged(inner: torch.Tensor) -> torch.Tensor:
+    offsets = torch.tensor([0, 1, 2], device=ACC)
+    return torch.nested.nested_tensor_from_jagged(inner[:, None], offsets)
+
+
+@pytest.mark.parametrize("make", [Wrapper, jagged])
+def test_tensors_that_are_made_of_others(make: Callable[..., torch.Tensor]) -> None:
+    """They have no storage of acc's, though their device is acc."""
+    plain = torch.ones(2, device=ACC)
+    wrapped = make(plain)
+    assert wrapped.device.type == ACC
+    step = torchacc.capture(lambda x: x * 2)
+    with pytest.raises(RuntimeError, match=r"args\[0\] is a (Wrapper|NestedTensor) of layout"):
+        step(wrapped)
+    step = captured(lambda x: x * 2, plain)
+    with pytest.raises(RuntimeError, match=r"args\[0\] is a (Wrapper|NestedTensor) of layout"):
+        step(wrapped)
+    assert step(plain).tolist() == [2.0, 2.0]
+    step = torchacc.capture(lambda x: (x, make(x * 2)))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"result 0 is a (Wrapper|NestedTensor) of layout"):
+            step(plain)
+    assert (plain + 1).tolist() == [2.0, 2.0]
+
+
+def test_parameters_that_are_made_of_others() -> None:
+    """They are no state of the step's that a guard could look at; those in them are."""
+    model, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2, device=ACC)
+    inner = torch.ones(2, 2, device=ACC)
+    model.weight = nn.Parameter(Wrapper(inner), requires_grad=False)
+    step = captured(lambda x: x @ model.weight.inner, x)
+    inner.mul_(2)
+    assert step(x).tolist() == [[4.0, 4.0]]
