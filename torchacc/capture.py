@@ -44,7 +44,7 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       capture. CPU tensors are copied to acc first, so `fn` sees acc tensors; such a copy is read
       only, and a CPU tensor that `fn` writes, or that requires gradients, is refused. So is what is
       made of other tensors, such as a DTensor. Tensors may stand in nested lists, tuples, dicts and
-      whatever else `torch.utils._pytree` knows. Everything else must be
+      whatever else `torch.utils._pytree` knows, keywords in any order. Everything else must be
       equal to what it was at capture: arrays of numpy number by number, and objects that define
       equality (sets, dataclasses, namespaces) also where they are the same ones, changed in place.
       An argument that was in the memory of a tensor which `fn` knows as well (a buffer of the
@@ -116,6 +116,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         RuntimeError: by any call with an argument on the CPU that requires gradients, or one that
             is made of other tensors.
         RuntimeError: by a replay that a guard forbids; nothing was run then.
+        TypeError: where an object is asked for a step that was captured in the body of its class.
+            Capture the method of each object (in `__init__`), or make it a staticmethod.
     """
     if warmup < 2:
         raise ValueError(
@@ -140,6 +142,7 @@ class CapturedStep:
         self._runs_fn = _C.mode() in ("eager", "nofuse")
         self._ready = False
         self._structure: TreeSpec | None = None
+        self._keywords: tuple[str, ...] = ()  # in the order of the first call
         self._flat = -1  # number of arguments, when all are leaves that are given by position
         self._device = torch.device(device_type(), 0)
         self._on_cpu: list[int] = []
@@ -152,6 +155,16 @@ class CapturedStep:
     def __repr__(self) -> str:
         state = f"{self._step.operators} operators" if self._ready else "not captured yet"
         return f"<torchacc.capture of {self._fn!r}: {state}>"
+
+    def __get__(self, instance: object, owner: type | None = None) -> CapturedStep:
+        if instance is None:
+            return self
+        raise TypeError(
+            "[torchacc.capture] a function was captured in the body of "
+            f"class {type(instance).__name__}, where it has no object. Capture the method of each "
+            "object, as by self.step = torchacc.capture(self.step) in __init__, or make it a "
+            "staticmethod."
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._ready:
@@ -240,6 +253,10 @@ class CapturedStep:
         return returned
 
     def _leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if self._structure is None:
+            self._keywords = tuple(kwargs)
+        elif kwargs.keys() == set(self._keywords):
+            kwargs = {name: kwargs[name] for name in self._keywords}
         leaves, structure = tree_flatten((args, kwargs))
         if self._structure is None:
             self._structure = structure

@@ -102,3 +102,32 @@ def test_parameters_that_are_made_of_others() -> None:
     step = captured(lambda x: x @ model.weight.inner, x)
     inner.mul_(2)
     assert step(x).tolist() == [[4.0, 4.0]]
+
+
+def test_keywords_in_another_order() -> None:
+    x, y = torch.ones(2, device=ACC), torch.full((2,), 3.0, device=ACC)
+    step = captured(lambda x, y: x - y, x=x, y=y)
+    assert step(y=y, x=x).tolist() == [-2.0, -2.0]
+    with pytest.raises(RuntimeError, match="nested in another way"):
+        step(x=x, z=y)
+
+
+class Trainer:
+    @torchacc.capture
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    @torchacc.capture
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_captures_in_the_body_of_a_class() -> None:
+    x = torch.ones(2, device=ACC)
+    with pytest.raises(TypeError, match=r"body of class Trainer.* self\.step = torchacc\.capture"):
+        Trainer().step(x)
+    assert repr(Trainer.step).startswith("<torchacc.capture of")
+    for _ in range(4):
+        assert Trainer().double(x).tolist() == [2.0, 2.0]
+    assert Trainer.double.replays == 1
