@@ -59,13 +59,14 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       added or in the place of another one is a reason to capture again.
     * So have variables that `fn`, or `forward` of a module that it calls, reads: attributes of its
       object (the probability of a dropout, the momentum of a batch norm), globals and those around
-      it. Numbers, texts, None and tuples of these have to stay equal, and modules, optimizers and
-      acc tensors the same, be they in lists, tuples or dicts of up to 1000 entries. Tensors on the
-      CPU, also in a module that is called, and arrays of numpy are constants of the step: up to
-      1 MiB they have to hold the same numbers, and a larger one has to stay the same, a tensor
-      without a write that autograd counts. But not what `fn` sets itself, nor what changed between
-      the last two recorded calls, as a counter does: these computed the same. What is set on a
-      class, or read by functions that are no methods of the object, is not noticed.
+      it. Numbers, texts, devices, members of enums, None and tuples of these have to stay equal,
+      and modules, optimizers and acc tensors the same, be they in lists, tuples or dicts of up to
+      1000 entries. Tensors on the CPU, also in a module that is called, and arrays of numpy are
+      constants of the step: up to 1 MiB (a container with all in it) they have to hold the same
+      numbers, and a larger one has to stay the same, a tensor without a write that autograd counts;
+      those in a larger container are not looked at. But not what `fn` sets itself, nor what
+      changed between the last two recorded calls, as a counter does: these computed the same. What
+      is set on a class, or read by functions that are no methods of the object, is not noticed.
     * So have the settings of PyTorch that change what operators compute, such as deterministic
       algorithms, flushing of denormals, the number of threads of the thread that calls, or the
       default dtype.

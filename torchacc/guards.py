@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import numbers
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,13 +15,25 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchacc.device import device_type
 from torchacc.reach import Reached, own_variables, reached
 from torchacc_device import _C, _boundary, _patches
 
-# Types whose values tell by == whether a setting changed.
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.memory_format)
+# Types whose values tell by == whether a setting changed; numbers of numpy are numbers, too.
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+)
+_PLAIN_BASES = (numbers.Number, enum.Enum)
 # Modules whose parts another module calls or reads.
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 # Where a module has its members.
@@ -126,7 +140,11 @@ class Guards:
     def _find_wanted(self) -> dict[int, bool]:
         # The collector does not tell of those that gc.freeze() was called for.
         found = [*_C.living([torch.Tensor]), *reached([self._fn]).tensors]
-        return {id(each): each.requires_grad for each in found if _is_plain_tensor(each)}
+        return {
+            id(each): each.requires_grad
+            for each in found
+            if _is_plain_tensor(each) or isinstance(each, nn.Parameter)
+        }
 
     def _variables(self) -> Iterator[tuple[object, tuple[Any, ...], Any, str]]:
         """What the last recorded call could read: owner, path, value, description.
@@ -265,7 +283,10 @@ class Guards:
                 text = names[id(member)] = f"{kind} '{key}' of a {name}"
                 # Where the function says it itself, it does not matter how a call begins.
                 wanted = self._said_by_others(member)
-                used = self._step.keep(module, (_MEMBERS[kind], key), member, text, wanted)
+                path = (_MEMBERS[kind], key)
+                used = self._step.keep(module, path, member, text, wanted)
+                if _is_wrapper(member) and id(module) in self._called:
+                    self._step.keep_wrapper(module, path, text, wanted)
                 some = some or used
         return some
 
@@ -300,7 +321,11 @@ class Guards:
         name = type(optimizer).__name__
         changed = False
         for index, group in enumerate(attributes.get("param_groups", ())):
-            if not any(self._step.changes(each) for each in group["params"]):
+            changes = any(self._step.changes(each) for each in group["params"])
+            # It stepped, and what tensors that are made of others hold is not looked for.
+            if self._stepped is not None:
+                changes = changes or any(map(_is_wrapper, group["params"]))
+            if not changes:
                 continue
             changed = True
             path = ("param_groups", index)
@@ -319,9 +344,13 @@ class Guards:
             if not isinstance(state, dict):
                 continue
             for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    path = ("state", parameter, key)
-                    self._step.keep(optimizer, path, value, f"state '{key}' of {name}")
+                if not isinstance(value, torch.Tensor):
+                    continue
+                path, text = ("state", parameter, key), f"state '{key}' of {name}"
+                if _is_wrapper(value):
+                    self._step.keep_wrapper(optimizer, path, text, None)
+                else:
+                    self._step.keep(optimizer, path, value, text)
         return True
 
     def _keep_setting(
@@ -350,9 +379,11 @@ def _members(module: nn.Module, kind: str) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a number, a text, a type, None or a tuple of such."""
+    """Whether it is a number, a text, a type, a device, None, of an enum, or a tuple of such."""
     kind = type(value)
-    return kind in _PLAIN or (issubclass(kind, tuple) and all(map(_is_plain, value)))
+    if kind in _PLAIN or (issubclass(kind, tuple) and all(map(_is_plain, value))):
+        return True
+    return issubclass(kind, _PLAIN_BASES)
 
 
 def _is_plain_tensor(value: Any) -> bool:
@@ -361,6 +392,11 @@ def _is_plain_tensor(value: Any) -> bool:
     if kind is not torch.Tensor and not issubclass(kind, nn.Parameter):
         return False
     return not is_lazy(value)
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether it is made of others, as a DTensor is."""
+    return is_traceable_wrapper_subclass(tensor)
 
 
 def _is_array(value: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import torchacc
+from tests import helpers
 from tests.python.captured import ACC
 from torchacc_device import _C
 
@@ -102,6 +103,53 @@ def test_parameters_that_are_made_of_others() -> None:
     step = captured(lambda x: x @ model.weight.inner, x)
     inner.mul_(2)
     assert step(x).tolist() == [[4.0, 4.0]]
+
+
+def test_optimizers_of_parameters_that_are_made_of_others() -> None:
+    """As of a layer that is split among processes."""
+    helpers.run_python(
+        """
+import torch, torch.distributed as dist, torchacc
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+dist.init_process_group("acc", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Linear(4, 4).to("acc")
+parallelize_module(model, init_device_mesh("acc", (1,)), ColwiseParallel())
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
+def fn(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+step = torchacc.capture(fn)
+x = torch.ones(2, 4, device="acc")
+losses = [step(x).item() for _ in range(5)]
+assert step.replays == 2 and len(set(losses)) == 5
+def refused(text):
+    try:
+        step(x)
+    except RuntimeError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"replayed in spite of {text}")
+optimizer.param_groups[0]["lr"] = 0.5
+refused("'lr' of SGD is 0.5 and was 0.1")
+optimizer.param_groups[0]["lr"] = 0.1
+step(x)
+model.weight.requires_grad_(False)
+refused("requires_grad of parameter 'weight' of a Linear is False and was True")
+model.weight.requires_grad_(True)
+state = optimizer.state[model.weight]
+before = state["momentum_buffer"]
+state["momentum_buffer"] = before.clone()
+refused("state 'momentum_buffer' of SGD is another object")
+state["momentum_buffer"] = before
+step(x)
+dist.destroy_process_group()
+"""
+    )
 
 
 def test_keywords_in_another_order() -> None:

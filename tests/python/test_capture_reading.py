@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -87,4 +89,26 @@ def test_settings_that_helpers_of_callable_objects_read(name: str) -> None:
     step(x)
     setattr(scaling, name, 7.0)
     with pytest.raises(RuntimeError, match=rf"the variable '{name}' of the function is 7\.0 and"):
+        step(x)
+
+
+class Rounding(enum.Enum):
+    UP = 1
+    DOWN = 2
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (np.float32(2.0), np.float32(3.0)),
+        (np.int64(2), np.int64(3)),
+        (Rounding.UP, Rounding.DOWN),
+        (torch.device("cpu"), torch.device(ACC)),
+    ],
+)
+def test_numbers_of_numpy_members_of_enums_and_devices(was: Any, now: Any) -> None:
+    x, setting = ones(), was
+    step = captured(lambda x: x * (2 if setting == was else 3), x)
+    setting = now
+    with pytest.raises(RuntimeError, match="the variable 'setting' of the function is "):
         step(x)

@@ -393,6 +393,13 @@ void bind_capture(py::module_& m) {
            py::arg("owner"), py::arg("path"), py::arg("tensor"), py::arg("text"),
            "The same for one that the step reads, or another view of the same memory in its place; "
            "False if it does not read it.")
+      .def("keep_wrapper",
+           guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
+                      const std::string& text, std::optional<bool> requires_grad) {
+             self.guards().keep_tensor(owner, path, text, requires_grad, /*or_alike=*/false);
+           }),
+           py::arg("owner"), py::arg("path"), py::arg("text"), py::arg("requires_grad"),
+           "The same for a tensor that is made of others, whatever the step uses of these.")
       .def("keep_place",
            guarded([](PyStep& self, const at::Tensor& tensor, const std::string& text,
                       std::optional<bool> requires_grad) {

@@ -208,6 +208,7 @@ std::optional<std::pair<Guards::Kept, py::object>> Guards::find(const py::object
 }
 
 Guards::Place Guards::place_of(const at::Tensor& tensor, std::optional<bool> requires_grad) {
+  if (!has_acc_storage(tensor)) return {nullptr, {}, requires_grad};
   return {tensor.storage().unsafeGetStorageImpl(), capture::geometry_of(tensor), requires_grad};
 }
 
@@ -329,7 +330,7 @@ void Guards::check() {
   }
 }
 
-void Guards::check_place(const at::Tensor& tensor, const Place& place, const std::string& text) {
+void Guards::check_geometry(const at::Tensor& tensor, const Place& place, const std::string& text) {
   ACC_CHECK(tensor.storage().unsafeGetStorageImpl() == place.storage, "[torchacc.capture] ", text,
             " has another storage than at capture (on ", tensor.device(),
             " now). Capture the step again, after it was moved or its data was replaced.");
@@ -344,6 +345,10 @@ void Guards::check_place(const at::Tensor& tensor, const Place& place, const std
       ", and was ", was.dtype, " of ", c10::IntArrayRef(was.sizes), " and ",
       c10::IntArrayRef(was.strides), " at ", was.offset,
       ". Capture the step again, after its data was replaced.");
+}
+
+void Guards::check_place(const at::Tensor& tensor, const Place& place, const std::string& text) {
+  if (place.storage != nullptr) check_geometry(tensor, place, text);
   ACC_CHECK(!place.requires_grad.has_value() || tensor.requires_grad() == *place.requires_grad,
             "[torchacc.capture] requires_grad of ", text,
             tensor.requires_grad() ? " is True and was False" : " is False and was True",

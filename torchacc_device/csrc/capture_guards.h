@@ -42,8 +42,9 @@ bool has_acc_storage(const at::Tensor& tensor);
 // that is found is held but plain values, and where the object is gone, nothing is looked at.
 class Guards {
  public:
-  // A tensor has to stay the very object that it is, with its storage and geometry, and to want a
-  // gradient, or not, as is said. `or_alike`: also another one there that wants none.
+  // A tensor has to stay the very object that it is, with its storage and geometry (but one that is
+  // made of others, which has none), and to want a gradient, or not, as is said. `or_alike`: also
+  // another one there that wants none.
   void keep_tensor(const pybind11::object& owner, const pybind11::tuple& path,
                    const std::string& text, std::optional<bool> requires_grad, bool or_alike);
   // A plain value has to stay equal.
@@ -96,7 +97,8 @@ class Guards {
   };
   // Where a tensor lies.
   struct Place {
-    const c10::StorageImpl* storage;  // the step knows it weakly, so no other one is there
+    // The step knows it weakly, so no other one is there. None of a tensor that is made of others.
+    const c10::StorageImpl* storage;
     capture::Geometry geometry;
     std::optional<bool> requires_grad;
   };
@@ -152,6 +154,7 @@ class Guards {
   static pybind11::object member(const pybind11::object& within, const Key& key);
   static std::optional<pybind11::object> now(const Within& owner);
   static Place place_of(const at::Tensor& tensor, std::optional<bool> requires_grad);
+  static void check_geometry(const at::Tensor& tensor, const Place& place, const std::string& text);
   static void check_place(const at::Tensor& tensor, const Place& place, const std::string& text);
   static void check_tensor(const KeptTensor& kept, const pybind11::object& value);
   static void check_object(const KeptObject& kept, const pybind11::object& value);
