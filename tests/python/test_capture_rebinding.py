@@ -171,6 +171,15 @@ def test_what_is_guarded_is_not_held() -> None:
         step(x, y)
 
 
+def test_parameters_can_be_swapped() -> None:
+    """As `Module.to` may do, where nothing refers to them weakly."""
+    model, x = nn.Linear(4, 4).to(ACC).requires_grad_(False), ones()
+    step = captured(lambda x: model(x), x)
+    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(4, 4, device=ACC)))
+    with pytest.raises(RuntimeError, match="parameter 'weight' of a Linear has another storage"):
+        step(x)
+
+
 def test_loops_that_rebind_what_the_step_does_not_use() -> None:
     """An ordinary one: it is replayed."""
 

@@ -29,12 +29,6 @@ py::object referent(const py::object& weak) {
 #endif
 }
 
-py::object referent(const c10::weak_intrusive_ptr<c10::TensorImpl>& weak) {
-  auto impl = weak.lock();
-  if (!impl) return {};
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::Tensor(std::move(impl))));
-}
-
 bool is_array(py::handle object) {
   return std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0;
 }
@@ -54,6 +48,23 @@ bool is_one(const py::object& value, const c10::weak_intrusive_ptr<c10::TensorIm
 
 uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+}
+
+// What a dict has under a tensor, without asking this for its hash. `*position`: where it was.
+py::object value_of_tensor(PyObject* dict, const PyObject* tensor, Py_ssize_t* position) {
+  PyObject* key = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t next = *position;
+  if (PyDict_Next(dict, &next, &key, &value) != 0 && key == tensor) {
+    return py::reinterpret_borrow<py::object>(value);
+  }
+  Py_ssize_t at = 0;
+  for (next = 0; PyDict_Next(dict, &next, &key, &value) != 0; at = next) {
+    if (key != tensor) continue;
+    *position = at;
+    return py::reinterpret_borrow<py::object>(value);
+  }
+  return {};
 }
 
 std::string head_of(const Py_buffer& view) {
@@ -145,7 +156,7 @@ Guards::Key Guards::key_of(const py::object& within, const py::handle& key) {
     return {.object = {}, .index = key.cast<Py_ssize_t>()};
   }
   if (THPVariable_Check(key.ptr())) {
-    return {.tensor = WeakTensor(THPVariable_Unpack(key.ptr()).getIntrusivePtr())};
+    return {.tensor = key.ptr()};
   }
   return {.object = py::reinterpret_borrow<py::object>(key)};
 }
@@ -158,9 +169,9 @@ py::object Guards::member(const py::object& within, const Key& key) {
     return py::reinterpret_steal<py::object>(PyCell_Get(container));
   }
   if (PyDict_Check(container)) {
-    const py::object name = key.tensor.has_value() ? referent(*key.tensor) : key.object;
-    if (!name) return {};
-    PyObject* value = PyDict_GetItemWithError(container, name.ptr());
+    if (key.tensor != nullptr) return value_of_tensor(container, key.tensor, &key.position);
+    if (!key.object) return {};
+    PyObject* value = PyDict_GetItemWithError(container, key.object.ptr());
     if (value == nullptr) PyErr_Clear();
     return py::reinterpret_borrow<py::object>(value);
   }
@@ -217,8 +228,8 @@ void Guards::keep_tensor(const py::object& owner, const py::tuple& path, const s
   auto found = find(owner, path, text);
   if (!found.has_value() || !THPVariable_Check(found->second.ptr())) return;
   const at::Tensor& tensor = THPVariable_Unpack(found->second.ptr());
-  tensors_.push_back({std::move(found->first), WeakTensor(tensor.getIntrusivePtr()),
-                      place_of(tensor, requires_grad), or_alike});
+  tensors_.push_back(
+      {std::move(found->first), found->second.ptr(), place_of(tensor, requires_grad), or_alike});
 }
 
 void Guards::keep_value(const py::object& owner, const py::tuple& path, const std::string& text) {
@@ -234,7 +245,7 @@ void Guards::keep_object(const py::object& owner, const py::tuple& path, const s
   KeptObject kept;
   static_cast<Kept&>(kept) = std::move(found->first);
   if (THPVariable_Check(value.ptr())) {
-    kept.tensor = WeakTensor(THPVariable_Unpack(value.ptr()).getIntrusivePtr());
+    kept.tensor = value.ptr();
   } else {
     kept.weak = value.is_none() ? value : py::object(py::weakref(value));
   }
@@ -356,7 +367,7 @@ void Guards::check_place(const at::Tensor& tensor, const Place& place, const std
 }
 
 void Guards::check_tensor(const KeptTensor& kept, const py::object& value) {
-  if (!is_one(value, kept.tensor)) {
+  if (value.ptr() != kept.tensor) {
     // A view that the program makes anew each time.
     const bool alike =
         kept.or_alike && value && THPVariable_Check(value.ptr()) &&
@@ -368,8 +379,8 @@ void Guards::check_tensor(const KeptTensor& kept, const py::object& value) {
 }
 
 void Guards::check_object(const KeptObject& kept, const py::object& value) {
-  if (kept.tensor.has_value()) {
-    if (!is_one(value, *kept.tensor)) fail_another(kept.text);
+  if (kept.tensor != nullptr) {
+    if (value.ptr() != kept.tensor) fail_another(kept.text);
     return;
   }
   const bool none = kept.weak.is_none();

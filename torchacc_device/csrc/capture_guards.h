@@ -80,14 +80,17 @@ class Guards {
   static constexpr size_t kMostBytes = size_t{1} << 20;
 
  private:
-  // And no weak reference of Python's, with which torch swaps no tensors (`Module.to`).
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
 
   // In a dict, or in a list or tuple.
   struct Key {
     pybind11::object object = {};
     Py_ssize_t index = -1;
-    std::optional<WeakTensor> tensor = {};  // an optimizer's state is known by its parameters
+    // An optimizer's state is known by its parameters. These are known by their addresses, since
+    // torch swaps no tensors (`Module.to`) that something refers to weakly: whatever is there later
+    // has to be in the storage that the step knows.
+    const PyObject* tensor = nullptr;
+    mutable Py_ssize_t position = 0;  // in the dict, as PyDict_Next counts
   };
   // What the last steps of paths start from.
   struct Within {
@@ -108,7 +111,7 @@ class Guards {
     std::string text;
   };
   struct KeptTensor : Kept {
-    WeakTensor tensor;
+    const PyObject* tensor;
     Place place;
     bool or_alike;
   };
@@ -117,7 +120,7 @@ class Guards {
   };
   struct KeptObject : Kept {
     pybind11::object weak;  // or None, or nothing:
-    std::optional<WeakTensor> tensor;
+    const PyObject* tensor = nullptr;
   };
   struct KeptLength : Kept {
     Py_ssize_t length;
