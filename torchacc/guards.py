@@ -442,7 +442,10 @@ def _all_leaves(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, 
 
 
 def _is_on_host(value: Any) -> bool:
-    return _is_array(value) or (_is_plain_tensor(value) and value.device.type == "cpu")
+    if _is_array(value):
+        return True
+    dense = _is_plain_tensor(value) and value.layout is torch.strided
+    return dense and value.device.type == "cpu"
 
 
 def _remembered(value: Any) -> Any:

@@ -308,6 +308,14 @@ def test_data_sets_that_the_function_indexes() -> None:
         step(x)
 
 
+def test_sparse_tensors_on_the_cpu_are_left_alone() -> None:
+    x = torch.ones(2, device=ACC)
+    known = [torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.empty(2, device="meta")]
+    step = captured(lambda x: x * len(known), x)
+    known[0] = torch.eye(3).to_sparse()
+    assert step(x).tolist() == [3.0, 3.0]
+
+
 def test_arrays_that_the_function_knows() -> None:
     x = torch.ones(2, device=ACC)
     weights = np.array([1.0, 2.0], dtype=np.float32)
