@@ -78,6 +78,7 @@ void request(plan::Plan& plan, c10::DeviceIndex device) {
     compilation->names.push_back(text.name);
     sources.push_back({std::move(text.name), std::move(text.text)});
   }
+  const runtime::GilHold hold;  // the environment is read, which Python's os.environ may change
   compilation->job =
       on_device == nullptr
           ? jit::compile(codegen::host_preamble(), std::move(sources))
@@ -266,7 +267,11 @@ bool may_be_compared(const plan::Plan& plan) {
 std::string kernels_problem() {
   if (!base::env::fuses()) return base::concat("ACC_MODE=", base::env::name(base::env::mode()));
   if (for_gpus()) return "";  // their compiler comes with torch
-  const auto job = jit::compile(codegen::host_preamble(), {{"acc_nothing", kNothing}});
+  std::shared_ptr<jit::Job> job;
+  {
+    const runtime::GilHold hold;  // as in `request`
+    job = jit::compile(codegen::host_preamble(), {{"acc_nothing", kNothing}});
+  }
   while (!job->wait_for(kPatience)) {
     if (runtime::interrupted()) return "the program was interrupted";
   }
