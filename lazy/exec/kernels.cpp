@@ -257,9 +257,9 @@ bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule) {
   return plan.kernels.empty();
 }
 
-bool may_be_compared(const plan::Plan& plan) {
+bool may_be_compared(plan::Plan& plan) {
   if (!plan.has_run || !chooses_by_time(plan)) return false;
-  if (plan.kernels.empty()) return true;
+  if (plan.kernels.empty()) return std::exchange(plan.repeats, true);
   return plan.compilation != nullptr && compilation_of(plan).job == nullptr &&
          plan.trial == nullptr;
 }
@@ -273,7 +273,7 @@ std::string kernels_problem() {
     job = jit::compile(codegen::host_preamble(), {{"acc_nothing", kNothing}});
   }
   while (!job->wait_for(kPatience)) {
-    if (runtime::interrupted()) return "the program was interrupted";
+    if (runtime::interrupted()) runtime::handle_signals();
   }
   return job->error();
 }

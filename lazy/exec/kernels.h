@@ -31,9 +31,9 @@ std::string kernel_name(const plan::Plan& plan, uint32_t kernel);
 // Whether all runs of the plan from now on go by this schedule, as far as can be told.
 bool is_settled(const plan::Plan& plan, const plan::Schedule& schedule);
 
-// Whether the plan is as it will stay, and may be compared with another form of it: it has run, its
+// Whether the plan is as it will stay, and may be compared with another form of it: it repeats, its
 // kernels are chosen, and nothing asks for bits that do not depend on time.
-bool may_be_compared(const plan::Plan& plan);
+bool may_be_compared(plan::Plan& plan);
 
 // Why this process has no generated kernels; "" where it makes some. May start the compiler.
 std::string kernels_problem();

@@ -19,6 +19,7 @@
 #include "lazy/passes/switches.h"
 #include "lazy/passes/transfers.h"
 #include "lazy/passes/widen.h"
+#include "lazy/plan/contest.h"
 #include "lazy/plan/plan.h"
 #include "lazy/plan/print.h"
 #include "lazy/plan/schedule.h"
@@ -65,7 +66,8 @@ uint64_t Plan::bytes() const {
   return sizeof(Plan) + graph.bytes() + program.bytes() +
          (unfused.steps.capacity() + fused.steps.capacity()) * sizeof(Step) +
          program.buffers.size() * 2 * (sizeof(Place) + sizeof(uint64_t)) +
-         graph.words.size() * kPreparedBytesPerWord;
+         graph.words.size() * kPreparedBytesPerWord +
+         (contest == nullptr ? 0 : contest->plain()->bytes());
 }
 
 std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::vector<bool> alive,

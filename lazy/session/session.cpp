@@ -139,7 +139,7 @@ static void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
   }
 }
 
-// What plans have captured takes memory of the host, too.
+// What plans have captured, or are compared with, takes memory of the host, too.
 void Session::count_captures(Device& device) {
   device.plans.measure(
       [](const Cached& plan) { return plan->bytes() + exec::captures_bytes(*plan); });
@@ -377,10 +377,11 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
     } else {
       Turn turn(work.plan, recorder.device());
       work.runs = turn.runs();
+      if (turn.begins()) count_captures(devices_[static_cast<size_t>(recorder.device())]);
       outcome = exec::run(*work.runs, recorder.device(), std::move(given), work.trace.values,
                           {std::move(work.trace.places), &record::short_source_text}, make_way,
                           may_begin);
-      if (outcome.error == nullptr && outcome.stopped == nullptr) turn.end();
+      turn.end(outcome.error == nullptr && outcome.stopped == nullptr);
     }
   } catch (...) {  // not by a step, whose errors are in the outcome
     poison_all(work.trace, std::current_exception(), undone_of(work.runs->program));

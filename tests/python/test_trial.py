@@ -112,13 +112,17 @@ def test_kernels_that_are_fast_stay(tmp_path):
     assert put_aside == [] and "slower" not in errors
 
 
-# A program of one plan, without kernels: a group norm, whose backward is made of two parts, which
-# the plan's plain form does not do. Either of these takes a while.
-NORM = """
+# A plan without kernels: a group norm, whose backward is made of two parts, which the plan's plain
+# form does not do. Either of these takes a while, or fails.
+GROUP_NORM = """
 import os, time, torchacc
 from torch._decomp.decompositions import native_group_norm_backward
+slow, fails = os.environ["SLOW"], []
 def backward(*args):
-    if all(args[-1]) == (os.environ["SLOW"] == "whole"):
+    whole = all(args[-1])
+    if whole and fails:
+        raise RuntimeError(fails.pop())
+    if whole == (slow == "whole"):
         time.sleep(0.05)
     return native_group_norm_backward(*args)
 library = torch.library.Library("aten", "IMPL")
@@ -128,29 +132,36 @@ x.requires_grad_()
 w, b = (torch.randn(6).to(DEVICE).requires_grad_() for _ in range(2))
 helpers.synchronize()
 made, steps = [], []
-for _ in range(30):
-    before = helpers.stats()
+def gradients():
     y = torch.nn.functional.group_norm(x, 3, w, b)
-    grads = torch.autograd.grad(y, (x, w, b), g)
+    return torch.autograd.grad(y, (x, w, b), g)
+def run(step=gradients):
+    before = helpers.stats()
+    grads = step()
     helpers.flush()
     steps.append(helpers.stats()["steps"] - before["steps"])
     made.append([t.cpu() for t in grads])
-close = all(torch.allclose(a, b, 1e-5, 1e-5) for grads in made for a, b in zip(grads, made[0]))
-put_aside = helpers.stats()["plans_put_aside"]
-print(json.dumps([steps, put_aside, close, str(torchacc.report())]))
+def tell():
+    pairs = [(a, b) for grads in made for a, b in zip(grads, made[0])]
+    close = all(torch.allclose(a, b, 1e-5, 1e-5) for a, b in pairs)
+    report = str(torchacc.report())
+    print(json.dumps([steps, helpers.stats()["plans_put_aside"], close, report]))
 """
+NORM = GROUP_NORM + "for _ in range(30): run()\ntell()"
+PARTS, WHOLE = 3, 2  # steps of the two forms
 
 
 def test_a_plan_slower_than_its_operators_is_put_aside_once(tmp_path):
     (steps, put_aside, close, report), errors = _run(
         tmp_path, GXX, NORM, ACC_SKIP_PASSES="fuse", SLOW="parts"
     )
-    # From the second run on in turn, ten times each.
-    assert steps == [3] + [3, 2] * 10 + [2] * 9
+    # From the third run on in turn, ten times each.
+    assert steps == [PARTS] * 2 + [PARTS, WHOLE] * 10 + [WHOLE] * 8
     assert put_aside == 1 and close
     assert re.search(r"slower than operators one by one\W+1\n", report)
-    told = [line for line in errors.splitlines() if "operators one by one, and runs so" in line]
-    assert len(told) == 1 and re.search(r"\[plan\] a step of 2 operators took [\d.]+ ms", told[0])
+    told = [line for line in errors.splitlines() if "is how it runs from now on" in line]
+    assert len(told) == 1
+    assert re.search(r"\[plan\] a step of 2 operators, .*<string>:\d+.* took [\d.]+ ms", told[0])
 
 
 @pytest.mark.parametrize("slow, deterministic", [("whole", "0"), ("parts", "1")])
@@ -158,9 +169,66 @@ def test_a_plan_that_is_fast_stays_and_so_does_one_whose_bits_must(tmp_path, slo
     (steps, put_aside, close, _), errors = _run(
         tmp_path, GXX, NORM, ACC_SKIP_PASSES="fuse", SLOW=slow, ACC_DETERMINISTIC=deterministic
     )
-    compared = [3, 2] * 3 if deterministic == "0" else []
-    assert steps == ([3] + compared + [3] * 29)[:30]
-    assert put_aside == 0 and close and "one by one" not in errors
+    compared = [PARTS, WHOLE] * 3 if deterministic == "0" else []
+    assert steps == ([PARTS] * 2 + compared + [PARTS] * 28)[:30]
+    assert put_aside == 0 and close and "[plan]" not in errors
+
+
+def test_a_plain_form_that_fails_is_not_tried_again(tmp_path):
+    body = """
+for _ in range(3): run()
+fails.append("no more of these")
+try:
+    run()
+except RuntimeError as error:
+    assert "no more of these" in str(error)
+for _ in range(26): run()
+tell()
+"""
+    (steps, put_aside, close, _), _ = _run(
+        tmp_path, GXX, GROUP_NORM + body, ACC_SKIP_PASSES="fuse", SLOW="parts"
+    )
+    assert steps == [PARTS] * 29 and put_aside == 0 and close
+
+
+def test_a_plan_that_is_made_again_meanwhile_begins_anew(tmp_path):
+    """Somebody keeps what it has not kept before."""
+    body = """
+kept = []
+def keeping():
+    y = torch.nn.functional.group_norm(x, 3, w, b)
+    kept.append(y)
+    return torch.autograd.grad(y, (x, w, b), g)
+for _ in range(6): run()
+for _ in range(24): run(keeping)
+assert all(torch.equal(y.cpu(), kept[0].cpu()) for y in kept)
+tell()
+"""
+    (steps, put_aside, close, _), _ = _run(
+        tmp_path, GXX, GROUP_NORM + body, ACC_SKIP_PASSES="fuse", SLOW="parts"
+    )
+    assert steps[:6] == [PARTS] * 2 + [PARTS, WHOLE] * 2
+    assert steps[-1] == WHOLE and put_aside == 1 and close
+
+
+@pytest.mark.parametrize("graphs", ["0", "1"])
+def test_captured_steps_and_captured_work_take_the_faster_form(tmp_path, graphs):
+    body = """
+step = torchacc.capture(gradients)
+for _ in range(40): run(step)
+assert step.replays == 37
+tell()
+"""
+    (steps, put_aside, close, _), errors = _run(
+        tmp_path,
+        GXX,
+        GROUP_NORM + body,
+        ACC_SKIP_PASSES="fuse",
+        ACC_HOST_GRAPHS=graphs,
+        SLOW="parts",
+    )
+    assert steps[0] == PARTS and steps[-10:] == [WHOLE] * 10
+    assert put_aside == 1 and close and errors.count("is how it runs from now on") == 1
 
 
 ALIKE = [

@@ -31,6 +31,7 @@
 #include "torchacc_device/csrc/debug_bindings.h"
 #include "torchacc_device/csrc/distributed_bindings.h"
 #include "torchacc_device/csrc/dlpack_bindings.h"
+#include "torchacc_device/csrc/guarded.h"
 #include "torchacc_device/csrc/locator.h"
 #include "torchacc_device/csrc/plan_bindings.h"
 #include "torchacc_device/csrc/runtime_bindings.h"
@@ -253,13 +254,8 @@ void bind_session(py::module_& m) {
         session::run_unfused();
       },
       "Plans have no generated kernels from now on, as with ACC_MODE=nofuse.");
-  m.def(
-      "kernels_problem",
-      [] {
-        py::gil_scoped_release release;
-        return session::kernels_problem();
-      },
-      "Why there are no generated kernels here; an empty text where there are.");
+  m.def("kernels_problem", bindings::unlocked(session::kernels_problem),
+        "Why there are no generated kernels here; an empty text where there are.");
   m.def("operators_with_formulas", &graph::operators_with_formulas,
         "The operators that generated kernels know.");
   m.def("forget_inferences", &record::forget_inferences);
