@@ -498,8 +498,18 @@ TIACC = (
     Row(
         "tiacc_training.calc.get_fused_optimizer", "(optimizer)", WORKS, "the same object, changed"
     ),
-    Row("tiacc_training.tensorflow.get_variable", "", NOT_OFFERED, _TENSORFLOW),
-    Row("tiacc_training.tensorflow.SparseTensor", "", NOT_OFFERED, _TENSORFLOW),
+    Row(
+        "tiacc_training.tensorflow.get_variable",
+        "",
+        NOT_OFFERED,
+        f"{_TENSORFLOW}: for PyTorch there is `torchacc.embedding.get_variable`",
+    ),
+    Row(
+        "tiacc_training.tensorflow.SparseTensor",
+        "",
+        NOT_OFFERED,
+        f"{_TENSORFLOW}: `torchacc.embedding` takes jagged tensors, or ids and offsets",
+    ),
 )
 _LAUNCH = ("--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port")
 TIACC_COMMANDS = (

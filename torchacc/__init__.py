@@ -11,7 +11,7 @@ __acc_front_end__ = True
 import torch  # noqa: F401  (first: the device's libraries link against torch's)
 
 import torchacc_device  # noqa: F401  (registers the device)
-from torchacc import amp, core, dist, import_utils, ops, syncfree, utils
+from torchacc import amp, core, dist, embedding, import_utils, ops, syncfree, utils
 from torchacc.accelerate import accelerate
 from torchacc.boundary import install_hooks as _install_hooks
 from torchacc.boundary import mark_step, sync
@@ -46,6 +46,7 @@ __all__ = [
     "core",
     "dist",
     "eager",
+    "embedding",
     "explain",
     "fetch_gradients",
     "get_global_context",
