@@ -1,5 +1,4 @@
 #include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
@@ -18,6 +17,7 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/on_device.h"
+#include "lazy/record/overlap.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
 
@@ -44,7 +44,7 @@ void record_copy(const at::Tensor& destination, const at::Tensor& source) {
 bool same_elements(const at::Tensor& a, const at::Tensor& b) {
   return a.is_alias_of(b) && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
          a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() &&
-         at::get_overlap_status(a, b) == at::MemOverlapStatus::Full;
+         record::overlap_status(a, b) == at::MemOverlapStatus::Full;
 }
 
 // From the host into a tensor that nothing can have touched yet: the copy waits for no work of the

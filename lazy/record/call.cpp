@@ -7,6 +7,7 @@
 
 #include "lazy/record/infer.h"
 #include "lazy/record/numbers.h"
+#include "lazy/record/overlap.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
 
@@ -46,8 +47,7 @@ bool overlap(const graph::Op& op, std::span<const Operand> operands) {
     }
     for (const Operand& other : operands) {
       if (&other == &written || !written.tensor->is_alias_of(*other.tensor)) continue;
-      const auto status = at::get_overlap_status(written.tensor->unsafeGetTensorImpl(),
-                                                 other.tensor->unsafeGetTensorImpl());
+      const auto status = overlap_status(*written.tensor, *other.tensor);
       if (status == at::MemOverlapStatus::Full && op.pointwise) continue;
       if (status != at::MemOverlapStatus::No) return true;
     }
