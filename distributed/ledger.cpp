@@ -16,6 +16,7 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
+#include "distributed/signs.h"
 #include "lazy/record/source.h"
 #include "lazy/record/watch.h"
 
@@ -37,6 +38,13 @@ constexpr auto kShare = std::chrono::microseconds(500);
 
 // Ranks of this process's groups, all of which may speak to one store.
 std::atomic<int> partners = 0;
+
+// The store answers all ranks: the more they are, the more seldom each speaks to it.
+int seldom() { return 1 + partners.load() / kOften; }
+// From one look at the others to the next, and from one sign of life to the next.
+milliseconds look_time() { return kTick * kLook * seldom(); }
+// How much later than that a living rank may give one, where many processes share the processors.
+constexpr auto kLate = std::chrono::seconds(1);
 
 Clock::duration quiet_time() { return std::max<Clock::duration>(partners.load() * kShare, kSoon); }
 
@@ -213,14 +221,17 @@ void Ledger::tick() {
     const std::lock_guard lock(mutex_);
     return recorded_;
   }();
-  // The store answers all ranks: the more they are, the more seldom each speaks to it.
-  const int seldom = 1 + partners.load() / kOften;
-  if (++ticks_ % seldom != 0) return;
+  const int share = seldom();
+  if (++ticks_ % share != 0) return;
+  if (Clock::now() >= next_sign_) {
+    next_sign_ = Clock::now() + look_time();
+    give_sign(*store_, rank_);
+  }
   publish();
   // Who records nothing new may be what others wait for.
   if (recorded == std::exchange(last_, recorded)) show();
   agree_on_skips();
-  if (ticks_ % (kLook * seldom) != 0 && !difference().has_value()) return;
+  if (ticks_ % (kLook * share) != 0 && !difference().has_value()) return;
   show();
   hear();
   if (!failure().empty()) return;
@@ -258,10 +269,14 @@ void Ledger::show() {
 std::optional<Ledger::Shown> Ledger::look(int rank) {
   const auto text = get(key("shown", static_cast<uint64_t>(rank)));
   if (!text.has_value()) return std::nullopt;
-  std::vector<uint64_t> hashes = numbers(first_line(*text));
+  return read(*text);
+}
+
+Ledger::Shown Ledger::read(const std::string& text) {
+  std::vector<uint64_t> hashes = numbers(first_line(text));
   const uint64_t newest = hashes.front();
   hashes.erase(hashes.begin());
-  return Shown{newest, std::move(hashes), behind_first_line(*text)};
+  return {newest, std::move(hashes), behind_first_line(text)};
 }
 
 // Whether all of `ranks` have shown that they have recorded so many. As many requests for many
@@ -428,16 +443,20 @@ void Ledger::agree_on_skips() {
 // What the other ranks that have not come so far are known to have recorded.
 std::string Ledger::others_at(uint64_t sequence) {
   std::string text;
+  const Texts all = of_ranks(*store_, "shown", size_);
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
-    const auto shown = look(rank);
+    const auto& told = all[static_cast<size_t>(rank)];
     const char* comma = text.empty() ? "" : ", ";
-    if (!shown.has_value()) {
+    if (!told.has_value()) {
       text += base::concat(comma, "rank ", rank, " has not told of any");
-    } else if (const auto different = first_difference(*shown)) {
+      continue;
+    }
+    const Shown shown = read(*told);
+    if (const auto different = first_difference(shown)) {
       differs(*different, rank);
-    } else if (shown->newest < sequence) {
-      text += base::concat(comma, "rank ", rank, " has told of ", shown->newest);
+    } else if (shown.newest < sequence) {
+      text += base::concat(comma, "rank ", rank, " has told of ", shown.newest);
       if (const auto why = get(key("error", static_cast<uint64_t>(rank)))) {
         text += base::concat(" (rank ", rank, " failed: ", *why, ")");
       }
@@ -630,6 +649,25 @@ void Ledger::wait_for_verdict() {
   }
 }
 
+// Which other ranks give no sign of life in the time of two. Called by the program's threads: the
+// one beside it goes on with this rank's own. Empty where it is known meanwhile what failed.
+std::string Ledger::silent_ranks() {
+  const auto signs = [this] {
+    return ask([this] {
+      hear();
+      return signs_of(*store_, size_);
+    });
+  };
+  const Texts before = signs();
+  const Clock::time_point limit = Clock::now() + 2 * look_time() + kLate;
+  for (;;) {
+    std::this_thread::sleep_for(look_time() / 4);
+    const std::string text = silent_between(before, signs(), rank_);
+    if (text.empty() || !failure().empty() || runtime::interrupted()) return "";
+    if (Clock::now() >= limit) return text;
+  }
+}
+
 std::string Ledger::explain(uint64_t sequence, const std::string& error) {
   if (store_ == nullptr) return "";
   std::string said;
@@ -646,10 +684,12 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
       return text;
     });
     wait_for_verdict();
+    const std::string silent = failure().empty() ? silent_ranks() : "";
     if (const std::string why = failure(); !why.empty()) return base::concat(" (", why, ")");
-    if (said.empty()) return "";
-    if (!others.empty()) {
-      said += ", and " + others;
+    if (said.empty()) return silent.empty() ? "" : base::concat(" (", silent, ")");
+    const char* both = others.empty() || silent.empty() ? "" : ", and ";
+    if (!others.empty() || !silent.empty()) {
+      said += base::concat(", and ", others, both, silent);
     } else if (size_ == 2) {
       said += base::concat(", with rank ", 1 - rank_);
     } else {

@@ -84,7 +84,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::string failure();
 
   // The collective of that number has failed with `error`: says what is known of the other ranks,
-  // which hear of it. May take a few seconds, until they have answered. 0: it is none of all ranks.
+  // and which of them give no sign of life; they hear of it. May take a few seconds, until they
+  // have answered, and longer in groups of many. 0: it is none of all ranks.
   std::string explain(uint64_t sequence, const std::string& error);
 
   // A collective of this rank has failed otherwise, and others wait for it.
@@ -132,6 +133,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::optional<std::string> get(const std::string& key);  // nothing where there is none
   void show();
   std::optional<Shown> look(int rank);
+  static Shown read(const std::string& text);
   bool have_recorded(const std::vector<int>& ranks, uint64_t count);
   std::optional<uint64_t> first_difference(const Shown& other);
   void differs(uint64_t sequence, int other);
@@ -152,6 +154,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::string text_of(uint64_t sequence);
   std::optional<Difference> difference();
   std::string others_at(uint64_t sequence);
+  std::string silent_ranks();
 
   static constexpr size_t kKept = 1024;
   static constexpr size_t kShown = 64;
@@ -169,6 +172,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   bool answered_ = false;
   int times_asked_ = 0;
   std::chrono::steady_clock::time_point next_tick_;
+  std::chrono::steady_clock::time_point next_sign_;
   bool skip_is_told_ = false;   // the first that is not agreed on
   std::vector<uint64_t> come_;  // per rank, the newest that it has shown
 

@@ -94,7 +94,7 @@ while looks < 12 and most <= 25:
             noting.news.wait_for(lambda: len(noting.asked) > seen)
             new, seen = noting.asked[seen:], len(noting.asked)
         for what, keys in new:
-            if what == "set":
+            if what == "set" and "alive" not in keys[0]:
                 is_shown, shown = True, shown + 1
                 most = max(most, shown)
             elif keys[0].endswith("failed"):
