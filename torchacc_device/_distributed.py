@@ -93,9 +93,8 @@ def _meet(
     """Waits for all ranks of a new group. Raises RuntimeError that names those that do not come."""
     names = list(global_ranks or range(size))
     store.set(f"here/{rank}", "1")
-    problem = wait_for_ranks(
-        store, {name: f"here/{other}" for other, name in enumerate(names)}, names[rank], timeout
-    )
+    places = {name: f"here/{other}" for other, name in enumerate(names)}
+    problem = wait_for_ranks(store, "here", places, names[rank], timeout)
     if problem:
         raise RuntimeError(
             f"[torch.distributed] a group of ranks {names} cannot be made: {problem}. All ranks "
@@ -103,17 +102,31 @@ def _meet(
         )
 
 
-def wait_for_ranks(store: dist.Store, places: dict[int, str], rank: int, timeout: timedelta) -> str:
-    """Waits until each rank has set its key of `places`; returns "" then, and else what is wrong.
+def meeting_keys(meeting: str) -> tuple[str, str]:
+    """Where the ranks of that meeting are counted, and what says that all of them have come."""
+    return f"{meeting}/count", f"{meeting}/all"
 
-    Where it is in vain the key of this `rank` is taken back: who comes later is not to meet a rank
-    that waits no longer.
+
+def wait_for_ranks(
+    store: dist.Store, meeting: str, places: dict[int, str], rank: int, timeout: timedelta
+) -> str:
+    """Waits until each rank has come, its key of `places` set; returns "" then, and else why not.
+
+    They are counted under `meeting`, which no other meeting is called: each asks the store the same
+    few times, however many they are. Only where it is in vain each rank's key is looked at, and the
+    one of this `rank` is taken back: who comes later is not to meet a rank that waits no longer.
     """
+    count, together = meeting_keys(meeting)
     try:
-        store.wait(list(places.values()), timeout)
+        if store.add(count, 1) == len(places):
+            store.set(together, "1")
+        store.wait([together], timeout)
     except RuntimeError as error:  # FileStore raises that, others a DistStoreError
         try:
             late = [other for other, place in places.items() if not store.check([place])]
+            if not late:  # the last one has come just now
+                return ""
+            store.add(count, -1)
             store.delete_key(places[rank])
         except RuntimeError:
             return f"the store where they meet does not answer ({error})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -295,6 +297,43 @@ def test_ranks_that_do_not_meet_are_named_whatever_the_store(tmp_path):
     for store, rank in ((first, 0), (second, 1)):  # the later does not meet who has given up
         with pytest.raises(RuntimeError, match=rf"0.2 s ranks \[{8 - rank}\] have not come"):
             _distributed._meet(store, rank, 2, timedelta(seconds=0.2), [7, 8])
+
+
+class Counting:
+    """A store that counts the keys it is asked for."""
+
+    def __init__(self) -> None:
+        self.store, self.asked, self.lock = dist.HashStore(), 0, threading.Lock()
+
+    def __getattr__(self, name: str):
+        def call(keys, *rest):
+            with self.lock:
+                self.asked += len(keys) if isinstance(keys, list) else 1
+            return getattr(self.store, name)(keys, *rest)
+
+        return call
+
+
+def meet_together(store: Counting, size: int) -> None:
+    with ThreadPoolExecutor(size) as pool:
+        limit = timedelta(seconds=60)
+        meet = functools.partial(_distributed._meet, timeout=limit, global_ranks=[])
+        list(pool.map(meet, [store] * size, range(size), [size] * size))
+
+
+@pytest.mark.parametrize("size", [2, 32])
+def test_each_rank_of_a_new_group_asks_for_as_many_keys_however_many_they_are(size):
+    store = Counting()
+    meet_together(store, size)
+    assert store.asked == 3 * size + 1  # each is there, is counted and waits; the last one tells
+
+
+def test_who_has_given_up_is_not_counted_when_all_come_later():
+    store = Counting()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"ranks \[1\] have not come"):
+            _distributed._meet(store, 0, 2, timedelta(seconds=0.2), [])
+    meet_together(store, 2)
 
 
 def test_ranks_whose_store_is_lost_while_they_meet_are_told():

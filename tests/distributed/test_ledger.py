@@ -103,3 +103,33 @@ report(most=most)
 """
     (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
     assert rank.reports["most"] > 25
+
+
+def test_a_rank_that_fails_asks_for_all_others_at_once():
+    """What they have recorded, and their signs of life; Gloo's groups are real ones here."""
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+SIZE = 16
+noting = Noting()
+def gloo(rank):
+    store = dist.PrefixStore("gloo", noting.store)
+    return dist.ProcessGroupGloo(store, rank, SIZE, timeout=timedelta(seconds=1))
+with ThreadPoolExecutor(SIZE) as pool:
+    transports = list(pool.map(gloo, range(SIZE)))
+groups = [
+    _C.ProcessGroupACC(transport, noting if rank == 0 else noting.store)
+    for rank, transport in enumerate(transports)
+]
+said = refused(lambda: all_reduce(groups[0])[1].sum().item())
+def asked(what):
+    keys = [keys for kind, keys in noting.asked if kind == "check" and what in keys[0]]
+    return dict(alone=len({each for each in keys if len(each) == 1}), most=max(map(len, keys)))
+report(said=said, shown=asked("shown"), alive=asked("alive"))
+"""
+    (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
+    reports = rank.reports
+    assert "rank 1 has not told of any, rank 2 has not told of any" in reports["said"]
+    assert "may have ended" not in reports["said"]
+    assert reports["alive"] == {"alone": 0, "most": 16}
+    assert reports["shown"]["most"] == 16  # some are missing, and are looked for then

@@ -19,7 +19,7 @@ from torchacc.device import device_type
 from torchacc.dist import mesh
 from torchacc.logger import logger
 from torchacc_device import _C, _patches
-from torchacc_device._distributed import wait_for_ranks
+from torchacc_device._distributed import meeting_keys, wait_for_ranks
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -244,13 +244,16 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
     store = dist.distributed_c10d._get_default_store()
     time = _met[ranks] = _met.get(ranks, 0) + 1
 
+    def meeting(time: int) -> str:
+        return f"rendezvous/{'-'.join(map(str, ranks))}/{time}"
+
     def place(rank: int, time: int) -> str:
-        return f"rendezvous/{'-'.join(map(str, ranks))}/{time}/{rank}"
+        return f"{meeting(time)}/{rank}"
 
     store.set(place(dist.get_rank(), time), pickle.dumps((tag, payload)))
     places = {rank: place(rank, time) for rank in ranks}
     timeout = default._get_backend(torch.device(device_type())).transport.options._timeout
-    problem = wait_for_ranks(store, places, dist.get_rank(), timeout)
+    problem = wait_for_ranks(store, meeting(time), places, dist.get_rank(), timeout)
     if problem:
         raise RuntimeError(
             f"[rendezvous] {tag!r} of ranks {list(ranks)}: {problem}. All have to come to the same "
@@ -259,6 +262,9 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
     found = [pickle.loads(store.get(name)) for name in places.values()]
     # All are here, so nobody reads any more what was brought to the meeting before.
     store.delete_key(place(dist.get_rank(), time - 1))
+    if dist.get_rank() == ranks[0]:
+        for key in meeting_keys(meeting(time - 1)):
+            store.delete_key(key)
     return found
 
 
