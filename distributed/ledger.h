@@ -80,6 +80,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // their devices, and not for their programs. Asks the store; where it is lost, it is so.
   bool everybody_has_come();
 
+  // What the collective of that number is, with its line.
+  std::string text_of(uint64_t sequence);
+
   // Why the group is of no more use; empty while it is.
   std::string failure();
 
@@ -151,7 +154,6 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::string unlike(const std::string& skip, uint64_t first);
   void agree_on_skips();
   void wait_for_agreement();
-  std::string text_of(uint64_t sequence);
   std::optional<Difference> difference();
   std::string others_at(uint64_t sequence);
   std::string silent_ranks();

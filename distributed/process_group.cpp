@@ -16,6 +16,7 @@
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/on_device.h"
+#include "distributed/behind.h"
 #include "distributed/groups.h"
 #include "distributed/transfer.h"
 #include "distributed/watch.h"
@@ -467,6 +468,7 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   check_count("send", "tensor", tensors.size(), 1);
   check_tensors("send", tensors);
   check_rank("send", to, size_);
+  const Behind behind(base::concat("send to rank ", to));
   const at::AutoDispatchBelowADInplaceOrView below;
   if (runtime::on_host() && to == rank_) {
     loopback_->send(tag, tensors[0].clone(at::MemoryFormat::Contiguous));
@@ -569,6 +571,7 @@ WorkPtr ProcessGroupACC::endCoalescing() {
 }
 
 WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
+  const Behind behind("barrier");
   session::flush(-1, record::FlushReason::kExplicit);
   c10d::BarrierOptions inner = opts;
   inner.device.reset();
@@ -592,6 +595,7 @@ WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
 }
 
 void ProcessGroupACC::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const Behind behind("monitored_barrier");
   session::flush(-1, record::FlushReason::kExplicit);
   transport_->monitoredBarrier(opts, wait_all_ranks);
 }
@@ -629,6 +633,7 @@ void ProcessGroupACC::abort() {
 
 // The others get what they still wait for, and the group ends whatever came of that.
 void ProcessGroupACC::shutdown() {
+  const Behind behind("the end of the group");
   stop_coalescing();
   try {
     session::flush(-1, record::FlushReason::kExplicit);

@@ -17,6 +17,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
+#include "distributed/behind.h"
 #include "distributed/ledger.h"
 
 namespace acc::distributed {
@@ -55,9 +56,15 @@ class Progress {
   // Returns when all of them were over. Throws what failed, and before that where the user asks to
   // stop or other ranks have failed.
   Clock::time_point wait(Ledger& ledger, uint64_t sequence) {
+    const Clock::time_point begin = Clock::now();
+    bool told = false;
     std::unique_lock lock(mutex_);
     while (!over_.wait_for(lock, kLookAtStop, [this] { return left_ == 0; })) {
       lock.unlock();
+      if (!told && waits_too_long(begin)) {
+        told = true;
+        tell_of_wait(ledger.text_of(sequence));
+      }
       if (runtime::interrupted()) give_up("interrupted while waiting for other processes.");
       if (const std::string why = ledger.failure(); !why.empty()) give_up(why);
       lock.lock();

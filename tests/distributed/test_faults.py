@@ -480,6 +480,43 @@ heard(other)
         assert "barrier" in rank["text"] and "all_reduce of 1000 Float" in rank["text"]
 
 
+def test_a_send_that_waits_for_a_collective_before_it_says_so_once():
+    """It runs over Gloo at once: the collective need not be over there."""
+    code = """
+import torchacc_device
+torchacc_device._C.tell_of_waits_after(0.5)
+def late():
+    for _ in range(2):
+        if RANK == 1:
+            time.sleep(2)
+        dist.all_reduce(x)
+        if RANK == 0:
+            dist.send(x, 1)
+        else:
+            dist.recv(x, 0)
+    if RANK == 1:
+        time.sleep(2)
+    dist.broadcast(x, 1)
+    dist.barrier()
+    report(value=x[0].item())
+heard(late)
+"""
+    first, second = run_to_end(BEGIN + code + END, 2, timeout=60)
+    assert first.reports["text"] == second.reports["text"] == ""
+    assert first.reports["value"] == second.reports["value"] == 6
+    told = re.findall(
+        r"\[torch.distributed\] (.*) at \S+:(\d+) in late has waited for 0.5 s: what this process "
+        r"has recorded before is finished first, and (.*) at \S+:(\d+) in late is not over",
+        first.stderr,
+    )
+    assert [(what, before) for what, _, before, _ in told] == [
+        ("send to rank 1", "all_reduce of 1000 Float (0)"),
+        ("barrier", "broadcast of 1000 Float (1)"),
+    ], first.stderr
+    assert [int(behind) - int(before) for _, behind, _, before in told] == [2, 1]
+    assert "has waited for" not in second.stderr
+
+
 def test_what_was_sent_arrives_though_the_sender_ends():
     code = """
 big = torch.ones(4_000_000, device=device)

@@ -2,6 +2,10 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+#include <cstdint>
+
+#include "distributed/behind.h"
 #include "distributed/process_group.h"
 #include "distributed/sends.h"
 #include "torchacc_device/csrc/guarded.h"
@@ -30,6 +34,14 @@ bool bind_distributed(py::module_& m) {
   m.def("wait_for_sends", guarded(&distributed::wait_for_sends),
         "Waits until the others have received what this process has sent and waited for, each "
         "group at most as long as its timeout. Raises what one failed with.");
+  m.def(
+      "tell_of_waits_after",
+      [](double seconds) {
+        distributed::tell_of_waits_after(
+            std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)));
+      },
+      py::arg("seconds"),
+      "For tests: after how long a send or barrier warns of the collective that it waits for.");
   return true;
 }
 
