@@ -446,6 +446,19 @@ def own() -> Iterator[Own]:
 
     yield Own("all_gather_into_tensor of a part of its output", in_place, torch.cat, 2)
 
+    def into_input(at: Any) -> Tensor:
+        parts = at(values(2 * WORLD, dtype=torch.float32))
+        mine = parts[2 * RANK : 2 * RANK + 2]
+        dist.reduce_scatter_tensor(mine, parts)
+        gathered = at(torch.zeros(2 * WORLD))
+        dist.all_gather_into_tensor(gathered, mine)
+        mine.copy_(at(values(2 * WORLD, dtype=torch.float32))[2 * RANK : 2 * RANK + 2])
+        torch.testing.assert_close(parts.cpu(), values(2 * WORLD, dtype=torch.float32))
+        return gathered
+
+    name = "reduce_scatter_tensor into a part of its input"
+    yield Own(name, into_input, lambda a: stacked(a).sum(0), 2 * WORLD)
+
 
 def compare(name: str, mine: list[Tensor], expected: list[Tensor]) -> str | None:
     for x, y in zip(mine, expected, strict=True):

@@ -166,7 +166,8 @@ dist.destroy_process_group()
 """
 
 
-def test_the_launchers_of_two_machines_start_one_training(tmp_path):
+@pytest.mark.parametrize("launcher", [TORCHRUN, TIACC])
+def test_the_launchers_of_two_machines_start_one_training(tmp_path, launcher):
     """On this one, whose devices both use."""
     (tmp_path / "nodes.py").write_text(NODES)
     options = ("--nnodes=2", "--nproc_per_node=2", "--master_addr=127.0.0.1")
@@ -175,7 +176,7 @@ def test_the_launchers_of_two_machines_start_one_training(tmp_path):
     def start(node: int) -> subprocess.CompletedProcess[str]:
         return launch(
             tmp_path,
-            *(*TORCHRUN, *options, port, f"--node_rank={node}", "nodes.py"),
+            *(*launcher, *options, port, f"--node_rank={node}", "nodes.py"),
             LIGHT_2D_ALLREDUCE="1",
             TORCH_DEVICE_BACKEND_AUTOLOAD="1",
         )
