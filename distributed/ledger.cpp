@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/base/stats.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
 #include "distributed/signs.h"
@@ -55,6 +56,9 @@ constexpr int kAsked = 40;
 constexpr auto kVerdict = std::chrono::seconds(6);
 // How often a thread that waits looks whether it is over, or the user has asked to stop.
 constexpr auto kPoll = milliseconds(20);
+
+// Counts what the program waits for beside the exchanges themselves.
+void count_wait(const char* why) { base::count_keyed("group_waits", why); }
 
 constexpr const char* kFailed = "failed";    // the reason, for all
 constexpr const char* kDiffers = "differs";  // a Difference
@@ -536,6 +540,7 @@ uint64_t Ledger::begin() {
   }
   if (wake) asked_.notify_one();
   if (compare) {
+    count_wait("a call is new");
     try {
       ask([this] {
         show();
@@ -644,6 +649,7 @@ std::string Ledger::text_of(uint64_t sequence) {
 // Where ranks differ, what they do is known soon.
 void Ledger::wait_for_verdict() {
   const Clock::time_point limit = Clock::now() + kVerdict;
+  if (difference().has_value()) count_wait("ranks differ");
   while (difference().has_value() && failure().empty() && Clock::now() < limit) {
     std::this_thread::sleep_for(kPoll);
   }
@@ -739,11 +745,12 @@ void Ledger::skip(uint64_t count, const std::string& why) {
 
 void Ledger::wait_for_agreement() {
   const Clock::time_point limit = Clock::now() + timeout_.load();
-  for (;;) {
+  for (bool counted = false;; counted = true) {
     {
       const std::lock_guard lock(mutex_);
       if (agreed_ == skips_.size() || !failure_.empty()) return;
     }
+    if (!counted) count_wait("a step was skipped");
     if (runtime::interrupted()) {
       C10_THROW_ERROR(DistBackendError,
                       "[torch.distributed] interrupted while waiting for other processes.");

@@ -209,7 +209,13 @@ def test_ranks_that_log_alone_in_the_middle_of_a_step_are_no_fault():
     code = (
         TRAIN.replace("{where}", "")
         + """
+import torchacc_device
+def waits():
+    counters = torchacc_device._C.stats().items()
+    return sum(count for name, count in counters if name.startswith("group_waits/"))
 for i in range(30):
+    if i == 4:  # the buckets are made anew behind the first step
+        met = waits()
     optimizer.zero_grad()
     y = model(torch.ones(4 + RANK, 8 , device=device))  # other lengths, other plans
     loss = y.square().mean()
@@ -221,15 +227,18 @@ for i in range(30):
     optimizer.step()
     if RANK == 0 and i % 5 == 0:
         loss.item()
+report(met=met, waits=waits() - met)
 same = [torch.empty_like(next(model.parameters())) for _ in range(WORLD)]
 dist.all_gather(same, next(model.parameters()).detach())
 report(equal=torch.equal(same[0], same[1]),
-       idle=__import__("torchacc_device")._C.stats()["flush_idle"])
+       idle=torchacc_device._C.stats()["flush_idle"])
 """
     )
     for rank in reduced(code):
         assert rank["equal"]
         assert rank["idle"] == 0
+        assert rank["met"] > 0, "calls that are new are compared before they begin"
+        assert rank["waits"] == 0, "and those that are known wait for nothing but the exchange"
 
 
 def test_a_process_that_sleeps_behind_a_collective_keeps_nobody_waiting():
