@@ -50,6 +50,39 @@ def test_buckets_travel_while_the_backward_goes_on(device):
         assert "under computation" in found["text"]
 
 
+CONVOLUTIONS = """
+from benchmarks.models import resnet18
+torch.manual_seed(0)
+generator = torch.Generator().manual_seed(RANK)
+images = torch.randn(4, 3, 32, 32, generator=generator).to(device)
+classes = torch.randint(10, (4,), generator=generator).to(device)
+model = DistributedDataParallel(resnet18(True).to(device), bucket_cap_mb=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+shares, exchanges = [], []
+for _ in range(STEPS):
+    before = torchacc.report()
+    optimizer.zero_grad()
+    cross_entropy(model(images), classes).backward()
+    optimizer.step()
+    step = torchacc.report(since=before)
+    shares.append(step.overlap())
+    exchanges.append(step.counters["transfers"])
+report(shares=shares, exchanges=exchanges)
+"""
+
+
+def test_buckets_of_a_residual_network_travel_while_the_backward_goes_on(device):
+    """The benchmark's resnet18_cifar with smaller batches, in DistributedDataParallel itself."""
+    imports = (
+        "import torchacc\nfrom torch.nn.functional import cross_entropy\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+    )
+    code = imports + GROUP + CONVOLUTIONS.replace("STEPS", str(STEPS)) + LEAVE
+    for found in (each.reports for each in run_ranks(code, 2)):
+        assert min(found["exchanges"][FIRST:]) >= 6, "several buckets in a step"
+        assert statistics.median(found["shares"][FIRST:]) >= 0.5, found["shares"]
+
+
 def test_without_the_pass_nothing_is_overlapped(device):
     """The same counters, where every exchange is over before the next operator."""
     for found in train(1 << 20, ACC_SKIP_PASSES="transfers"):
