@@ -166,6 +166,24 @@ def test_a_rank_that_is_killed_ends_the_others(where, ranks):
     assert time.monotonic() - began < 50
 
 
+def test_a_rank_that_is_only_slow_is_not_said_to_have_ended():
+    code = """
+dist.all_reduce(x)
+x.sum().item()
+if RANK == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if RANK == 2:
+    time.sleep(6)
+heard(lambda: (dist.all_reduce(x), x.sum().item()))
+"""
+    first, second, third = run_to_end(BEGIN + code + END, 3, timeout=60, check=False)
+    assert second.status == -9
+    for rank in (first, third):  # the slow one hears what the other was told
+        assert re.search(r"rank 2 has told of 1, and rank 1 may have ended", rank.reports["text"])
+        assert "rank 2 may have ended" not in rank.reports["text"]
+        assert rank.reports["seconds"] < 18
+
+
 def test_a_rank_that_fails_tells_the_others_at_once():
     """The first error is not that of a connection: somebody waits for a rank that gave up."""
     code = """
