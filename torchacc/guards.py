@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchacc.device import device_type
-from torchacc.reach import Reached, own_variables, reached
+from torchacc.reach import Reached, Variable, own_variables, reached
 from torchacc_device import _C, _boundary, _patches
 
 # Types whose values tell by == whether a setting changed; numbers of numpy are numbers, too.
@@ -149,21 +149,30 @@ class Guards:
     def _variables(self) -> Iterator[tuple[object, tuple[Any, ...], Any, str]]:
         """What the last recorded call could read: owner, path, value, description.
 
-        That are variables of the function and of the forward of modules that it called, but for
-        what the call set itself, and members of these modules that are on the CPU.
+        That are variables of the function and of the forward of modules that it called, and plain
+        values that these read of them by constants, but for what the call set itself, and members
+        of these modules that are on the CPU.
         """
-        for owner, key, value in own_variables(self._fn):
-            if (id(owner), key) not in self._written:
-                yield owner, (key,), value, f"the variable '{key}' of the function"
+        for each in own_variables(self._fn):
+            if self._may_stay(each):
+                text = f"the variable '{each.text}' of the function"
+                yield each.owner, each.path, each.value, text
         for module in list(self._called.values()):
             name = type(module).__name__
-            for owner, key, value in own_variables(module.forward):
-                if key != "training" and (id(owner), key) not in self._written:
-                    yield owner, (key,), value, f"'{key}' of a {name}"
+            for each in own_variables(module.forward):
+                if self._may_stay(each):
+                    yield each.owner, each.path, each.value, f"'{each.text}' of a {name}"
             for kind in ("parameter", "buffer"):
                 for key, member in _members(module, kind).items():
                     if _is_on_host(member):
                         yield module, (_MEMBERS[kind], key), member, f"{kind} '{key}' of a {name}"
+
+    def _may_stay(self, variable: Variable) -> bool:
+        """Whether the call did not set it. Of what is read of variables, plain values only."""
+        key, of_module = variable.path[-1], issubclass(type(variable.holder), nn.Module)
+        if (id(variable.holder), key) in self._written or (of_module and key == "training"):
+            return False
+        return len(variable.path) == 1 or _is_plain(variable.value)
 
     def _keep_variable(
         self, owner: object, path: tuple[Any, ...], value: Any, text: str, used: set[int]

@@ -74,6 +74,18 @@ std::string head_of(const Py_buffer& view) {
   return head;
 }
 
+// What an object has as its own attributes; none of what has none.
+py::object attributes_of(const py::object& object) {
+  if (PyType_Check(object.ptr())) {
+    return py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyTypeObject*>(object.ptr())->tp_dict);
+  }
+  auto attributes =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object.ptr(), nullptr));
+  if (!attributes) PyErr_Clear();
+  return attributes;
+}
+
 [[noreturn]] void fail_another(const std::string& text) {
   ACC_FAIL("[torchacc.capture] ", text,
            " is another object than at capture. Capture the step again.");
@@ -175,6 +187,9 @@ py::object Guards::member(const py::object& within, const Key& key) {
     if (value == nullptr) PyErr_Clear();
     return py::reinterpret_borrow<py::object>(value);
   }
+  if (!PyList_Check(container) && !PyTuple_Check(container)) {
+    return key.object ? member(attributes_of(within), key) : py::object();
+  }
   if (key.index < 0 || key.index >= length_of(within)) return {};
   return py::reinterpret_borrow<py::object>(PyList_Check(container)
                                                 ? PyList_GET_ITEM(container, key.index)
@@ -186,10 +201,7 @@ std::optional<py::object> Guards::now(const Within& owner) {
   if (PyDict_Check(owner.owner.ptr()) || PyCell_Check(owner.owner.ptr())) return owner.owner;
   const py::object object = referent(owner.owner);
   if (!object) return std::nullopt;
-  auto attributes =
-      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(object.ptr(), nullptr));
-  if (!attributes) PyErr_Clear();
-  return attributes;
+  return attributes_of(object);
 }
 
 size_t Guards::add(Within within, const void* key, size_t in) {

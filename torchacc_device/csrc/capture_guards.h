@@ -38,8 +38,9 @@ bool has_acc_storage(const at::Tensor& tensor);
 
 // Something is found in an owner by a path. The owner is a dict or a variable's cell, which are
 // held, or another object, which is not: then the path begins with an attribute. It goes on with
-// keys of dicts and indices of lists and tuples, whatever these are when it is looked for. Nothing
-// that is found is held but plain values, and where the object is gone, nothing is looked at.
+// keys of dicts, indices of lists and tuples and names of what other objects have as attributes of
+// their own, whatever these are when it is looked for. Nothing that is found is held but plain
+// values, and where the owner is gone, nothing is looked at.
 class Guards {
  public:
   // A tensor has to stay the very object that it is, with its storage and geometry (but one that is
@@ -82,7 +83,7 @@ class Guards {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
 
-  // In a dict, or in a list or tuple.
+  // In a dict or among attributes, or in a list or tuple.
   struct Key {
     pybind11::object object = {};
     Py_ssize_t index = -1;
