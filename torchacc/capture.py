@@ -229,21 +229,26 @@ class CapturedStep:
         except RuntimeError as error:
             # An operator that fails is no reason not to try again at the next call.
             if str(error).startswith("[torchacc.capture]"):
-                self._error = str(error)
-                self._step = _C.CapturedStep((), [])
+                self._fail(str(error))
             raise
         del tensors
         try:
             tensors = self._step.take_results()
             self._guards.keep(self._step)
         except BaseException as error:
-            self._error = f"[torchacc.capture] the step cannot be guarded: {error}"
-            self._step = _C.CapturedStep((), [])
+            self._fail(f"[torchacc.capture] the step cannot be guarded: {error}")
             raise
         self._guards.forget()
         self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
         self._ready = True
         return self._rebuilt(leaves, tensors)
+
+    def _fail(self, text: str) -> None:
+        """All later calls raise this; nothing of the step is kept."""
+        self._error = text
+        self._step = _C.CapturedStep((), [])
+        self._results = None
+        self._guards.forget()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call where nothing is recorded: with the arguments and the results of the others."""

@@ -352,7 +352,7 @@ class Guards:
         for parameter, state in list(attributes["state"].items()):
             if not isinstance(state, dict):
                 continue
-            for key, value in state.items():
+            for key, value in list(state.items()):
                 if not isinstance(value, torch.Tensor):
                     continue
                 path, text = ("state", parameter, key), f"state '{key}' of {name}"
@@ -400,7 +400,7 @@ def _is_plain_tensor(value: Any) -> bool:
     kind = type(value)
     if kind is not torch.Tensor and not issubclass(kind, nn.Parameter):
         return False
-    return not is_lazy(value)
+    return not is_lazy(value) and not value.is_nested
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
@@ -425,7 +425,8 @@ def _entries(path: tuple[Any, ...], value: Any) -> list[tuple[tuple[Any, ...], A
     if len(value) > _MOST_ENTRIES:
         return None
     if issubclass(kind, dict):
-        return [((*path, key), each) for key, each in dict.items(value) if _is_plain(key)]
+        found = list(dict.items(value))  # another thread may add to it meanwhile
+        return [((*path, key), each) for key, each in found if _is_plain(key)]
     return [((*path, index), each) for index, each in enumerate(value)]
 
 

@@ -316,6 +316,16 @@ def test_sparse_tensors_on_the_cpu_are_left_alone() -> None:
     assert step(x).tolist() == [3.0, 3.0]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_on_the_cpu_are_left_alone() -> None:
+    """Those of layout strided have no size, and one that nobody uses is met all the same."""
+    x = torch.ones(2, device=ACC)
+    known = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    step = captured(lambda x: x * known.size(0), x)
+    known = torch.nested.nested_tensor([torch.ones(2), torch.ones(4)])
+    assert step(x).tolist() == [2.0, 2.0]
+
+
 def test_arrays_that_the_function_knows() -> None:
     x = torch.ones(2, device=ACC)
     weights = np.array([1.0, 2.0], dtype=np.float32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,7 @@ from tests.python.captured import (
     refused,
     sgd,
 )
+from torchacc.guards import Guards
 from torchacc_device import _C
 
 pytestmark = [
@@ -730,3 +733,39 @@ def test_out_of_memory_in_a_replay() -> None:
     assert kept["product"][0, 0].item() == 9 * 256
     assert step(x).item() == 256.0**3
     assert total.tolist() == [6.0, 6.0]
+
+
+def test_what_cannot_be_captured_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the step, nor what its variables were."""
+
+    class Number(float):
+        """One that can be referred to weakly."""
+
+    made = []
+
+    def keep_and_fail(guards: Guards, step: Any) -> None:
+        original(guards, step)
+        made.append(weakref.ref(step))
+        raise RuntimeError("no")
+
+    original = Guards.keep
+    monkeypatch.setattr(Guards, "keep", keep_and_fail)
+    x = torch.ones(3, device=ACC)
+    scale: Any = Number(2.0)
+    known = weakref.ref(scale)
+    unguarded = torchacc.capture(lambda x: x * scale)
+    reading = torchacc.capture(lambda x: (x * scale).sum().item())
+    for step, text in (
+        (unguarded, "the step cannot be guarded: no"),
+        (reading, "reads a tensor on the"),
+    ):
+        for _ in range(2):
+            step(x)
+        with pytest.raises(RuntimeError):
+            step(x)
+        with pytest.raises(RuntimeError, match=text):
+            step(x)
+    scale = None
+    gc.collect()
+    assert len(made) == 1 and made[0]() is None
+    assert known() is None

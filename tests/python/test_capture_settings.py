@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -284,4 +284,21 @@ def test_objects_with_settings_are_not_held() -> None:
     args = Noted(alpha=3.0)
     assert gone == [2.0]
     with pytest.raises(RuntimeError, match=r"'args\.alpha' of the function is 3\.0 and was 2\.0"):
+        step(x)
+
+
+def test_dicts_that_another_thread_adds_to() -> None:
+    """In between two entries, for which a key does it here."""
+
+    class Key(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            table[len(table)] = 0
+            return super().__iter__()
+
+    x = ones()
+    table: dict[Any, int] = {Key((1,)): 1, "scale": 2}
+    step = captured(lambda x: x * table["scale"], x)
+    assert len(table) > 2
+    table["scale"] = 3
+    with pytest.raises(RuntimeError, match=r"'table\['scale'\]' of the function is 3 and was 2"):
         step(x)
