@@ -210,7 +210,8 @@ class Guards:
         elif _is_array(value) or value.device.type == "cpu":
             step.keep_contents(owner, path, text)
         else:
-            return step.keep_variable(owner, path, value, text)
+            # Another view of its memory is as good, but not one that is to get a gradient.
+            return step.keep_variable(owner, path, value, text, self._said_by_others(value))
         return True
 
     def _keep_tensors(
@@ -372,7 +373,8 @@ class Guards:
             else:
                 self._step.keep(optimizer, path, value, text)
         elif isinstance(value, (int, float)) or _is_plain(value):
-            self._step.keep_value(optimizer, path, text)
+            # lr=1 and lr=1.0 are the same to an optimizer.
+            self._step.keep_value(optimizer, path, text, exact=False)
         elif isinstance(value, (list, tuple)):
             self._step.keep_length(optimizer, path, f"the entries of {text}")
             for index, each in enumerate(value):

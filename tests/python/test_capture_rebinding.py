@@ -124,6 +124,19 @@ def test_tensors_that_variables_name_while_the_old_ones_live() -> None:
         step(x)
 
 
+def test_tensors_in_the_place_of_others_that_require_gradients() -> None:
+    """The same memory, but replays compute no gradient for it."""
+    x = torch.ones(3, device=ACC)
+    mask = torch.ones(3, device=ACC)
+    step = captured(lambda x: x * mask, x)
+    first, mask = mask, mask.detach()
+    step(x)
+    for other in (mask.detach().requires_grad_(), first.requires_grad_()):
+        mask = other
+        with pytest.raises(RuntimeError, match=r"requires_grad of the variable 'mask' .* is True"):
+            step(x)
+
+
 def test_entries_that_are_added() -> None:
     """Where all of a container is used, more of it would be."""
     nets, x = [nn.Linear(4, 4).to(ACC) for _ in range(2)], ones()
@@ -178,6 +191,22 @@ def test_parameters_can_be_swapped() -> None:
     torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(4, 4, device=ACC)))
     with pytest.raises(RuntimeError, match="parameter 'weight' of a Linear has another storage"):
         step(x)
+
+
+def test_parameters_that_are_trained_cannot_be_swapped() -> None:
+    """As long as the step is there, which refers weakly to what it writes."""
+    trained, x, y = Trained(make_mlp(), sgd), *(b.to(ACC) for b in batches(1, 5, 8)[0])
+    step = captured(trained.step, x, y)
+    weight = trained.model[0].weight
+    other = nn.Parameter(torch.ones_like(weight))
+    with pytest.raises(RuntimeError, match="weakrefs"):
+        torch.utils.swap_tensors(weight, other)
+    step(x, y)
+    assert step.replays == 2
+    del step
+    gc.collect()
+    torch.utils.swap_tensors(weight, other)
+    assert weight.equal(torch.ones_like(weight))
 
 
 def test_loops_that_rebind_what_the_step_does_not_use() -> None:

@@ -8,12 +8,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import torchacc
-from tests.python.captured import ACC
+from tests.python.captured import ACC, Trained, batches, make_mlp
 from torchacc_device import _C
 
 pytestmark = [
@@ -124,8 +125,8 @@ def aliased_around(x: torch.Tensor) -> torch.Tensor:
         (
             lambda: {"alpha": 2.0},
             lambda x: x * ARGS.get("alpha", 1),
-            lambda: ARGS.update(alpha=3.0),
-            r"ARGS\['alpha'\]' of the function is 3\.0 and was 2\.0",
+            lambda: ARGS.clear(),
+            r"ARGS\['alpha'\]' of the function is gone",
         ),
         (
             lambda: Entries(alpha=2.0),
@@ -285,6 +286,9 @@ def test_objects_with_settings_are_not_held() -> None:
     assert gone == [2.0]
     with pytest.raises(RuntimeError, match=r"'args\.alpha' of the function is 3\.0 and was 2\.0"):
         step(x)
+    args = None
+    with pytest.raises(RuntimeError, match=r"'args\.alpha' of the function is gone from where"):
+        step(x)
 
 
 def test_dicts_that_another_thread_adds_to() -> None:
@@ -302,3 +306,85 @@ def test_dicts_that_another_thread_adds_to() -> None:
     table["scale"] = 3
     with pytest.raises(RuntimeError, match=r"'table\['scale'\]' of the function is 3 and was 2"):
         step(x)
+
+
+# --- types and messages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("was", "now"), [(2, 2.0), (True, 1), ((1, (2, 0)), (1, (2, False))), (2.0, np.float64(2.0))]
+)
+def test_settings_of_another_type_that_are_equal(was: Any, now: Any) -> None:
+    """They may compute results of another dtype."""
+    x, setting = ones(), was
+    step = captured(lambda x: x * (2 if setting == was else 3), x)
+    setting = now
+    with pytest.raises(RuntimeError, match="the variable 'setting' of the function is "):
+        step(x)
+    setting = was
+    step(x)
+
+
+def test_settings_of_optimizers_that_are_equal() -> None:
+    """A scheduler turns a learning rate of 1 into 1.0."""
+    trained = Trained(make_mlp(), lambda parameters: torch.optim.SGD(parameters, lr=1))
+    x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
+    step = captured(trained.step, x, y)
+    trained.optimizer.param_groups[0]["lr"] = 1.0
+    step(x, y)
+    trained.optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(RuntimeError, match=r"'lr' of SGD is 0\.5 and was 1 .* Make it a tensor on"):
+        step(x, y)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "advice"),
+    [
+        (2.0, 3.0, "Make it a tensor on acc if it is to change"),
+        (np.float32(2.0), 3.0, "Make it a tensor on acc if it is to change"),
+        (torch.ones(1), torch.zeros(1), "Make it a tensor on acc if it is to change"),
+        (np.ones(1), np.zeros(1), "Make it a tensor on acc if it is to change"),
+        ("mean", "sum", "Capture one step for each value"),
+        (None, 2.0, "Capture one step for each value"),
+        (False, True, "Capture one step for each value"),
+        (torch.device("cpu"), torch.device(ACC), "Capture one step for each value"),
+    ],
+)
+def test_what_to_do_about_settings_that_change(was: Any, now: Any, advice: str) -> None:
+    x, setting = ones(), was
+    step = captured(lambda x: x * (2 if setting is was else 3), x)
+    setting = now
+    with pytest.raises(RuntimeError, match=rf"'setting' of the function is .*\. {advice}, or cap"):
+        step(x)
+
+
+def test_what_to_do_about_modes_that_change() -> None:
+    drop, x = nn.Dropout(0.25), ones()
+    step = captured(lambda x: drop(x), x)
+    drop.eval()
+    with pytest.raises(RuntimeError, match=r"False and was True .* Capture one step for each val"):
+        step(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: 2.0, lambda: np.ones(1), lambda: torch.tensor(2.0), lambda: torch.ones(1, device=ACC)],
+)
+def test_variables_that_are_deleted(make: Callable[[], Any]) -> None:
+    x, was = ones(), make()
+
+    class Scaling:
+        def __init__(self) -> None:
+            self.scale = was
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            scale = self.scale
+            return x * (scale if isinstance(scale, (float, torch.Tensor)) else 1)
+
+    trainer = Scaling()
+    step = captured(trainer.step, x)
+    del trainer.scale
+    with pytest.raises(RuntimeError, match=r"'scale' of the function is gone from .* Put it back"):
+        step(x)
+    trainer.scale = was
+    step(x)

@@ -94,9 +94,9 @@ class PyStep {
 
   // The same for a variable: not where the step makes what it holds, which may be elsewhere then.
   bool keep_variable(const py::object& owner, const py::tuple& path, const at::Tensor& tensor,
-                     const std::string& text) {
+                     const std::string& text, std::optional<bool> requires_grad) {
     if (!has_acc_storage(tensor) || !step_.touches(tensor).reads) return false;
-    guards_.keep_tensor(owner, path, text, std::nullopt, !tensor.requires_grad());
+    guards_.keep_tensor(owner, path, text, requires_grad, !tensor.requires_grad());
     return true;
   }
 
@@ -387,10 +387,12 @@ void bind_capture(py::module_& m) {
            "variable's cell or an object, whose attribute the path begins with.")
       .def("keep_variable",
            guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
-                      const at::Tensor& tensor, const std::string& text) {
-             return self.keep_variable(owner, path, tensor, text);
+                      const at::Tensor& tensor, const std::string& text,
+                      std::optional<bool> requires_grad) {
+             return self.keep_variable(owner, path, tensor, text, requires_grad);
            }),
            py::arg("owner"), py::arg("path"), py::arg("tensor"), py::arg("text"),
+           py::arg("requires_grad"),
            "The same for one that the step reads, or another view of the same memory in its place; "
            "False if it does not read it.")
       .def("keep_wrapper",
@@ -416,9 +418,10 @@ void bind_capture(py::module_& m) {
           "place is replaced by it.")
       .def("keep_value",
            guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
-                      const std::string& text) { self.guards().keep_value(owner, path, text); }),
-           py::arg("owner"), py::arg("path"), py::arg("text"),
-           "What is found there is a plain value and has to stay equal.")
+                      const std::string& text,
+                      bool exact) { self.guards().keep_value(owner, path, text, exact); }),
+           py::arg("owner"), py::arg("path"), py::arg("text"), py::arg("exact") = true,
+           "What is found there is a plain value and has to stay equal, and of its type if exact.")
       .def("keep_object",
            guarded([](PyStep& self, const py::object& owner, const py::tuple& path,
                       const std::string& text) { self.guards().keep_object(owner, path, text); }),

@@ -86,15 +86,40 @@ py::object attributes_of(const py::object& object) {
   return attributes;
 }
 
-[[noreturn]] void fail_another(const std::string& text) {
-  ACC_FAIL("[torchacc.capture] ", text,
-           " is another object than at capture. Capture the step again.");
+// Whether plain values and what is in tuples of them are of the same types.
+bool are_of_one_type(py::handle a, py::handle b) {
+  if (Py_TYPE(a.ptr()) != Py_TYPE(b.ptr())) return false;
+  if (!PyTuple_Check(a.ptr())) return true;
+  const Py_ssize_t size = PyTuple_GET_SIZE(a.ptr());
+  if (PyTuple_GET_SIZE(b.ptr()) != size) return false;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    if (!are_of_one_type(PyTuple_GET_ITEM(a.ptr(), i), PyTuple_GET_ITEM(b.ptr(), i))) return false;
+  }
+  return true;
 }
 
-[[noreturn]] void fail_changed(const std::string& text, py::handle is, const std::string& was) {
-  ACC_FAIL("[torchacc.capture] ", text, " is ", is ? text_of(is) : "gone", " and was ", was,
-           " at capture, which a replay does not see. Make it a tensor on acc if it is to change, "
-           "or capture the step again.");
+// A number that can change as a tensor does; not what decides, or a member of an enum.
+bool is_number(py::handle value) {
+  PyObject* object = value.ptr();
+  return PyLong_Check(object) ? PyLong_CheckExact(object) : PyNumber_Check(object) != 0;
+}
+
+// `value` is nothing where it was found.
+[[noreturn]] void fail_another(const std::string& text, const py::object& value) {
+  ACC_FAIL("[torchacc.capture] ", text,
+           value ? " is another object than at capture."
+                 : " is gone from where it was at capture. Put it back there, or",
+           value ? " Capture" : " capture", " the step again.");
+}
+
+// `can_be_tensor`: what it was, with another value each time.
+[[noreturn]] void fail_changed(const std::string& text, const py::object& is,
+                               const std::string& was, bool can_be_tensor) {
+  if (!is) fail_another(text, is);
+  ACC_FAIL("[torchacc.capture] ", text, " is ", text_of(is), " and was ", was,
+           " at capture, which a replay does not see. ",
+           can_be_tensor ? "Make it a tensor on acc if it is to change, or capture the step again."
+                         : "Capture one step for each value, or capture the step again.");
 }
 
 }  // namespace
@@ -244,9 +269,10 @@ void Guards::keep_tensor(const py::object& owner, const py::tuple& path, const s
       {std::move(found->first), found->second.ptr(), place_of(tensor, requires_grad), or_alike});
 }
 
-void Guards::keep_value(const py::object& owner, const py::tuple& path, const std::string& text) {
+void Guards::keep_value(const py::object& owner, const py::tuple& path, const std::string& text,
+                        bool exact) {
   if (auto found = find(owner, path, text)) {
-    values_.push_back({std::move(found->first), std::move(found->second)});
+    values_.push_back({std::move(found->first), std::move(found->second), exact});
   }
 }
 
@@ -344,7 +370,9 @@ void Guards::check() {
     const py::object object = referent(kept.weak);
     if (!object) continue;
     const py::object answer = object.attr(kept.name);
-    if (!are_equal(kept.value, answer)) fail_changed(kept.text, answer, text_of(kept.value));
+    if (!are_equal(kept.value, answer)) {
+      fail_changed(kept.text, answer, text_of(kept.value), /*can_be_tensor=*/false);
+    }
   }
   for (const KeptPlace& kept : places_) {
     if (auto impl = kept.tensor.lock()) {
@@ -385,33 +413,34 @@ void Guards::check_tensor(const KeptTensor& kept, const py::object& value) {
         kept.or_alike && value && THPVariable_Check(value.ptr()) &&
         has_acc_storage(THPVariable_Unpack(value.ptr())) &&
         THPVariable_Unpack(value.ptr()).storage().unsafeGetStorageImpl() == kept.place.storage;
-    if (!alike) fail_another(kept.text);
+    if (!alike) fail_another(kept.text, value);
   }
   check_place(THPVariable_Unpack(value.ptr()), kept.place, kept.text);
 }
 
 void Guards::check_object(const KeptObject& kept, const py::object& value) {
   if (kept.tensor != nullptr) {
-    if (value.ptr() != kept.tensor) fail_another(kept.text);
+    if (value.ptr() != kept.tensor) fail_another(kept.text, value);
     return;
   }
   const bool none = kept.weak.is_none();
-  if (!value || !value.is(none ? kept.weak : referent(kept.weak))) fail_another(kept.text);
+  if (!value || !value.is(none ? kept.weak : referent(kept.weak))) fail_another(kept.text, value);
 }
 
 void Guards::check_length(const KeptLength& kept, const py::object& value) {
   const Py_ssize_t length = length_of(value);
-  if (length < 0) fail_another(kept.text);
+  if (length < 0) fail_another(kept.text, value);
   ACC_CHECK(length == kept.length, "[torchacc.capture] ", kept.text, " have ", length,
             " entries and had ", kept.length, " at capture. Capture the step again.");
 }
 
 void Guards::check_value(const KeptValue& kept, const py::object& value) {
   if (value.is(kept.value)) return;
-  if (!value) fail_another(kept.text);
-  if (THPVariable_Check(value.ptr()) || !are_equal(kept.value, value)) {
-    fail_changed(kept.text, value, text_of(kept.value));
+  if (value && !THPVariable_Check(value.ptr()) && are_equal(kept.value, value) &&
+      (!kept.exact || are_of_one_type(kept.value, value))) {
+    return;
   }
+  fail_changed(kept.text, value, text_of(kept.value), is_number(kept.value));
 }
 
 void Guards::check_contents(KeptContents& kept, const py::object& value) {
@@ -419,25 +448,26 @@ void Guards::check_contents(KeptContents& kept, const py::object& value) {
     if (value && py::type::handle_of(value).is(kept.is) && holds(value.ptr(), *kept.contents)) {
       return;
     }
-    fail_changed(kept.text, value, kept.was_text);
+    fail_changed(kept.text, value, kept.was_text, /*can_be_tensor=*/true);
   }
   if (kept.is) {
-    if (!value || !value.is(referent(kept.is))) fail_another(kept.text);
+    if (!value || !value.is(referent(kept.is))) fail_another(kept.text, value);
     return;
   }
   const bool same = is_one(value, kept.tensor);
   if (!same && (!value || !THPVariable_Check(value.ptr()))) {
     if (kept.was.defined()) {
       fail_changed(kept.text, value,
-                   text_of(py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was))));
+                   text_of(py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was))),
+                   /*can_be_tensor=*/true);
     }
-    fail_another(kept.text);
+    fail_another(kept.text, value);
   }
   const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
   const bool unwritten = same && !tensor.is_inference() && version_of(tensor) == kept.version &&
                          tensor.const_data_ptr() == kept.data;
   if (!kept.was.defined()) {
-    if (!same) fail_another(kept.text);
+    if (!same) fail_another(kept.text, value);
     ACC_CHECK(unwritten || tensor.is_inference(), "[torchacc.capture] ", kept.text,
               " was written since the capture, and with ", tensor.nbytes(),
               " bytes it is too large to be compared. Pass it as an argument, make it a tensor on "
@@ -447,7 +477,8 @@ void Guards::check_contents(KeptContents& kept, const py::object& value) {
   if (unwritten && kept.was.nbytes() > kFewBytes) return;
   if (!hold_the_same(tensor, kept.was)) {
     fail_changed(kept.text, value,
-                 text_of(py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was))));
+                 text_of(py::reinterpret_steal<py::object>(THPVariable_Wrap(kept.was))),
+                 /*can_be_tensor=*/true);
   }
   kept.tensor = WeakTensor(tensor.getIntrusivePtr());
   kept.version = version_of(tensor);

@@ -44,13 +44,13 @@ bool has_acc_storage(const at::Tensor& tensor);
 class Guards {
  public:
   // A tensor has to stay the very object that it is, with its storage and geometry (but one that is
-  // made of others, which has none), and to want a gradient, or not, as is said. `or_alike`: also
-  // another one there that wants none.
+  // made of others, which has none), and to want a gradient, or not, as is said. `or_alike`: or
+  // another one there.
   void keep_tensor(const pybind11::object& owner, const pybind11::tuple& path,
                    const std::string& text, std::optional<bool> requires_grad, bool or_alike);
-  // A plain value has to stay equal.
+  // A plain value has to stay equal and, if `exact`, of its type (so in tuples of such).
   void keep_value(const pybind11::object& owner, const pybind11::tuple& path,
-                  const std::string& text);
+                  const std::string& text, bool exact);
   // An object has to stay the very one; so does None.
   void keep_object(const pybind11::object& owner, const pybind11::tuple& path,
                    const std::string& text);
@@ -87,9 +87,10 @@ class Guards {
   struct Key {
     pybind11::object object = {};
     Py_ssize_t index = -1;
-    // An optimizer's state is known by its parameters. These are known by their addresses, since
-    // torch swaps no tensors (`Module.to`) that something refers to weakly: whatever is there later
-    // has to be in the storage that the step knows.
+    // An optimizer's state is known by its parameters, and these by their addresses: whatever is
+    // there later has to be in the storage that the step knows. torch swaps no tensors (`Module.to`
+    // may, `swap_tensors`) that something refers to weakly, as the step does to those that it
+    // writes, to count that, and to those that it leaves gradients on.
     const PyObject* tensor = nullptr;
     mutable Py_ssize_t position = 0;  // in the dict, as PyDict_Next counts
   };
@@ -118,6 +119,7 @@ class Guards {
   };
   struct KeptValue : Kept {
     pybind11::object value;
+    bool exact;
   };
   struct KeptObject : Kept {
     pybind11::object weak;  // or None, or nothing:
