@@ -61,20 +61,20 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
       object (the probability of a dropout, the momentum of a batch norm), globals and those around
       it. Numbers, texts, devices, members of enums, None and tuples of these have to stay equal and
       of their type, and modules, optimizers and acc tensors the same, be they in lists, tuples or
-      dicts of up to 1000 entries. So have the numbers, texts and so on that the code reads of a
-      variable by names and keys that it spells out: `args.lr`, `cfg["lr"]`, `cfg.get("lr")`,
-      `self.cfg.optim.lr`, `nets[0].p`, also by a local name that is set once (`cfg = self.cfg`), in
-      objects that have them as their own attributes, dicts, lists, classes and Python modules of
-      the program. Other entries of such a dict may change. Tensors on the CPU, also in a module
-      that is called, and arrays of numpy are constants of the step: up to 1 MiB (a container with
-      all in it) they have to hold the same numbers, and a larger one has to stay the same, a tensor
-      without a write that autograd counts; those in a larger container are not looked at. But not
-      what `fn` sets itself, nor what changed between the last two recorded calls, as a counter
-      does: these computed the same. Not noticed is what is read by functions that are no methods of
-      the object, by names that are computed (`getattr(args, name)`, `cfg[key]`, a loop over
-      `cfg.items()`), or of objects that keep it elsewhere (in slots, behind properties and
-      `__getitem__` of their own, on their class), nor an attribute or entry that was not there at
-      capture.
+      dicts of up to 1000 entries. So have the numbers, texts, tensors and arrays that the code
+      reads of a variable by names and keys that it spells out: `args.lr`, `cfg["lr"]`,
+      `cfg.get("lr")`, `self.cfg.optim.lr`, `nets[0].p`, also by a local name that is set once (`cfg
+      = self.cfg`), in objects that have them as their own attributes, dicts, lists, classes and
+      Python modules of the program. Other entries of such a dict may change. Tensors on the CPU,
+      also in a module that is called, and arrays of numpy are constants of the step: up to 1 MiB (a
+      container with all in it) they have to hold the same numbers, and a larger one has to stay the
+      same, a tensor without a write that autograd counts; those in a larger container are not
+      looked at. But not what `fn` sets itself, nor what changed between the last two recorded
+      calls, as a counter does: these computed the same. Not noticed is what is read by functions
+      that are no methods of the object, by names that are computed (`getattr(args, name)`,
+      `cfg[key]`, a loop over `cfg.items()`), or of objects that keep it elsewhere (in slots, behind
+      properties and `__getitem__` of their own, on their class), nor an attribute or entry that was
+      not there at capture.
     * So have the settings of PyTorch that change what operators compute, such as deterministic
       algorithms, flushing of denormals, the number of threads of the thread that calls, or the
       default dtype.

@@ -150,8 +150,8 @@ class Guards:
         """What the last recorded call could read: owner, path, value, description.
 
         That are variables of the function and of the forward of modules that it called, and plain
-        values that these read of them by constants, but for what the call set itself, and members
-        of these modules that are on the CPU.
+        values, tensors and arrays that these read of them by constants, but for what the call set
+        itself, and members of these modules that are on the CPU.
         """
         for each in own_variables(self._fn):
             if self._may_stay(each):
@@ -168,11 +168,15 @@ class Guards:
                         yield module, (_MEMBERS[kind], key), member, f"{kind} '{key}' of a {name}"
 
     def _may_stay(self, variable: Variable) -> bool:
-        """Whether the call did not set it. Of what is read of variables, plain values only."""
+        """Whether the call did not set it. Of what is read of others, plain values and tensors."""
         key, of_module = variable.path[-1], issubclass(type(variable.holder), nn.Module)
         if (id(variable.holder), key) in self._written or (of_module and key == "training"):
             return False
-        return len(variable.path) == 1 or _is_plain(variable.value)
+        value = variable.value
+        if len(variable.path) == 1 or _is_plain(value):
+            return True
+        # Those in variables that are lists, tuples and dicts are found without being named.
+        return variable.in_object and (_is_plain_tensor(value) or _is_array(value))
 
     def _keep_variable(
         self, owner: object, path: tuple[Any, ...], value: Any, text: str, used: set[int]

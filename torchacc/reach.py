@@ -73,6 +73,7 @@ class Variable:
 
     `path` leads to it from `owner`: the key there, then keys of dicts, indices of lists and tuples
     and names of attributes. `text`: as the code says it. `holder`: what has it in the end.
+    `in_object`: it is read of a variable, and not of a list, tuple or dict (of such) only.
     """
 
     owner: object
@@ -80,6 +81,7 @@ class Variable:
     value: Any
     text: str
     holder: object
+    in_object: bool = False
 
 
 def own_variables(fn: object) -> Iterator[Variable]:
@@ -159,7 +161,9 @@ def _follow(found: Variable, steps: Iterable[_Step], names: _Names) -> Variable 
         at, value = member
         text = f"{found.text}.{key}" if kind == "." else f"{found.text}[{key!r}]"
         path = (*found.path, *at)
-        found = Variable(found.owner, path, value, text.removeprefix("."), found.value)
+        of_object = found.path and not issubclass(type(found.value), (dict, list, tuple))
+        in_object = found.in_object or bool(of_object)
+        found = Variable(found.owner, path, value, text.removeprefix("."), found.value, in_object)
     return found
 
 

@@ -291,6 +291,41 @@ def test_objects_with_settings_are_not_held() -> None:
         step(x)
 
 
+def test_tensors_and_arrays_in_objects() -> None:
+    """In the place of another one that lives on, and written on the host."""
+    x = ones()
+    masks = [torch.full((4,), 2.0, device=ACC) for _ in range(2)]
+    state = types.SimpleNamespace(
+        mask=masks[0], listed=[masks[0]], host=torch.tensor(2.0), array=np.array([2.0])
+    )
+    trainer = Trainer()
+    trainer.cfg.inner.mask = masks[0]
+    step = captured(
+        lambda x: (
+            x * state.mask * state.listed[0] * state.host.to(ACC) * float(state.array[0])
+            + trainer.cfg.inner.mask
+        ),
+        x,
+    )
+    for owner, name in ((state, "mask"), (trainer.cfg.inner, "mask"), (state, "listed")):
+        before = getattr(owner, name)
+        setattr(owner, name, [masks[1]] if name == "listed" else masks[1])
+        with pytest.raises(RuntimeError, match=rf"{name}\S*' of the function is another object"):
+            step(x)
+        setattr(owner, name, before)
+    state.host.fill_(3.0)
+    with pytest.raises(RuntimeError, match=r"'state\.host' of the function is tensor\(3\.\) and"):
+        step(x)
+    state.host = torch.tensor(2.0)
+    state.array[0] = 3.0
+    with pytest.raises(
+        RuntimeError, match=r"'state\.array' of the function is array\(\[3\.\]\) an"
+    ):
+        step(x)
+    state.array = np.array([2.0])
+    assert step(x).equal(x * 16 + 2)
+
+
 def test_dicts_that_another_thread_adds_to() -> None:
     """In between two entries, for which a key does it here."""
 
