@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <set>
 
+#include "csrc/base/check.h"
 #include "csrc/base/hash.h"
 #include "kernels/jit/compiler.h"
 #include "kernels/jit/disk_cache.h"
