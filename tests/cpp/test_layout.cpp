@@ -74,7 +74,7 @@ struct Program {
   }
 
   void multiply(uint32_t a, uint32_t b, uint32_t out) {
-    begin("aten::mul.Tensor", 2);
+    begin("aten::mul.Tensor", 2).arguments[1].name = "other";
     image(a), image(b);
     results();
     image(out);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "lazy/passes/split.h"
+#include "lazy/passes/switches.h"
 #include "lazy/plan/plan.h"
 #include "tests/cpp/graph_builder.h"
 
@@ -92,7 +93,10 @@ TEST(Split, APlanWithPartsIsUnproven) {
   const auto is_unproven = [](std::initializer_list<bool> mask, bool fuse) {
     const Program p(kLayerNorm, mask);
     const std::vector<bool> all(p.graph.buffers.size(), true);
-    return plan::build(p.graph, {}, all, {.fuse = fuse})->unproven;
+    passes::skip("fuse");  // the operator here lacks most of its arguments
+    const bool unproven = plan::build(p.graph, {}, all, {.fuse = fuse})->unproven;
+    passes::skip("");
+    return unproven;
   };
   EXPECT_TRUE(is_unproven({true, true, true}, true));
   EXPECT_FALSE(is_unproven({true, false, false}, true));
