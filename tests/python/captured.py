@@ -16,6 +16,20 @@ from tests import helpers
 ACC = "acc"
 
 
+def captured(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A step that was replayed once."""
+    step = torchacc.capture(fn)
+    for _ in range(4):
+        step(*args, **kwargs)
+    assert step.replays == 1
+    return step
+
+
+def ones() -> torch.Tensor:
+    """(2, 4) on acc."""
+    return torch.ones(2, 4, device=ACC)
+
+
 class Trained:
     """A model, its optimizer and the step that trains it."""
 

@@ -12,22 +12,13 @@ from torch.utils._pytree import tree_map
 
 import torchacc
 from tests import helpers
-from tests.python.captured import ACC
+from tests.python.captured import ACC, captured
 from torchacc_device import _C
 
 pytestmark = [
     pytest.mark.usefixtures("acc_only"),
     pytest.mark.skipif(_C.mode() in ("eager", "nofuse"), reason="nothing is recorded as a whole"),
 ]
-
-
-def captured(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A step that is replayed."""
-    step = torchacc.capture(fn)
-    for _ in range(4):
-        step(*args, **kwargs)
-    assert step.replays == 1
-    return step
 
 
 def test_arguments_that_begin_to_require_gradients() -> None:

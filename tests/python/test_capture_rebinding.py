@@ -14,26 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchacc
-from tests.python.captured import ACC, Trained, batches, make_mlp, sgd
+from tests.python.captured import ACC, Trained, batches, captured, make_mlp, ones, sgd
 from torchacc_device import _C, _boundary
 
 pytestmark = [
     pytest.mark.usefixtures("acc_only"),
     pytest.mark.skipif(_C.mode() in ("eager", "nofuse"), reason="nothing is recorded as a whole"),
 ]
-
-
-def captured(fn: Callable[..., Any], *args: Any) -> Any:
-    """A step that is replayed."""
-    step = torchacc.capture(fn)
-    for _ in range(4):
-        step(*args)
-    assert step.replays == 1
-    return step
-
-
-def ones() -> torch.Tensor:
-    return torch.ones(2, 4, device=ACC)
 
 
 def pair() -> list[nn.Linear]:

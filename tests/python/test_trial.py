@@ -116,6 +116,7 @@ def test_kernels_that_are_fast_stay(tmp_path):
 # form does not do. Either of these takes a while, or fails.
 GROUP_NORM = """
 import os, time, torchacc
+from torch import library
 from torch._decomp.decompositions import native_group_norm_backward
 slow, fails = os.environ["SLOW"], []
 def backward(*args):
@@ -125,8 +126,8 @@ def backward(*args):
     if whole == (slow == "whole"):
         time.sleep(0.05)
     return native_group_norm_backward(*args)
-library = torch.library.Library("aten", "IMPL")
-library.impl("native_group_norm_backward", backward, "CPU")
+kernels = library.Library("aten", "IMPL")
+kernels.impl("native_group_norm_backward", backward, "CPU")
 x, g = torch.randn(2, 4, 6, 10).to(DEVICE)
 x.requires_grad_()
 w, b = (torch.randn(6).to(DEVICE).requires_grad_() for _ in range(2))
