@@ -20,7 +20,7 @@ _ENDS = {
 }
 _REASONS = {
     "read": "a value was read",
-    "fallback": "an operator without a device kernel",
+    "fallback": "an operator that cannot be recorded",
     "data_dependent": "an operator whose result's shape depends on data",
     "cap": "the graph was as long as it may be",
     "event": "an event or a stream was asked",

@@ -19,6 +19,7 @@
 #include "lazy/graph/op_table.h"
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
+#include "lazy/record/watch.h"
 #include "lazy/session/session.h"
 #include "lazy/session/strict.h"
 
@@ -47,6 +48,7 @@ class DirectCall {
   void run(FlushReason reason) {
     reason_ = reason;
     if (tensor_device_ >= 0) session::refuse_cut(tensor_device_, reason, schema_.name());
+    const record::RunsAtOnce at_once(schema_.name());
     torch::jit::Stack call;
     for (size_t i = 0; i < schema_.arguments().size(); ++i) {
       const c10::Argument& argument = schema_.arguments()[i];

@@ -118,7 +118,7 @@ constexpr Entry kEntries[] = {
          "1: nothing that changes bits depends on time, so that two runs agree bit by bit: kernels "
          "are waited for, and none is replaced because it is slow."),
     flag("ACC_STRICT", false,
-         "1: after three training steps an operator without a device kernel, a read in the middle "
+         "1: after three training steps an operator that cannot be recorded, a read in the middle "
          "of a step and a new plan are errors that name the line; see torchacc.strict."),
     string("ACC_CXX",
            "The C++ compiler for generated kernels, a path or a name; unset takes the first of "

@@ -44,7 +44,7 @@ void Recording::note(const record::Trace& trace, const std::shared_ptr<plan::Pla
 void check_whole(const Recording& recording) {
   if (!recording.cuts.empty()) {
     const record::Cut& cut = recording.cuts.front();
-    ACC_FAIL("[torchacc.capture] the step cannot be replayed: it ", cut_text(cut.reason),
+    ACC_FAIL("[torchacc.capture] the step cannot be replayed: it ", cut_text(cut),
              record::source_text(cut.source), cut_advice(cut.reason));
   }
   ACC_CHECK(recording.lost.empty(), "[torchacc.capture] the step cannot be replayed: what call ",

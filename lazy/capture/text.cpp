@@ -60,14 +60,15 @@ bool same_node(const graph::Graph& a, const graph::Graph& b, size_t index) {
          std::ranges::equal(a.results(left), b.results(right));
 }
 
-const char* cut_text(FlushReason reason) {
-  switch (reason) {
+std::string cut_text(const record::Cut& cut) {
+  const std::string op = cut.op.empty() ? "an operator" : cut.op;
+  switch (cut.reason) {
     case FlushReason::kRead:
       return "reads a tensor on the host (item(), print, a copy to the CPU)";
     case FlushReason::kFallback:
-      return "calls an operator that cannot be recorded";
+      return base::concat("calls ", op, ", which cannot be recorded");
     case FlushReason::kDataDependent:
-      return "calls an operator whose result has a shape that depends on data";
+      return base::concat("calls ", op, ", whose result has a shape that depends on data");
     case FlushReason::kCap:
       return "records more than may be pending";
     case FlushReason::kEvent:

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "lazy/graph/graph.h"
-#include "lazy/record/flush.h"
+#include "lazy/record/watch.h"
 
 // What the errors of a capture say.
 namespace acc::capture {
@@ -23,7 +23,7 @@ std::string number_text(const Number& number, int64_t bits);
 bool same_node(const graph::Graph& a, const graph::Graph& b, size_t index);
 
 // "reads on the host (...)", and what to do about it.
-const char* cut_text(record::FlushReason reason);
+std::string cut_text(const record::Cut& cut);
 const char* cut_advice(record::FlushReason reason);
 
 }  // namespace acc::capture

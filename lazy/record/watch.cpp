@@ -3,6 +3,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 
 #include "csrc/base/check.h"
 
@@ -25,8 +26,12 @@ Watch& watch() {
 
 std::atomic<bool> on{false};
 thread_local bool on_here = false;
+thread_local const std::string* at_once = nullptr;
 
 }  // namespace
+
+RunsAtOnce::RunsAtOnce(const std::string& op) : before_(std::exchange(at_once, &op)) {}
+RunsAtOnce::~RunsAtOnce() { at_once = before_; }
 
 void start_watching() {
   ACC_CHECK(!on_here,
@@ -55,7 +60,9 @@ void note_cut(FlushReason reason, c10::DeviceIndex device) {
   const uint32_t source = source_here();
   Watch& state = watch();
   const std::lock_guard lock(state.mutex);
-  if (state.cuts.size() < kMaxCuts) state.cuts.push_back({reason, device, source});
+  if (state.cuts.size() < kMaxCuts) {
+    state.cuts.push_back({reason, device, source, at_once != nullptr ? *at_once : std::string()});
+  }
 }
 
 std::vector<Cut> cuts() {

@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "lazy/record/flush.h"
@@ -18,6 +19,19 @@ struct Cut {
   FlushReason reason;
   c10::DeviceIndex device;
   uint32_t source;  // see source.h
+  std::string op;   // that ran at once, or empty
+};
+
+// What this thread notes in its lifetime is for `op`, which runs at once and outlives it.
+class RunsAtOnce {
+ public:
+  explicit RunsAtOnce(const std::string& op);
+  ~RunsAtOnce();
+  RunsAtOnce(const RunsAtOnce&) = delete;
+  RunsAtOnce& operator=(const RunsAtOnce&) = delete;
+
+ private:
+  const std::string* before_;
 };
 
 // The calling thread begins a call. Throws while another one is watched.

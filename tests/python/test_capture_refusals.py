@@ -81,6 +81,19 @@ def test_reads_on_the_host_are_named(fn: Callable[..., Any]) -> None:
     refused(fn, torch.ones(2, 3, device=ACC), match=rf"refusals.py:\d+ in {fn.__name__}")
 
 
+def test_operators_that_run_at_once_are_named() -> None:
+    library = torch.library.Library("acc_refused", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    x = torch.ones(2, 3, device=ACC)
+    refused(
+        lambda x: torch.ops.acc_refused.twice(x + 1),
+        x,
+        match=r"calls acc_refused::twice, which cannot be recorded at .*refusals.py:\d+ in",
+    )
+    refused(nonzero, x, match="calls aten::nonzero, whose result has a shape that depends on data")
+
+
 def test_a_cpu_argument_that_is_read_on_the_host() -> None:
     refused(
         lambda x: torch.ones(2, device=ACC) * x.max().item(),
