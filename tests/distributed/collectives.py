@@ -386,15 +386,62 @@ def several() -> Iterator[Case]:
         yield Case(name, objects)
 
 
+def moves(dtype: torch.dtype) -> Iterator[Own]:
+    """What only moves elements, of a type of which Gloo moves none or some."""
+
+    def gathered(at: Any) -> Tensor:
+        out = at(torch.zeros(3 * WORLD, dtype=dtype))
+        dist.all_gather_into_tensor(out, at(values(3, dtype=dtype)))
+        return out
+
+    yield Own(f"all_gather_into_tensor {dtype}", gathered, torch.cat)
+
+    def broadcast(at: Any) -> Tensor:
+        x = at(values(3, dtype=dtype))
+        dist.broadcast(x, WORLD - 1)
+        return x
+
+    yield Own(f"broadcast {dtype}", broadcast, lambda all_: all_[-1])
+
+    def all_gather(at: Any) -> Tensor:
+        out = [at(torch.zeros(3, dtype=dtype)) for _ in range(WORLD)]
+        dist.all_gather(out, at(values(3, dtype=dtype)))
+        return torch.cat(out)
+
+    yield Own(f"all_gather {dtype}", all_gather, torch.cat)
+
+    def there_and_back(at: Any) -> Tensor:
+        mine = at(values(3, dtype=dtype))
+        parts = [torch.zeros_like(mine) for _ in range(WORLD)]
+        dist.gather(mine, parts if RANK == 0 else None, 0)
+        out = torch.zeros_like(mine)
+        dist.scatter(out, parts if RANK == 0 else None, 0)
+        return out
+
+    yield Own(f"gather, and scatter {dtype}", there_and_back, lambda all_: all_[RANK])
+
+    def exchanged(at: Any) -> Tensor:
+        mine = at(values(3, dtype=dtype))
+        out = at(torch.zeros(3 * WORLD, dtype=dtype))
+        dist.all_to_all_single(out, torch.cat([mine] * WORLD))
+        return out
+
+    yield Own(f"all_to_all_single {dtype}", exchanged, torch.cat)
+
+    def around(at: Any) -> Tensor:
+        out = at(torch.zeros(3, dtype=dtype))
+        work = dist.isend(at(values(3, dtype=dtype)), (RANK + 1) % WORLD)
+        dist.recv(out, (RANK - 1) % WORLD)
+        work.wait()
+        return out
+
+    if WORLD > 1:
+        yield Own(f"isend and recv {dtype}", around, lambda all_: all_[RANK - 1])
+
+
 def own() -> Iterator[Own]:
     for dtype in OTHERS:
-
-        def moved(at: Any, dtype: Any = dtype) -> Tensor:
-            out = at(torch.zeros(3 * WORLD, dtype=dtype))
-            dist.all_gather_into_tensor(out, at(values(3, dtype=dtype)))
-            return out
-
-        yield Own(f"all_gather_into_tensor {dtype}", moved, torch.cat)
+        yield from moves(dtype)
 
     def reduced(dtype: torch.dtype, op: Any) -> Callable[[Any], Tensor]:
         def call(at: Any) -> Tensor:

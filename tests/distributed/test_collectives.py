@@ -35,7 +35,7 @@ def documented(ranks: int) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-@pytest.mark.parametrize("ranks", COLUMNS if helpers.FULL else COLUMNS[:2])
+@pytest.mark.parametrize("ranks", COLUMNS)
 def test_every_collective_equals_gloo(ranks):
     for each in run_ranks(ALL, ranks):
         assert each.reports["wrong"] == []
