@@ -1,11 +1,12 @@
 #!/bin/sh
-# Measures what docs/performance.md says of a machine without a GPU: about 90 minutes, half of which
-# torch.compile compiles. The machine has to be quiet, and the checkout a commit.
+# Measures what docs says of the speed of a machine without a GPU: about two hours, in a third of
+# which torch.compile compiles. The machine has to be quiet, and the checkout a commit.
 #
 #     PYTHON=python3 sh benchmarks/host_check.sh [--dry-run] MACHINE [PART ...]
 #
 # MACHINE: one word for the names of the files in benchmarks/results/.
-# Parts: small medium large threads2 start record limits; all without one.
+# Parts: small medium large threads2 start record limits precision loader overhead steps hosts; all
+# without one. The last two are several processes (benchmarks/comm.py), of which hosts needs root.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -22,8 +23,10 @@ host=$results-host-$machine
 # Status 4 says that a requirement was missed, as the file does; status 3 that a case had a busy
 # neighbour: the other parts are measured all the same, and this script ends with it.
 invalid=0
-run() {
-  $call "$python" benchmarks/run.py --suite host --window-s 0.5 "$@" && return
+measure() {
+  program=benchmarks/$1.py
+  shift
+  $call "$python" "$program" "$@" && return
   case $? in
     3) invalid=3 ;;
     4) ;;
@@ -31,7 +34,12 @@ run() {
   esac
 }
 
-for part in ${*:-small medium large threads2 start record limits}; do
+run() {
+  measure run --suite host --window-s 0.5 "$@"
+}
+
+parts="small medium large threads2 start record limits precision loader overhead steps hosts"
+for part in ${*:-$parts}; do
   case $part in
     small)
       run --threads 1 --alternations 25 --modes eager,compile,acc,capture \
@@ -53,13 +61,23 @@ for part in ${*:-small medium large threads2 start record limits}; do
         --case mlp_small --startup --json "$host-start.jsonl"
       ;;
     record)
-      $call "$python" benchmarks/record.py --json "$results-record-$machine-threads1.jsonl"
+      measure record --json "$results-record-$machine-threads1.jsonl"
       ;;
     limits)
-      $call "$python" benchmarks/limits.py --json "$results-limits-$machine.jsonl"
+      measure limits --json "$results-limits-$machine.jsonl"
+      ;;
+    precision | overhead)
+      measure "$part" --json "$results-$part-$machine-threads1.jsonl"
+      ;;
+    loader)
+      measure loader --rounds 61 --json "$results-loader-$machine-threads1.jsonl"
+      measure loader --rounds 61 --workers 0 --json "$results-loader-$machine-threads1-workers0.jsonl"
+      ;;
+    steps | hosts)
+      measure comm --part "$part" --json "$results-comm-$machine-$part.jsonl"
       ;;
     *)
-      echo "host_check.sh: no part $part; there are small medium large threads2 start record limits" >&2
+      echo "host_check.sh: no part $part; there are $parts" >&2
       exit 2
       ;;
   esac

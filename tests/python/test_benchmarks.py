@@ -675,17 +675,20 @@ def test_the_script_that_measures_a_host_calls_what_there_is():
         return subprocess.run([*script, *arguments], capture_output=True, text=True, check=False)
 
     lines = call("--dry-run", "word").stdout.splitlines()
-    assert len(lines) == 7
-    measured = set()
+    assert len(lines) == 13
+    measured, names = set(), []
     for line in lines:
         _, program, *options = line.split()
         if program != "benchmarks/run.py":
-            assert (ROOT / program).exists() and options[0] == "--json"
+            assert (ROOT / program).exists()
+            names.append(options[options.index("--json") + 1])
             continue
         made = run.parse(options)
         assert made.json.name.partition("-host-")[2].startswith("word-")
+        names.append(str(made.json))
         if made.threads == [1] and not made.startup:
             measured |= set(made.case)
+    assert len(set(names)) == len(lines)
     assert measured == set(cases.names_of("host"))
     assert call("--dry-run", "word", "large").stdout.count("\n") == 1
     assert call("--dry-run", "word").returncode == 0
