@@ -97,8 +97,8 @@ class FSDPConfig(Node):
     """Fully sharded data parallel, by torch's FullyShardedDataParallel.
 
     Each module of a class of the model with one of the names in `wrap_layer_cls`, or of a subclass,
-    is gathered and freed by itself, what remains as one more unit; `accelerate` raises ValueError
-    where the model has no such class. Modules that share a parameter have to be in the same unit.
+    is gathered and freed by itself, what remains as one more unit; `accelerate` warns where the
+    model has no such class. Modules that share a parameter have to be in the same unit.
     `flatten_parameters` makes each unit one parameter; False keeps the parameters of the model.
     `sync_module_states` has nothing to switch on: every process starts from the first one's
     parameters and buffers.

@@ -180,28 +180,28 @@ report(norm=float(model.clip_grad_norm_(1.0)), after=float(model.clip_grad_norm_
         assert each.reports["after"] == pytest.approx(1.0, rel=1e-4)
 
 
-def test_a_class_that_the_model_does_not_have_is_refused_before_anything_changes(device):
+def test_classes_that_the_model_does_not_have_are_warned_of_once(device):
+    """What matches is wrapped, and the rest is one unit."""
     code = (
         SHARD
         + """
-plain = models.made(0)
-config.dist.fsdp.wrap_layer_cls = {"Blok"}
-report(
-    said=refused(lambda: torchacc.accelerate(plain, config=config)),
-    where=str(next(plain.parameters()).device),
-)
-config.dist.fsdp.wrap_layer_cls = {"Block"}
-model = torchacc.accelerate(plain, config=config)
-report(units=len(list(model.parameters())))
+def units(*names):
+    config.dist.fsdp.wrap_layer_cls = set(names)
+    model = torchacc.accelerate(models.made(0), config=config)
+    model(torch.ones(2, 4, device=model.device)).sum().backward()
+    return len(list(model.parameters()))
+report(none=units("Blok", "Convolution"), some=units("Block", "Blok"), all=units("Block"))
 """
     )
     said = (
-        "ValueError: [config] dist.fsdp.wrap_layer_cls = {'Blok'}: "
-        "the model has no module of class 'Blok'. Did you mean 'Block'? "
-        "It has: Block, Linear, Net, Sequential"
+        "dist.fsdp.wrap_layer_cls = ['Blok', 'Convolution']: the model has no module of class "
+        "'Blok'. Did you mean 'Block'? Nor of class 'Convolution'. "
+        "It has: Block, Linear, Net, Sequential. What is in"
     )
-    for each in run_ranks(code, 2):
-        assert each.reports == {"said": said, "where": "cpu", "units": 4}
+    for rank, each in enumerate(run_ranks(code, 2)):
+        assert each.reports == {"none": 1, "some": 4, "all": 4}
+        assert each.stderr.count(said) == (rank == 0)
+        assert each.stderr.count("the model has no module of class") == 2 * (rank == 0)
 
 
 def test_optimizer_states_of_a_model_that_is_not_sharded_are_refused(device):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchacc.logger import logger
-from torchacc.utils.checkpoint import check_classes
+from torchacc.utils.checkpoint import missing_classes
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -33,8 +33,9 @@ def wrapped_classes(model: nn.Module, names: set[str]) -> set[type[nn.Module]]:
 def check_units(
     model: nn.Module, config: Config, composable: bool, parts: Collection[Part] = (WHOLE,)
 ) -> None:
-    """Raises ValueError where torch could not shard the parameters, or would change the training,
-    or where the model has no module of a class that is to be a unit.
+    """Raises ValueError where torch could not shard the parameters, or would change the training.
+
+    Warns of classes that are to be units and of which there is no module.
 
     Args:
         model: before anything of it is sharded.
@@ -45,7 +46,8 @@ def check_units(
     options, in_half = config.dist.fsdp, config.compute.half() is not None
     sharded = config.dist.fsdp.size > 1
     if sharded:
-        _check_classes(model, options.wrap_layer_cls, parts)
+        if dist.get_rank() == 0:
+            _warn_of_classes(model, options.wrap_layer_cls, parts)
     for part in parts:
         found = list(_parameters(model, options.wrap_layer_cls, in_half, part))
         if sharded or composable:
@@ -56,17 +58,23 @@ def check_units(
             _check_trained_alike(found)
 
 
-def _check_classes(model: nn.Module, names: set[str], parts: Collection[Part]) -> None:
-    """Raises ValueError for a class that the model does not have.
-
-    Warns of those of which no stage of a pipeline will have a module.
+def _warn_of_classes(model: nn.Module, names: set[str], parts: Collection[Part]) -> None:
+    """Warns of classes that the model does not have, and of those that it has and of which no stage
+    of a pipeline will have a module.
     """
     setting = "[config] dist.fsdp.wrap_layer_cls"
-    check_classes(model, names, setting)
+    if missing := missing_classes(model, names):
+        logger.warning(
+            "%s = %r: %s. What is in no module of these classes is sharded as one unit.",
+            setting,
+            sorted(names),
+            missing,
+        )
     modules = dict(model.named_modules())
     whole = [modules[name] for part in parts for name in part if name in modules]
-    lost = names - {type(inside).__name__ for module in whole for inside in module.modules()}
-    if lost and dist.get_rank() == 0:
+    lost = {type(module).__name__ for module in modules.values()} & names
+    lost -= {type(inside).__name__ for module in whole for inside in module.modules()}
+    if lost:
         logger.warning(
             "%s: no unit of class %s. A stage of a pipeline is a unit, and of modules in it the "
             "layers of torch.nn and those that memory.gc_cls checkpoints can be.",

@@ -65,14 +65,22 @@ def check_classes(
 
     `said_by`: who asked for them, for the message.
     """
+    if said := missing_classes(model, gc_cls):
+        raise ValueError(f"{said_by} = {set(gc_cls)!r}: {said}")
+
+
+def missing_classes(model: nn.Module, names: Iterable[str]) -> str:
+    """Which classes of `names` have no module in `model`, and which classes have, for a message.
+
+    Empty where all of them have.
+    """
     there = sorted({type(module).__name__ for module in model.modules()})
-    for name in sorted(set(gc_cls) - set(there)):
+    said = ""
+    for name in sorted(set(names) - set(there)):
         close = difflib.get_close_matches(name, there, n=1, cutoff=0.6)
-        meant = f"Did you mean {close[0]!r}? " if close else ""
-        raise ValueError(
-            f"{said_by} = {set(gc_cls)!r}: the model has no module of class {name!r}. {meant}"
-            f"It has: {', '.join(there)}"
-        )
+        said += f"{'Nor' if said else 'the model has no module'} of class {name!r}. "
+        said += f"Did you mean {close[0]!r}? " if close else ""
+    return f"{said}It has: {', '.join(there)}" if said else ""
 
 
 def checkpoint_classes(model: nn.Module, gc_cls: Iterable[str], gc_cnt: int | None = None) -> int:
