@@ -39,6 +39,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
   // Starts the thread beside the program, which ends with the ledger. It alone talks to the store,
   // which may never answer: the others ask it, and go on where it is silent.

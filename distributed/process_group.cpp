@@ -480,7 +480,7 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   const runtime::OnDevice on_device(tensors[0].device().index());
   const auto begin = [&] { return transport_->send(memory, to, tag); };
   if (runtime::on_host()) {
-    const uint64_t number = sends_->add(begin, memory[0]);
+    const uint64_t number = sends_->add(begin, memory[0], ledger_->timeout());
     auto sent = c10::make_intrusive<SentWork>(tensors, sequence_, sends_, number);
     coalesce(tensors, sent);
     return sent;

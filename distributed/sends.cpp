@@ -25,8 +25,8 @@ constexpr auto kLookAgain = std::chrono::milliseconds(20);
 
 }  // namespace
 
-uint64_t Sends::add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin,
-                    at::Tensor memory) {
+uint64_t Sends::add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin, at::Tensor memory,
+                    std::chrono::milliseconds timeout) {
   const runtime::GilRelease release;
   std::unique_lock lock(mutex_);
   throw_failure(nullptr);
@@ -39,21 +39,21 @@ uint64_t Sends::add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin
   bytes_ += memory.nbytes();
   lock.unlock();
   try {
-    std::thread([self = shared_from_this(), work, memory, number]() mutable {
-      self->end(*work, number);
+    std::thread([self = shared_from_this(), work, memory, timeout, number]() mutable {
+      self->end(*work, timeout, number);
       work.reset();
       memory.reset();
     }).detach();
   } catch (const std::system_error&) {  // no thread is left
-    end(*work, number);
+    end(*work, timeout, number);
   }
   return number;
 }
 
-void Sends::end(c10d::Work& work, uint64_t number) {
+void Sends::end(c10d::Work& work, std::chrono::milliseconds timeout, uint64_t number) {
   std::string failure;
   try {
-    work.wait();
+    work.wait(timeout);
   } catch (...) {
     failure = runtime::text_of(std::current_exception());
   }

@@ -27,8 +27,9 @@ class Sends : public std::enable_shared_from_this<Sends> {
  public:
   // Returns its number. Throws what an earlier send has failed with, once each; then `begin`, which
   // makes the transport's work, was not called. Waits only where a thousand are under way, each of
-  // which has a thread that waits for it.
-  uint64_t add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin, at::Tensor memory);
+  // which has a thread that waits for it. `timeout`: how long the other process may take.
+  uint64_t add(const std::function<c10::intrusive_ptr<c10d::Work>()>& begin, at::Tensor memory,
+               std::chrono::milliseconds timeout);
   // The program has heard that it is over.
   void note_awaited(uint64_t number);
   // Waits while more is under way than may be and that send is, but not for longer than `limit`,
@@ -42,7 +43,7 @@ class Sends : public std::enable_shared_from_this<Sends> {
   void wait_for_awaited(std::chrono::milliseconds limit);
 
  private:
-  void end(c10d::Work& work, uint64_t number);
+  void end(c10d::Work& work, std::chrono::milliseconds timeout, uint64_t number);
   void wait_for(std::unique_lock<std::mutex>& lock, const std::function<bool()>& reached,
                 std::chrono::milliseconds limit);
   void throw_failure(const uint64_t* of);  // null: of any; with the mutex

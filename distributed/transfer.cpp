@@ -97,12 +97,13 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   }
 }
 
-// For works that go on only while somebody waits for them.
-void wait_for(c10d::Work& work, Progress& progress) {
+// For works that go on only while somebody waits for them: sends and receives. Gloo's own limit for
+// these stays what it was when the group was made.
+void wait_for(c10d::Work& work, std::chrono::milliseconds timeout, Progress& progress) {
   // Some copy their results then, to tensors that may have been made in inference mode.
   const at::AutoDispatchBelowADInplaceOrView below;
   try {
-    work.wait();
+    work.wait(timeout);
     progress.one_is_over(nullptr);
   } catch (...) {
     progress.one_is_over(std::current_exception());
@@ -120,7 +121,7 @@ class HostTransfer final : public runtime::Transfer {
 
   void wait() override {
     const Clock::time_point before = Clock::now();
-    for (const auto& work : take_unwatched()) wait_for(*work, *progress_);
+    for (const auto& work : take_unwatched()) wait_for(*work, timeout_, *progress_);
     const Clock::time_point end = progress_->wait(*ledger_, sequence_);
     count(Counter::TransferUs, microseconds(end - begin_));
     count(Counter::TransferWaitUs, microseconds(Clock::now() - before));
@@ -139,7 +140,9 @@ class HostTransfer final : public runtime::Transfer {
       return;
     }
     try {
-      std::thread([work, progress = progress_] { wait_for(*work, *progress); }).detach();
+      std::thread([work, timeout = timeout_, progress = progress_] {
+        wait_for(*work, timeout, *progress);
+      }).detach();
     } catch (const std::system_error&) {  // no thread is left
       const std::lock_guard lock(mutex_);
       unwatched_.push_back(work);
@@ -152,6 +155,7 @@ class HostTransfer final : public runtime::Transfer {
 
   const std::shared_ptr<Ledger> ledger_;
   const uint64_t sequence_;
+  const std::chrono::milliseconds timeout_ = ledger_->timeout();
   const std::shared_ptr<Progress> progress_;
   const Clock::time_point begin_ = Clock::now();
   std::mutex mutex_;

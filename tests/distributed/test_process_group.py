@@ -338,3 +338,26 @@ def test_the_timeout_of_a_group_is_set_by_torchs_function():
         assert rank.reports["left"] == [3.0, 4.0, 4.0]
         assert number == 1 or rank.reports["outside"].startswith("ValueError")
     assert ranks[0].reports["late"] != "accepted" and ranks[0].reports["waited"] < 20
+
+
+SET_LATER = """
+groups = [group, dist.new_group([0, 1])]
+for each in groups:
+    each.set_timeout(datetime.timedelta(milliseconds=300))
+y = torch.zeros(3, device=device)
+if RANK == 0:
+    report(received=refused(lambda: dist.recv(y, 1)))
+    dist.isend(y, 1, groups[1])
+    groups[1].set_timeout(seconds(60))
+    report(sent=refused(groups[1]._wait_for_pending_works))
+    store.set("told", "1")
+else:
+    store.wait(["told"])
+"""
+
+
+def test_a_timeout_that_is_set_later_is_that_of_sends_and_receives():
+    """Gloo looks for these at the one that the group was made with."""
+    first = run_to_end(BEGIN + SET_LATER + "os._exit(0)\n", 2)[0]
+    assert "Timed out waiting 300ms for recv" in first.reports["received"]
+    assert "Timed out waiting 300ms for send" in first.reports["sent"]
