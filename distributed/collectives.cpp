@@ -31,7 +31,14 @@ using at::Tensor;
 using c10d::Backend;
 using c10d::ReduceOp;
 using Tensors = std::vector<Tensor>;
-using Options = at::IntArrayRef;
+
+// What a call asks for beside its tensors, without the timeout that is recorded before it.
+struct Options : at::IntArrayRef {
+  explicit Options(at::IntArrayRef recorded)
+      : at::IntArrayRef(recorded.slice(1)), timeout(recorded[0]) {}
+
+  std::chrono::milliseconds timeout;  // kUnsetTimeout: the group's
+};
 
 // The same memory as a flat tensor of another type, which keeps it.
 Tensor flat(const Tensor& tensor, c10::ScalarType type) {
@@ -77,6 +84,7 @@ ReduceOp reduce_op(int64_t number, const Tensor& tensor) {
 void all_reduce(Backend& group, Tensors& outputs, Tensors&, Options options, Works& works) {
   for (const Tensor& output : outputs) {
     c10d::AllreduceOptions opts;
+    opts.timeout = options.timeout;
     opts.reduceOp = reduce_op(options[0], output);
     Tensors tensors{numbers_of(output)};
     works.push_back(group.allreduce(tensors, opts));
@@ -86,6 +94,7 @@ void all_reduce(Backend& group, Tensors& outputs, Tensors&, Options options, Wor
 void broadcast(Backend& group, Tensors& outputs, Tensors&, Options options, Works& works) {
   for (const Tensor& output : outputs) {
     c10d::BroadcastOptions opts;
+    opts.timeout = options.timeout;
     opts.rootRank = options[0];
     Tensors tensors{bytes_of(output)};
     works.push_back(group.broadcast(tensors, opts));
@@ -94,28 +103,35 @@ void broadcast(Backend& group, Tensors& outputs, Tensors&, Options options, Work
 
 void reduce(Backend& group, Tensors& outputs, Tensors&, Options options, Works& works) {
   c10d::ReduceOptions opts;
+  opts.timeout = options.timeout;
   opts.reduceOp = reduce_op(options[0], outputs[0]);
   opts.rootRank = options[1];
   Tensors tensors{numbers_of(outputs[0])};
   works.push_back(group.reduce(tensors, opts));
 }
 
-void all_gather(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
+void all_gather(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works) {
+  c10d::AllgatherOptions opts;
+  opts.timeout = options.timeout;
   std::vector<Tensors> lists{bytes_of(outputs)};
   Tensors tensors{bytes_of(inputs[0])};
-  works.push_back(group.allgather(lists, tensors));
+  works.push_back(group.allgather(lists, tensors, opts));
 }
 
-void all_gather_into(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
+void all_gather_into(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
+                     Works& works) {
+  c10d::AllgatherOptions opts;
+  opts.timeout = options.timeout;
   for (size_t i = 0; i < outputs.size(); ++i) {
     Tensor output = bytes_of(outputs[i]);
     Tensor input = bytes_of(inputs[i]);
-    works.push_back(group._allgather_base(output, input));
+    works.push_back(group._allgather_base(output, input, opts));
   }
 }
 
 void gather(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works) {
   c10d::GatherOptions opts;
+  opts.timeout = options.timeout;
   opts.rootRank = options[0];
   std::vector<Tensors> lists;
   if (!outputs.empty()) lists.push_back(bytes_of(outputs));
@@ -125,6 +141,7 @@ void gather(Backend& group, Tensors& outputs, Tensors& inputs, Options options, 
 
 void scatter(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works) {
   c10d::ScatterOptions opts;
+  opts.timeout = options.timeout;
   opts.rootRank = options[0];
   std::vector<Tensors> lists;
   if (!inputs.empty()) lists.push_back(bytes_of(inputs));
@@ -135,6 +152,7 @@ void scatter(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
 void reduce_scatter(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
                     Works& works) {
   c10d::ReduceScatterOptions opts;
+  opts.timeout = options.timeout;
   opts.reduceOp = reduce_op(options[0], outputs[0]);
   Tensors tensors{numbers_of(outputs[0])};
   std::vector<Tensors> lists{numbers_of(inputs)};
@@ -145,6 +163,7 @@ void reduce_scatter_into(Backend& group, Tensors& outputs, Tensors& inputs, Opti
                          Works& works) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     c10d::ReduceScatterOptions opts;
+    opts.timeout = options.timeout;
     opts.reduceOp = reduce_op(options[0], outputs[i]);
     // Gloo divides along dimension 0, whether there is one or not.
     const auto row = [](const Tensor& tensor) { return tensor.view({tensor.numel()}); };
@@ -182,10 +201,12 @@ class CopyingWork final : public c10d::Work {
 };
 
 // Gloo has no lists here: their parts behind each other.
-void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Works& works) {
+void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options options, Works& works) {
+  c10d::AllToAllOptions opts;
+  opts.timeout = options.timeout;
   Tensors received = bytes_of(outputs);
   Tensors sent = bytes_of(inputs);
-  if (!outputs[0].is_cpu()) return works.push_back(group.alltoall(received, sent));
+  if (!outputs[0].is_cpu()) return works.push_back(group.alltoall(received, sent, opts));
   const auto sizes = [](const Tensors& parts) {
     std::vector<int64_t> bytes;
     for (const Tensor& part : parts) bytes.push_back(part.numel());
@@ -196,7 +217,7 @@ void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Work
   Tensor output = at::empty({std::accumulate(to.begin(), to.end(), int64_t{0})}, input.options());
   std::vector<int64_t> taken = to;  // Gloo moves out of these
   std::vector<int64_t> given = sizes(sent);
-  const auto work = group.alltoall_base(output, input, taken, given);
+  const auto work = group.alltoall_base(output, input, taken, given, opts);
   works.push_back(c10::make_intrusive<CopyingWork>(work, [received, output, input, to]() mutable {
     const Tensors parts = output.split_with_sizes(to);
     for (size_t i = 0; i < parts.size(); ++i) received[i].copy_(parts[i]);
@@ -206,7 +227,7 @@ void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options, Work
 // Sizes of the parts in rows; none: equal parts.
 void all_to_all_single(Backend& group, Tensors& outputs, Tensors& inputs, Options options,
                        Works& works) {
-  const auto split = [](const Tensor& tensor, Options rows) {
+  const auto split = [](const Tensor& tensor, at::IntArrayRef rows) {
     std::vector<int64_t> bytes;
     const int64_t all = tensor.dim() == 0 ? 1 : tensor.size(0);
     const int64_t row = all == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / all;
@@ -218,7 +239,9 @@ void all_to_all_single(Backend& group, Tensors& outputs, Tensors& inputs, Option
   std::vector<int64_t> from = split(inputs[0], options.slice(1 + received));
   Tensor output = bytes_of(outputs[0]);
   Tensor input = bytes_of(inputs[0]);
-  works.push_back(group.alltoall_base(output, input, to, from));
+  c10d::AllToAllOptions opts;
+  opts.timeout = options.timeout;
+  works.push_back(group.alltoall_base(output, input, to, from, opts));
 }
 
 struct Kind {
@@ -245,8 +268,9 @@ constexpr std::array kKinds{
 Tensors copies_of(at::TensorList list) { return {list.begin(), list.end()}; }
 
 template <size_t kKind>
-void begin(at::TensorList outputs, at::TensorList inputs, int64_t group, Options options,
+void begin(at::TensorList outputs, at::TensorList inputs, int64_t group, at::IntArrayRef recorded,
            int64_t ticket) {
+  const Options options(recorded);
   Tensors to = copies_of(outputs);
   Tensors from = copies_of(inputs);
   const bool on_host = (to.empty() ? from : to)[0].is_cpu();
@@ -267,7 +291,7 @@ void begin(at::TensorList outputs, at::TensorList inputs, int64_t group, Options
   if (const auto begun = transfer()) begun->wait();
 }
 
-void begin_meta(at::TensorList, at::TensorList, int64_t, Options, int64_t) {}
+void begin_meta(at::TensorList, at::TensorList, int64_t, at::IntArrayRef, int64_t) {}
 
 void await(at::TensorList, at::TensorList, int64_t ticket) { runtime::end_transfer(ticket); }
 void await_meta(at::TensorList, at::TensorList, int64_t) {}
@@ -304,7 +328,8 @@ TORCH_LIBRARY_IMPL(acc, Meta, m) {
 const char* name(Collective collective) { return kKinds[static_cast<size_t>(collective)].name; }
 
 void record(Collective collective, std::vector<Tensor> outputs, std::vector<Tensor> inputs,
-            int64_t group, std::vector<int64_t> options) {
+            int64_t group, std::chrono::milliseconds timeout, std::vector<int64_t> options) {
+  options.insert(options.begin(), timeout.count());
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
       ("acc::" + operator_name(static_cast<size_t>(collective))).c_str(), "");

@@ -190,7 +190,8 @@ void begin_those_of_other_devices(c10::DeviceIndex device) {
 }  // namespace
 
 WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, const Tensors& inputs,
-                              std::vector<int64_t> options, bool in_place, const ReduceOp* asked) {
+                              std::chrono::milliseconds timeout, std::vector<int64_t> options,
+                              bool in_place, const ReduceOp* asked) {
   Tensors all = outputs;
   all.insert(all.end(), inputs.begin(), inputs.end());
   check_tensors(name(collective), all);
@@ -215,7 +216,7 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
     ++sequence_;
     const uint64_t number = ledger_->note(collective, outputs, inputs, options);
     try {
-      record(collective, to, std::move(from), group_, std::move(options));
+      record(collective, to, std::move(from), group_, timeout, std::move(options));
     } catch (...) {
       ledger_->take_back(number);
       throw;
@@ -233,7 +234,8 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
 }
 
 WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors,
-                                         const ReduceOp& op, std::vector<int64_t> rest) {
+                                         const ReduceOp& op, std::chrono::milliseconds timeout,
+                                         std::vector<int64_t> rest) {
   const char* what = name(collective);
   check_tensors(what, tensors);
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -259,7 +261,7 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
       if (scaled[i].defined()) to[i].copy_(scaled[i]);
     }
   }
-  WorkPtr work = call(collective, to, {}, std::move(rest), /*in_place=*/true, &op);
+  WorkPtr work = call(collective, to, {}, timeout, std::move(rest), /*in_place=*/true, &op);
   for (size_t i = 0; i < to.size(); ++i) {
     if (by[i].divides_after && !bystander) to[i].div_(size_, "trunc");
   }
@@ -270,7 +272,8 @@ WorkPtr ProcessGroupACC::reduce_in_place(Collective collective, Tensors& tensors
 }
 
 WorkPtr ProcessGroupACC::reduce_to(Collective collective, const Tensors& outputs,
-                                   const Tensors& inputs, const ReduceOp& op) {
+                                   const Tensors& inputs, const ReduceOp& op,
+                                   std::chrono::milliseconds timeout) {
   const char* what = name(collective);
   check_tensors(what, outputs);
   check_tensors(what, inputs);
@@ -282,7 +285,7 @@ WorkPtr ProcessGroupACC::reduce_to(Collective collective, const Tensors& outputs
     const Tensor& factor = by[by.size() == 1 ? 0 : i].factor;
     if (factor.defined()) from[i] = at::mul(from[i], factor);
   }
-  WorkPtr work = call(collective, outputs, from, {by[0].op}, /*in_place=*/false, &op);
+  WorkPtr work = call(collective, outputs, from, timeout, {by[0].op}, /*in_place=*/false, &op);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (by[i].divides_after) Tensor(outputs[i]).div_(size_, "trunc");
   }
@@ -290,28 +293,30 @@ WorkPtr ProcessGroupACC::reduce_to(Collective collective, const Tensors& outputs
 }
 
 WorkPtr ProcessGroupACC::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return reduce_in_place(Collective::kAllReduce, tensors, opts.reduceOp, {});
+  return reduce_in_place(Collective::kAllReduce, tensors, opts.reduceOp, opts.timeout, {});
 }
 
 WorkPtr ProcessGroupACC::allreduce_coalesced(Tensors& tensors,
                                              const c10d::AllreduceCoalescedOptions& opts) {
-  return reduce_in_place(Collective::kAllReduce, tensors, opts.reduceOp, {});
+  return reduce_in_place(Collective::kAllReduce, tensors, opts.reduceOp, opts.timeout, {});
 }
 
 WorkPtr ProcessGroupACC::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   check_tensors("broadcast", tensors);
   check_rank("broadcast", opts.rootRank, size_);
-  return call(Collective::kBroadcast, tensors, {}, {opts.rootRank}, /*in_place=*/true);
+  return call(Collective::kBroadcast, tensors, {}, opts.timeout, {opts.rootRank},
+              /*in_place=*/true);
 }
 
 WorkPtr ProcessGroupACC::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   check_count("reduce", "tensor", tensors.size(), 1);
   check_rank("reduce", opts.rootRank, size_);
-  return reduce_in_place(Collective::kReduce, tensors, opts.reduceOp, {opts.rootRank});
+  return reduce_in_place(Collective::kReduce, tensors, opts.reduceOp, opts.timeout,
+                         {opts.rootRank});
 }
 
 WorkPtr ProcessGroupACC::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                   const c10d::AllgatherOptions&) {
+                                   const c10d::AllgatherOptions& opts) {
   check_count("all_gather", "list of tensors", outputs.size(), 1);
   check_count("all_gather", "tensor", inputs.size(), 1);
   check_count("all_gather", "output tensors", outputs[0].size(), static_cast<size_t>(size_));
@@ -319,7 +324,7 @@ WorkPtr ProcessGroupACC::allgather(std::vector<Tensors>& outputs, Tensors& input
   check_tensors("all_gather", inputs);
   check_types("all_gather", {outputs[0][0], inputs[0]});
   check_equal_sizes("all_gather", outputs[0], inputs[0]);
-  return call(Collective::kAllGather, outputs[0], inputs, {});
+  return call(Collective::kAllGather, outputs[0], inputs, opts.timeout, {});
 }
 
 WorkPtr ProcessGroupACC::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -353,13 +358,13 @@ WorkPtr ProcessGroupACC::_allgather_base(Tensor& output, Tensor& input,
 }
 
 WorkPtr ProcessGroupACC::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                         const c10d::AllgatherOptions&) {
+                                                         const c10d::AllgatherOptions& opts) {
   const char* what = name(Collective::kAllGatherInto);
   check_count(what, "inputs, one per output", inputs.size(), outputs.size());
   check_tensors(what, outputs);
   check_tensors(what, inputs);
   for (size_t i = 0; i < outputs.size(); ++i) check_parts(what, outputs[i], inputs[i], size_);
-  return call(Collective::kAllGatherInto, outputs, inputs, {});
+  return call(Collective::kAllGatherInto, outputs, inputs, opts.timeout, {});
 }
 
 WorkPtr ProcessGroupACC::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -377,7 +382,7 @@ WorkPtr ProcessGroupACC::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     check_types("gather", {to[0], inputs[0]});
     check_equal_sizes("gather", to, inputs[0]);
   }
-  return call(Collective::kGather, to, inputs, {opts.rootRank});
+  return call(Collective::kGather, to, inputs, opts.timeout, {opts.rootRank});
 }
 
 WorkPtr ProcessGroupACC::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -395,7 +400,7 @@ WorkPtr ProcessGroupACC::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     check_types("scatter", {from[0], outputs[0]});
     check_equal_sizes("scatter", from, outputs[0]);
   }
-  return call(Collective::kScatter, outputs, from, {opts.rootRank});
+  return call(Collective::kScatter, outputs, from, opts.timeout, {opts.rootRank});
 }
 
 WorkPtr ProcessGroupACC::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -406,7 +411,7 @@ WorkPtr ProcessGroupACC::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
   check_count(what, "input tensors", inputs[0].size(), static_cast<size_t>(size_));
   check_types(what, {inputs[0][0], outputs[0]});
   check_equal_sizes(what, inputs[0], outputs[0]);
-  return reduce_to(Collective::kReduceScatter, outputs, inputs[0], opts.reduceOp);
+  return reduce_to(Collective::kReduceScatter, outputs, inputs[0], opts.reduceOp, opts.timeout);
 }
 
 WorkPtr ProcessGroupACC::_reduce_scatter_base(Tensor& output, Tensor& input,
@@ -421,22 +426,23 @@ WorkPtr ProcessGroupACC::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
   const char* what = name(Collective::kReduceScatterInto);
   check_count(what, "inputs, one per output", inputs.size(), outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) check_parts(what, inputs[i], outputs[i], size_);
-  return reduce_to(Collective::kReduceScatterInto, outputs, inputs, opts.reduceOp);
+  return reduce_to(Collective::kReduceScatterInto, outputs, inputs, opts.reduceOp, opts.timeout);
 }
 
-WorkPtr ProcessGroupACC::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
+WorkPtr ProcessGroupACC::alltoall(Tensors& outputs, Tensors& inputs,
+                                  const c10d::AllToAllOptions& opts) {
   const char* what = name(Collective::kAllToAll);
   check_count(what, "output tensors", outputs.size(), static_cast<size_t>(size_));
   check_count(what, "input tensors", inputs.size(), static_cast<size_t>(size_));
   check_tensors(what, outputs);
   check_tensors(what, inputs);
-  return call(Collective::kAllToAll, outputs, inputs, {});
+  return call(Collective::kAllToAll, outputs, inputs, opts.timeout, {});
 }
 
 WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
                                        std::vector<int64_t>& output_rows,
                                        std::vector<int64_t>& input_rows,
-                                       const c10d::AllToAllOptions&) {
+                                       const c10d::AllToAllOptions& opts) {
   const char* what = name(Collective::kAllToAllSingle);
   check_tensors(what, {output, input});
   check_types(what, {output, input});
@@ -457,7 +463,7 @@ WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
   };
   add(output, output_rows);
   add(input, input_rows);
-  return call(Collective::kAllToAllSingle, {output}, {input}, std::move(options));
+  return call(Collective::kAllToAllSingle, {output}, {input}, opts.timeout, std::move(options));
 }
 
 Tensor ProcessGroupACC::memory_of(const Tensor& tensor) const {

@@ -111,12 +111,12 @@ class ProcessGroupACC final : public c10d::Backend {
   // Records a call whose tensors need not be contiguous. `in_place`: outputs have contents before.
   // `asked`: the reduction that the program asked for, by which ranks are compared.
   WorkPtr call(Collective collective, const Tensors& outputs, const Tensors& inputs,
-               std::vector<int64_t> options, bool in_place = false,
-               const c10d::ReduceOp* asked = nullptr);
+               std::chrono::milliseconds timeout, std::vector<int64_t> options,
+               bool in_place = false, const c10d::ReduceOp* asked = nullptr);
   WorkPtr reduce_in_place(Collective collective, Tensors& tensors, const c10d::ReduceOp& op,
-                          std::vector<int64_t> rest);
+                          std::chrono::milliseconds timeout, std::vector<int64_t> rest);
   WorkPtr reduce_to(Collective collective, const Tensors& outputs, const Tensors& inputs,
-                    const c10d::ReduceOp& op);
+                    const c10d::ReduceOp& op, std::chrono::milliseconds timeout);
   // What is sent, or received: contiguous tensors of the transport's device over the memory of
   // acc's.
   at::Tensor memory_of(const at::Tensor& tensor) const;

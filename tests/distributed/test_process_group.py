@@ -340,6 +340,54 @@ def test_the_timeout_of_a_group_is_set_by_torchs_function():
     assert ranks[0].reports["late"] != "accepted" and ranks[0].reports["waited"] < 20
 
 
+OWN_TIMEOUTS = """
+from torch._C import _distributed_c10d as c10d
+def asked(kind):
+    options = getattr(c10d, kind + "Options")()
+    options.timeout = datetime.timedelta(milliseconds=300)
+    return options
+def one():
+    return [mine(4)]
+def two():
+    return [mine(4), mine(4)]
+def at_root(lists):
+    return [lists] if RANK == 0 else []
+calls = {
+    "all_reduce": lambda each: each.allreduce(one(), asked("Allreduce")),
+    "broadcast": lambda each: each.broadcast(one(), asked("Broadcast")),
+    "reduce": lambda each: each.reduce(one(), asked("Reduce")),
+    "all_gather": lambda each: each.allgather([two()], one(), asked("Allgather")),
+    "all_gather_into": lambda each: each._allgather_base(mine(8), mine(4), asked("Allgather")),
+    "gather": lambda each: each.gather(at_root(two()), one(), asked("Gather")),
+    "scatter": lambda each: each.scatter(one(), at_root(two()), asked("Scatter")),
+    "reduce_scatter": lambda each: each.reduce_scatter(one(), [two()], asked("ReduceScatter")),
+    "reduce_scatter_into": lambda each: each._reduce_scatter_base(
+        mine(4), mine(8), asked("ReduceScatter")),
+    "all_to_all": lambda each: each.alltoall(two(), two(), asked("AllToAll")),
+    "all_to_all_single": lambda each: each.alltoall_base(
+        mine(8), mine(8), [], [], asked("AllToAll")),
+}
+# Without one of its own a call would wait for longer than the test.
+groups = [dist.new_group([0, 1], timeout=seconds(3600)) for _ in calls]
+# Half of them by each rank, to which the other one does not come.
+for each, (name, call) in list(zip(groups, calls.items()))[RANK::2]:
+    report(**{name: refused(lambda: (call(each), torch.acc.synchronize()))})
+store.set(f"told {RANK}", "1")
+store.wait([f"told {other}"])
+"""
+
+
+def test_a_collective_may_have_a_timeout_of_its_own():
+    first, second = run_to_end(BEGIN + OWN_TIMEOUTS + "os._exit(0)\n", 2, timeout=60)
+    said = first.reports | second.reports
+    assert len(said) == 11
+    for name, text in said.items():
+        assert text.startswith("DistBackendError"), name
+        # Of two parts that are late together one is told of the other's end.
+        assert "Timed out waiting 300ms for" in text or "Application timeout" in text, name
+        assert f"collective number 1 of the group, {name} " in text
+
+
 SET_LATER = """
 groups = [group, dist.new_group([0, 1])]
 for each in groups:
