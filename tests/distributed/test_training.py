@@ -48,6 +48,19 @@ def test_steps_of_a_network_that_rounds_more(ranks):
     train(SOME, ("resnet18",), ranks, steps=20 if helpers.FULL else 4, **bits)
 
 
+def test_fused_steps_are_as_accurate_as_eagers():
+    """In DDP, with all passes: errors against float64, as in tests/models/accuracy.py."""
+    code = """
+for name in ("resnet18", "gpt"):
+    report(**{name: training.inaccuracies(name, device, training.Replica, 20)})
+report(scaled=training.inaccuracies("gpt", device, training.ScaledReplica, 4))
+"""
+    for rank in run_ranks(BEGIN + code + LEAVE, 2):
+        scaled = rank.reports.pop("scaled")
+        assert rank.reports == {"resnet18": [], "gpt": []}
+        assert scaled, "gradients that are wrong by 1e-5 are not seen"
+
+
 @pytest.mark.parametrize("option", training.OPTIONS)
 def test_options_of_ddp(option):
     """Layers that only one rank uses, or none; statistics of each rank's own; more steps on one."""

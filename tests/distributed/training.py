@@ -21,7 +21,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.models import largest
-from tests.models import zoo
+from tests.models import accuracy, zoo
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 BLOCKS = (zoo.Block, nn.Linear)
@@ -117,6 +117,43 @@ def steps_from_equal_states(
         "parameters": largest(parameters) if rank == 0 else 0.0,
         "before": before,
     }
+
+
+class Replica(accuracy.Trainee):
+    """What one rank has of a trainee. Steps tell what is alike on all ranks, and the mean loss: so
+    all of them find the same steps doubtful, and repeat those together.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.model = DistributedDataParallel(self.model)
+
+    def step(self, *arguments: Any, **options: Any) -> accuracy.Step:
+        values = super().step(*arguments, **options).values
+        alike = {n: v for n, v in values.items() if n.startswith(("gradient", "update"))}
+        loss = accuracy.wide(values["loss"]).clone()
+        dist.all_reduce(loss)
+        return accuracy.Step({"loss": loss, **alike})
+
+
+class ScaledReplica(Replica):
+    """The device's gradients are wrong by 1e-5."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for p in self.model.parameters() if self.device != "cpu" else ():
+            p.register_hook(lambda gradient: gradient * (1 + 1e-5))
+
+
+def inaccuracies(
+    name: str, device: torch.device, replica: type[accuracy.Trainee], steps: int
+) -> list[str]:
+    """What of steps in DDP is further from float64 than eager's over Gloo may be twice."""
+    accuracy.Trainee = replica  # of this process
+    case, rank = zoo.make(name), dist.get_rank()
+    case.batches = case.batches[rank:] + case.batches[:rank]
+    how = case, zoo.OPTIMIZERS["sgd"], str(device)
+    return accuracy.failures(*how, accuracy.measure(*how, steps))[1]
 
 
 class Branched(nn.Module):
