@@ -73,3 +73,21 @@ def test_a_rank_without_a_compiler(tmp_path):
         assert rank.reports["launches"] == 0
         assert "no rank uses generated kernels, since one has none: rank " in rank.stderr
         assert "ACC_CXX" in rank.stderr
+
+
+def test_a_compiler_that_fails_later_on_one_rank_is_warned_of_there(tmp_path):
+    """The ranks have agreed on kernels before: the others use theirs, and all go on."""
+    failing = tmp_path / "g++"
+    failing.write_text(
+        "#!/bin/sh\n"
+        'for each in "$@"; do\n'
+        '  case "$each" in *.cpp) grep -q acc_nothing "$each" || exit 1 ;; esac\n'
+        "done\n"
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    failing.chmod(0o755)
+    code = f"FOLDER, COMPILERS = {str(tmp_path)!r}, {{1: {str(failing)!r}}}\n" + TRAIN
+    for rank, each in enumerate(run_ranks(code, 2)):
+        told = "Other processes of this training may have that kernel" in each.stderr
+        assert told == (rank == 1)
+        assert (each.reports["launches"] == 0) == (rank == 1)
