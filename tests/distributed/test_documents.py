@@ -90,7 +90,7 @@ def device_name() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4] if helpers.FULL else [2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_data_parallel(device, tmp_path, one, ranks):
     source = small(extract.data_parallel_script(text_of("001")))
     command = (*TORCHRUN, f"--nproc_per_node={ranks}")
@@ -115,7 +115,6 @@ def test_fully_sharded(device, tmp_path, one):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not helpers.FULL, reason="test_data_parallel.py has it; make test-full")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fully_sharded_by_too_few_processes(device, tmp_path, ranks):
     source = small(extract.fsdp_script(text_of("001")))
@@ -142,7 +141,7 @@ def assert_in_half(done: subprocess.CompletedProcess[str], run: Run, device: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [0, 1, 2, 4] if helpers.FULL else [2])
+@pytest.mark.parametrize("ranks", [0, 1, 2, 4])
 def test_mixed_precision(device, tmp_path, one, ranks):
     """0: by plain `python`. The numbers of processes that have the same data are the same."""
     source = small(extract.mixed_precision_script(text_of("002")))
