@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tests import helpers
 
+sys.path.insert(0, str(helpers.ROOT / "scripts"))
+
+from autocast_docs import REFUSED, kernels, macros
+
 pytestmark = pytest.mark.usefixtures("acc_only")
 
 ACC = "acc"
@@ -24,27 +28,13 @@ HALF = (torch.float16, torch.bfloat16)
 OF_CUDNN = ("cudnn_", "_thnn_fused")
 
 
-def of_key(key: str) -> set[str]:
-    """The operators that have a kernel of their own for a dispatch key."""
-    names = (
-        f"{schema.name}.{schema.overload_name}".rstrip(".")
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("aten::")
-    )
-    return {
-        name
-        for name in names
-        if torch._C._dispatch_has_kernel(name)
-        and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    }
-
-
 def test_the_operators_are_those_of_cuda() -> None:
-    cuda, ours = of_key("AutocastCUDA"), of_key("AutocastPrivateUse1")
+    cuda, ours = kernels("AutocastCUDA"), kernels("AutocastPrivateUse1")
     assert len(cuda) > 120
     cudnn = {name for name in cuda if "cudnn" in name}
     assert cuda - ours == cudnn and len(cudnn) == 3  # called inside of others
     assert ours <= cuda
+    assert ours == macros().keys() | {REFUSED}
 
 
 LISTS = AutocastTestLists("cpu")  # for the names; each test makes its own, on the device
@@ -86,17 +76,6 @@ def test_each_runs_in_the_type_that_cuda_takes(kind: str, index: int) -> None:
         add_kwargs=next((each for each in more if isinstance(each, dict)), {}),
         amp_dtype=torch.float16,
     )
-
-
-def macros() -> dict[str, str]:
-    """The operators of PyTorch's macros, with their overloads, and the macro that each is in."""
-    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
-    found = {}
-    for macro in ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE"):
-        body = header.read_text().partition(f"#define AT_FORALL_{macro}(_)")[2].partition("\n\n")[0]
-        for name, _, overload in re.findall(r"\b_\((\w+)(, (\w+))?\)", body):
-            found[f"{name}.{overload}".rstrip(".")] = macro
-    return found
 
 
 # Arguments of operators that torch's lists leave out; a shape stands for a tensor.

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import api_docs  # noqa: E402
+import autocast_docs  # noqa: E402
 from api_table import DIFFERS, NOT_OFFERED, WORKS, Option, Row  # noqa: E402
 
 
@@ -31,6 +32,22 @@ def test_the_table_of_the_api_is_borne_out_by_the_code(device: str, monkeypatch)
     page, faults = api_docs.text()
     assert not faults, "scripts/api_table.py:\n" + "\n".join(faults)
     assert page == api_docs.DOCUMENT.read_text(), "run scripts/api_docs.py"
+
+
+@pytest.mark.usefixtures("acc_only")
+def test_the_table_of_autocast_is_the_one_that_is_registered(monkeypatch) -> None:
+    """`python scripts/autocast_docs.py` was run under this torch; what differs is told."""
+    page, faults = autocast_docs.text()
+    assert not faults
+    assert page == autocast_docs.DOCUMENT.read_text(), "run scripts/autocast_docs.py"
+    listed = autocast_docs.macros()
+    listed["sinus"] = listed.pop("exp")
+    monkeypatch.setattr(autocast_docs, "macros", lambda: listed)
+    assert autocast_docs.text()[1] == [
+        "sinus: listed, and acc has no kernel for it",
+        "sinus: listed, and CUDA has no kernel for it",
+        "exp: registered, and not listed",
+    ]
 
 
 @pytest.mark.parametrize(
