@@ -3,7 +3,8 @@
 The rows are in `api_table.py`.
 
 `--check` only compares. A name that works exists and takes the documented parameters in their
-places, with their defaults; one that is not offered does not exist.
+places, with their defaults; one that is not offered does not exist. Errors are those that
+docstrings name, and of `Config` what it says of a wrong value.
 """
 
 from __future__ import annotations
@@ -209,8 +210,11 @@ def option_table(faults: list[str], options: Sequence[Option]) -> Iterator[str]:
     """The tree of `Config`: what each option takes, its default, and what became of it."""
     config = find("Config")()
     there = dict(_fields(config))
-    yield "| option | takes | default | verdict |"
-    yield "|---|---|---|---|"
+    yield "An option that there is not is an AttributeError, a value of another type a TypeError, a"
+    yield "value that cannot be a ValueError; the table has one for example. All name the option."
+    yield ""
+    yield "| option | takes | default | ValueError | verdict |"
+    yield "|---|---|---|---|---|"
     for option in options:
         what, default = there.pop(option.path, ("", _MISSING))
         if default != option.default:
@@ -219,9 +223,39 @@ def option_table(faults: list[str], options: Sequence[Option]) -> Iterator[str]:
         if refused != (option.verdict == REFUSED):
             faults.append(f"{option.path} is called {option.verdict!r}, and it is otherwise")
         told = cell(option.verdict, option.why)
-        yield f"| `{option.path}` | {_plain(what)} | `{default!r}` | {told} |"
+        yield _option(option.path, what, default, told)
     for path, (what, default) in there.items():
-        yield f"| `{path}` | {_plain(what)} | `{default!r}` | only here |"
+        yield _option(path, what, default, "only here")
+
+
+def _option(path: str, what: str, default: Any, told: str) -> str:
+    return f"| `{path}` | {_plain(what)} | `{default!r}` | {refusal(path)} | {told} |"
+
+
+# One of them is wrong for most options that take its type.
+_PROBES = (0, -1, True, "another", ["a", "a"])
+
+
+def refusal(path: str) -> str:
+    """What the first of a few values that an option must not have is told, alone; "" for none."""
+    for value in _PROBES:
+        with contextlib.suppress(TypeError, NotImplementedError):  # of another type; not offered
+            try:
+                _set(path, value).validate()
+            except ValueError as error:
+                rule = str(error).partition(f"{path} = {value!r}: ")[2]
+                return f"`{value!r}`: {rule}".removesuffix(".") if rule else ""
+    return ""
+
+
+def _set(path: str, value: Any) -> Any:
+    """A new `Config` with one option set."""
+    node = config = find("Config")()
+    *parts, name = path.split(".")
+    for part in parts:
+        node = getattr(node, part)
+    setattr(node, name, value)
+    return config
 
 
 def is_refused(option: Option) -> bool:
@@ -230,13 +264,8 @@ def is_refused(option: Option) -> bool:
     other = others.get(option.path, True if option.default is False else None)
     if other is None:
         return False
-    node = config = find("Config")()
-    *path, name = option.path.split(".")
-    for part in path:
-        node = getattr(node, part)
-    setattr(node, name, other)
     try:
-        config.validate()
+        _set(option.path, other).validate()
     except NotImplementedError:
         return True
     except ValueError:  # it asks for another option with it
@@ -336,6 +365,31 @@ def default_table(
             yield f"| `{command} {option.path}` | {cell(DIFFERS, told)} |"
 
 
+def errors(thing: Any) -> str:
+    """What a docstring of ours says under `Raises:`, or in its last sentences from "Raises" on."""
+    if not (getattr(thing, "__module__", None) or "").startswith(("torchacc", "tiacc_training")):
+        return ""
+    text = inspect.cleandoc(thing.__doc__ or "")
+    section = re.search(r"^Raises:\n((?: .*\n?)+)", text, re.M)
+    sentences = re.search(r"\bRaises\s([^:].*?)(?:\n\n|\Z)", text, re.S)
+    found = section or sentences
+    said = " ".join(found[1].split()) if found else ""
+    return re.sub(r"\b[A-Z]\w*Error\b", r"`\g<0>`", said)
+
+
+def error_table(tables: Sequence[Sequence[Row]]) -> Iterator[str]:
+    """The names of the tables and of `torchacc` itself that raise errors of their own."""
+    yield "What the docstrings say. Of names that are not here they name none."
+    yield ""
+    yield "| name | raises |"
+    yield "|---|---|"
+    names = [row.name for rows in tables for row in rows if row.verdict != NOT_OFFERED]
+    for name in dict.fromkeys([*names, *sorted(find("__all__"))]):
+        thing = find(name)
+        if callable(thing) and (said := errors(thing)):
+            yield f"| `{name}` | {said} |"
+
+
 def own_table(tables: Sequence[Sequence[Row]]) -> Iterator[str]:
     """What `torchacc` has, and TorchAcc's documents do not name."""
     named = {row.name.partition(".")[0] for rows in tables for row in rows}
@@ -353,6 +407,10 @@ def text() -> tuple[str, list[str]]:
     t = api_table
     faults: list[str] = []
     everything = (t.TOP, t.TOP_IF_THERE, t.DIST, t.OPS_IF_THERE, t.UTILS_IF_THERE)
+    with_errors = (
+        *(t.TOP, t.TOP_IF_THERE, t.CONFIG_METHODS, t.DIST, t.DIST_IF_THERE),
+        *(t.OPS_IF_THERE, t.UTILS_IF_THERE, t.TIACC),
+    )
     command = command_table(faults, t.COMMAND, t.COMMAND_OPTIONS)
     add_arguments = find("dist.consolidate").add_arguments
     defaults = default_table(faults, t.COMMAND, add_arguments, t.COMMAND_DEFAULTS)
@@ -368,6 +426,7 @@ def text() -> tuple[str, list[str]]:
         ("`tiacc_training`", name_table(faults, t.TIACC)),
         ("Commands of `tiacc_training`", module_table(faults, t.TIACC_COMMANDS)),
         ("Only here", own_table(everything)),
+        ("Errors", error_table(with_errors)),
     ]
     lines = [INTRODUCTION]
     for title, table in parts:

@@ -131,8 +131,8 @@ CONFIG_METHODS = (
 
 OPTIONS = (
     Option("backend", "lazy", REFUSED, "`ACC_MODE=eager` in the environment is the other"),
-    Option("compute.fp16", False),
-    Option("compute.bf16", False),
+    Option("compute.fp16", False, WORKS, "with `compute.bf16` it is a ValueError"),
+    Option("compute.bf16", False, WORKS, "with `compute.fp16` it is a ValueError"),
     Option(
         "compute.acc_scaled_dot_attn",
         False,

@@ -30,6 +30,10 @@ class GradScaler(amp.GradScaler):
         enabled: without it nothing is scaled, and `step` calls `optimizer.step()`.
         use_zero_grad: a step with an overflow is not skipped, but taken with gradients of zero:
             momenta, counts of steps and weight decay go on.
+
+    Raises:
+        AssertionError: `growth_factor` is not above 1, or `backoff_factor` not below 1.
+        RuntimeError: there is no lazy device for this process.
     """
 
     def __init__(

@@ -145,7 +145,11 @@ class DataLoaderConfig(Node):
 
 @dataclass(eq=True)
 class Config(Node):
-    """The options of `torchacc.accelerate`. A new object has every default; none is shared."""
+    """The options of `torchacc.accelerate`. A new object has every default; none is shared.
+
+    Raises AttributeError where an option is set that there is not, TypeError for a value of another
+    type, ValueError (by `validate`) for one that cannot be.
+    """
 
     backend: str = setting("lazy", is_str, "of str type")
     compute: ComputeConfig = child(ComputeConfig)

@@ -50,6 +50,10 @@ class SGD(torch.optim.SGD):
     def step(
         self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None
     ) -> Any:
+        """torch's step, unless `found_inf`, of one element, is not 0.
+
+        Raises RuntimeError for both arguments, ValueError for another `found_inf`.
+        """
         return _step(self, torch.optim.SGD, closure, found_inf)
 
 
@@ -59,6 +63,10 @@ class Adam(torch.optim.Adam):
     def step(
         self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None
     ) -> Any:
+        """torch's step, unless `found_inf`, of one element, is not 0.
+
+        Raises RuntimeError for both arguments, ValueError for another `found_inf`.
+        """
         return _step(self, torch.optim.Adam, closure, found_inf)
 
 
@@ -68,6 +76,10 @@ class AdamW(torch.optim.AdamW):
     def step(
         self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None
     ) -> Any:
+        """torch's step, unless `found_inf`, of one element, is not 0.
+
+        Raises RuntimeError for both arguments, ValueError for another `found_inf`.
+        """
         return _step(self, torch.optim.AdamW, closure, found_inf)
 
 

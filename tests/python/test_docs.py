@@ -139,6 +139,52 @@ def test_defaults_of_a_command_are_held_against_it(device: str) -> None:
     assert faults == ["--count has the default 1, not 2"]
 
 
+def test_errors_are_those_that_docstrings_of_ours_name() -> None:
+    def in_a_section() -> None:
+        """What it does.
+
+        Raises:
+            TypeError: another type,
+                however made.
+            OSError: no file.
+        """
+
+    def in_a_sentence() -> None:
+        """What it does. Raises
+        ValueError for less than 1.
+
+        This is about something else.
+        """
+
+    def in_none() -> None:
+        """What it does when another raises."""
+
+    kinds = in_a_section, in_a_sentence, in_none
+    for each in kinds:
+        each.__module__ = "torchacc.kinds"
+    assert [api_docs.errors(each) for each in kinds] == [
+        "`TypeError`: another type, however made. `OSError`: no file.",
+        "`ValueError` for less than 1.",
+        "",
+    ]
+    in_a_section.__module__ = "torch.kinds"
+    assert api_docs.errors(in_a_section) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("dist.tp.size", "`0`: should be at least 1"),
+        ("memory.gc_cnt", "`-1`: should be at least 0"),
+        ("dist.comm.compression", "`'another'`: should be 'fp16', 'bf16' or None"),
+        ("dist.fsdp.use_spmd", ""),  # refused, and no ValueError
+        ("compute.fp16", ""),  # may be both of what there is to try
+    ],
+)
+def test_a_value_that_an_option_must_not_have_is_found(device: str, path: str, told: str) -> None:
+    assert api_docs.refusal(path) == told
+
+
 @pytest.mark.parametrize(
     ("option", "refused"),
     [

@@ -44,7 +44,11 @@ def apply_liger_kernel_to_qwen2(
     rms_norm: bool = True,
     swiglu: bool = True,
 ) -> None:
-    """As `apply_liger_kernel_to_llama`."""
+    """As `apply_liger_kernel_to_llama`.
+
+    Raises:
+        AssertionError: both `cross_entropy` and `fused_linear_cross_entropy`, as in TorchAcc.
+    """
     _apply("apply_liger_kernel_to_qwen2", cross_entropy, fused_linear_cross_entropy)
 
 

@@ -117,6 +117,9 @@ def gradient_checkpoint(model: nn.Module, gc_cls: Iterable[str]) -> nn.Module:
     """`model` with all modules checkpointed whose class has one of the names in `gc_cls`.
 
     As `checkpoint_classes`, under TorchAcc's name and with its result.
+
+    Raises:
+        ValueError: no module of `model` has a class of one of the names.
     """
     checkpoint_classes(model, gc_cls)
     return model

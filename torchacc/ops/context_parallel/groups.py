@@ -85,17 +85,26 @@ def initialize_context_parallel(
 
 
 def get_context_parallel_group() -> ProcessGroup:
-    """The processes that share sequences with this one. Raises RuntimeError before they are."""
+    """The processes that share sequences with this one.
+
+    Raises RuntimeError before `initialize_context_parallel`.
+    """
     return _groups().whole
 
 
 def get_intra_cp_process_group() -> ProcessGroup:
-    """Those of them that are in this process's inner group, over which heads are split."""
+    """Those that share sequences with this process in its inner group, over which heads are split.
+
+    Raises RuntimeError before `initialize_context_parallel`.
+    """
     return _groups().intra
 
 
 def get_inter_cp_process_group() -> ProcessGroup:
-    """One of each inner group: those around which keys and values travel."""
+    """One process of each inner group: those around which keys and values travel.
+
+    Raises RuntimeError before `initialize_context_parallel`.
+    """
     return _groups().inter
 
 
