@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchacc_device import _C
+
+# How many seconds pass before a terminal is told, and between two times.
+_SILENT, _EACH = 3.0, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +103,8 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verified:
     float64 itself, is compared with ATen's alone, to 1,024 roundings (or 16 of the half types in
     the kernel). Integers and booleans are equal.
 
-    It takes several times the time and the memory of a step. What passes have merged so that no
+    It takes several times the time and the memory of a step; a terminal shows for how long it has
+    been at it, and how much the step has submitted so far. What passes have merged so that no
     value of the recording is left is compared where its readers are.
 
     Raises:
@@ -106,8 +114,9 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verified:
     _C.flush(-1, "explicit")
     _C.begin_verify()
     try:
-        result = step(*args, **kwargs)
-        _C.flush(-1, "explicit")
+        with _told_to_a_terminal():
+            result = step(*args, **kwargs)
+            _C.flush(-1, "explicit")
     finally:
         found = _C.end_verify()
     if found["plans"] == 0:
@@ -128,3 +137,39 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verified:
         ),
         problems=tuple(found["problems"]),
     )
+
+
+@contextlib.contextmanager
+def _told_to_a_terminal() -> Iterator[None]:
+    """One line of standard error, which goes at the end; nothing where that is no terminal."""
+    stream = sys.stderr
+    if stream is None or not stream.isatty():
+        yield
+        return
+    began, before, ended = time.monotonic(), _C.stats(), threading.Event()
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            stream.write(f"\r\033[K{text}")
+            stream.flush()
+
+    def tell() -> None:
+        if ended.wait(_SILENT):
+            return
+        while True:
+            now = _C.stats()
+            operators, plans = (now[name] - before[name] for name in ("nodes", "flushes"))
+            seconds = time.monotonic() - began
+            write(f"[verify] {operators} operators in {plans} plans, {seconds:.0f} s")
+            if ended.wait(_EACH):
+                write("")
+                return
+
+    # The step runs without the interpreter's lock while it is compared.
+    thread = threading.Thread(target=tell, name="torchacc.verify", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,6 +170,50 @@ def test_views_in_place_and_integers_are_compared(device):
     found = torchacc.verify(step)
     assert found, str(found)
     assert found.result[1].shape == (4, 6)
+
+
+class Stream(io.StringIO):
+    """Standard error: a terminal, or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def said_to(monkeypatch, terminal):
+    """From here on, standard error; nothing is waited for before something is said."""
+    module = sys.modules["torchacc.verify"]
+    monkeypatch.setattr(module, "_SILENT", 0.0)
+    monkeypatch.setattr(module, "_EACH", 0.01)
+    stream = Stream(terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def test_a_terminal_shows_how_far_it_is(device, monkeypatch):
+    """The line goes at the end."""
+    x = helpers.drawn(64, device=device)
+    stream = said_to(monkeypatch, terminal=True)
+    deadline = time.monotonic() + 60
+
+    def step():
+        (x * 2).sum().item()
+        while "[verify] 2 operators in 1 plans, " not in stream.getvalue():
+            assert time.monotonic() < deadline, stream.getvalue()
+
+    assert torchacc.verify(step)
+    lines = re.findall(r"\r\x1b\[K([^\r]*)", stream.getvalue())
+    assert lines[-1] == "" and lines.count("") == 1
+    assert re.fullmatch(r"\[verify\] \d+ operators in \d+ plans, \d+ s", lines[0])
+
+
+def test_elsewhere_nothing_is_shown(device, monkeypatch):
+    stream = said_to(monkeypatch, terminal=False)
+    assert torchacc.verify(lambda: (torch.ones(2, device=device) + 1, time.sleep(0.1)))
+    assert stream.getvalue() == ""
 
 
 def test_a_step_that_fails_says_so_and_ends_the_verification(device):
