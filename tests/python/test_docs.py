@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import helpers
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -199,6 +201,27 @@ def test_an_option_that_is_refused_is_told_from_one_that_works(
     device: str, option: Option, refused: bool
 ) -> None:
     assert api_docs.is_refused(option) == refused
+
+
+BEFORE = """
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = torch.nn.CrossEntropyLoss()
+train_loader = [(torch.randn(4, 8), torch.tensor([0, 1, 2, 0])) for _ in range(6)]
+"""
+
+
+@pytest.mark.usefixtures("acc_only", "recording")
+def test_the_programs_of_the_readme_run() -> None:
+    """Both in one: the second calls the body of the first one's loop."""
+    text = (ROOT / "README.md").read_text()
+    loop, scopes = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    body = loop.partition("# batches arrive on the device\n")[2]
+    assert "optimizer.step()" in body
+    done = helpers.run_python(f"{BEFORE}{loop}def train_step(inputs, labels):\n{body}{scopes}")
+    assert "ended by optimizer.step(), mark_step()" in done.stdout
+    assert "the first plan" in done.stdout
+    assert "values compared: as ATen's" in done.stdout
 
 
 def test_every_document_that_the_readme_names_exists() -> None:
