@@ -1,13 +1,17 @@
-"""acc in a process that has used CUDA."""
+"""CUDA in a process in which acc is registered: what is warned of, what fails, what stays."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchacc_device
+from tests import helpers
 
 
 @pytest.mark.usefixtures("acc_only")
@@ -22,3 +26,62 @@ def test_registering_after_cuda_was_used_warns(
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [("backward on CUDA tensors fails" in text) for text in said] == [True] * used
     assert torch.accelerator.current_accelerator() == torch.device("acc")
+
+
+def on_cuda(*shape: int) -> torch.Tensor:
+    """A tensor on CUDA; without a GPU one that has no contents."""
+    return torch.ones(*shape, device="cuda", requires_grad=True)
+
+
+@pytest.mark.usefixtures("acc_only")
+def test_backward_on_cuda_tensors_fails_and_nothing_else_does() -> None:
+    """The message is the one that docs/troubleshooting.md quotes; acc goes on."""
+    without_gpu = contextlib.nullcontext() if torch.cuda.is_available() else FakeTensorMode()
+    # In this thread: those of autograd may be in the error still when the process ends.
+    with torch.autograd.set_multithreading_enabled(False), without_gpu:
+        weight = on_cuda(4, 4)
+        loss = (weight @ weight).sum()
+        assert loss.device == torch.device("cuda", 0)
+        with pytest.raises(RuntimeError) as raised:
+            loss.backward()
+        assert weight.grad is None
+    message = str(raised.value).partition(" at ")[0]
+    assert f'"{message}"' in (helpers.ROOT / "docs" / "troubleshooting.md").read_text()
+    x = torch.ones(2, device="acc", requires_grad=True)
+    (x * 2).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2, 2]
+
+
+@pytest.mark.usefixtures("acc_only")
+def test_the_accelerator_of_the_process_is_acc() -> None:
+    """A device that is only an index, and what torch asks of "the" accelerator."""
+    assert torch.device(0) == torch.device("acc", 0)
+    assert torch.get_device_module() is torch.acc
+    assert torch.accelerator.device_count() == torch.acc.device_count()
+    assert torch.ones(2).pin_memory().device == torch.device("cpu")
+
+
+CALLS = """
+print(torch.cuda.is_available(), torch.cuda.device_count(), torch.device("cuda"))
+for call in (
+    lambda: torch.ones(2, device="cuda").sum().item(),
+    lambda: torch.ones(2).cuda().device,
+    lambda: torch.nn.Linear(2, 2).to("cuda").weight.dtype,
+    lambda: torch.cuda.synchronize(),
+    lambda: torch.cuda.Stream().device,
+    lambda: torch.zeros(2, device="meta").to("cuda").shape,
+):
+    try:
+        print(call())
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.usefixtures("acc_only")
+def test_what_is_asked_of_cuda_gets_the_answers_that_it_gets_without_acc(tmp_path: Path) -> None:
+    """Tensors, modules and streams, or why there are none."""
+    alone = helpers.run_beside(tmp_path, "import torch\n" + CALLS)
+    beside = helpers.run_python(CALLS)
+    assert alone.returncode == 0, alone.stderr
+    assert alone.stdout == beside.stdout and len(alone.stdout.splitlines()) >= 7
