@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
+from torchacc.huggingface import take_float16
 from torchacc.patch import patch
-from torchacc_device import _patches
+from torchacc_device import _imported, _patches
 
 # What is in the last lines of an error where CUDA itself was missed, and not a device.
 _SIGNS = ("cuda", "nvcc", "triton", "0 active drivers")
@@ -36,6 +37,8 @@ def run(script: str, arguments: Sequence[str]) -> None:
     code, path = _compiled(script)
     atexit.register(_patches.undo_as_cuda)
     patch(devices=True)
+    # The script's "cuda" is in a list there, and what its devices say of themselves is not.
+    _imported.when_imported("accelerate.accelerator", take_float16)
     main = ModuleType("__main__")
     vars(main).update(
         __file__=path,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,19 +100,85 @@ def test_a_step_is_one_plan_that_settles(example, tmp_path):
 
 
 @pytest.mark.usefixtures("on_acc")
-def test_bfloat16_is_autocast_on_acc(example, on_cpu, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_autocast_on_acc(example, on_cpu, tmp_path, dtype):
+    """In float16 with acc's scaler, whose first scale nothing here overflows."""
     seen = set()
     handle = nn.modules.module.register_module_forward_hook(
         lambda module, inputs, output: (
             seen.add(output.dtype) if isinstance(module, nn.Linear) else None
         )
     )
+    half = dtype == torch.float16
     try:
-        trained = example.bert(tmp_path, steps=3, bf16=True)
+        trained = example.bert(tmp_path, fp16=half, bf16=not half)
     finally:
         handle.remove()
-    assert seen == {torch.bfloat16}
-    assert example.losses(trained) == pytest.approx(on_cpu["bert"][:3], rel=2e-2)
+    assert seen == {dtype}
+    assert example.losses(trained) == pytest.approx(on_cpu["bert"], rel=2e-2)
+    scaler = trained.accelerator.scaler
+    assert (scaler is not None) == half
+    if half:
+        assert scaler.is_enabled() and scaler.get_scale() == 65536
+        assert scaler.scale(torch.ones((), device="acc")).device.type == "acc"
+
+
+@pytest.mark.usefixtures("on_acc")
+def test_an_overflow_in_float16_skips_the_step_and_backs_off():
+    options = accelerate.utils.GradScalerKwargs(init_scale=1024.0, growth_interval=2)
+    accelerator = accelerate.Accelerator(mixed_precision="fp16", kwargs_handlers=[options])
+    model = nn.Linear(4, 1, bias=False)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    found = []
+    for factor in (1.0, 1e5, 1.0, 1.0):  # 65,504 is the largest float16
+        before = model.weight.clone()
+        loss = model(torch.ones(2, 4, device=accelerator.device)).mean()
+        accelerator.backward(factor * loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = not torch.equal(before, model.weight)
+        found.append((moved, optimizer.step_was_skipped, accelerator.scaler.get_scale()))
+    assert found == [
+        (True, False, 1024),
+        (False, True, 512),
+        (True, False, 512),
+        (True, False, 1024),
+    ]
+
+
+@pytest.mark.usefixtures("on_acc", "unfused")
+def test_a_training_that_goes_on_draws_what_it_would_have_drawn(
+    example, monkeypatch, tmp_path, caplog
+):
+    """Dropout, from the second half on; without its state it goes on otherwise, and says so."""
+    config = example.GPT2Config
+    monkeypatch.setattr(
+        example, "GPT2Config", lambda **options: config(**{**options, "resid_pdrop": 0.5})
+    )
+    whole = example.gpt2(tmp_path / "whole", steps=4)
+    half = tmp_path / "whole" / "checkpoint-2"
+    again = example.gpt2(tmp_path / "again", steps=4, resume=str(half))
+    assert_follows(example.losses(again), example.losses(whole))
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+    (half / "rng_state_acc_0.pth").unlink()
+    other = example.gpt2(tmp_path / "other", steps=4, resume=str(half))
+    assert example.losses(other)[:2] == example.losses(whole)[:2]
+    assert example.losses(other)[3] != pytest.approx(example.losses(whole)[3], rel=1e-4)
+    assert "rng_state_acc_0.pth is not there" in caplog.text
+
+
+@pytest.mark.usefixtures("on_acc")
+def test_an_accelerators_state_has_what_is_drawn_next(tmp_path):
+    accelerator = accelerate.Accelerator()
+    accelerator.prepare(nn.Linear(2, 2))
+    torch.rand(3, device="acc")
+    accelerator.save_state(str(tmp_path / "state"))
+    drawn = torch.rand(8, device="acc")
+    accelerator.load_state(str(tmp_path / "state"))
+    assert torch.equal(torch.rand(8, device="acc"), drawn)
 
 
 @pytest.mark.usefixtures("on_acc")
@@ -134,19 +203,29 @@ def test_an_accelerator_prepares_for_acc():
 
 
 def test_it_is_taken_back(monkeypatch: pytest.MonkeyPatch):
-    from accelerate.state import PartialState
     from transformers import training_args
 
+    from torchacc import huggingface
+
+    def state() -> list[Any]:
+        return [getattr(huggingface._owner(*place[:2]), place[2]) for place in huggingface._WRAPPED]
+
     monkeypatch.setenv(VARIABLE, "cpu")
-    before = PartialState._prepare_backend, training_args.is_torch_bf16_gpu_available
+    before = state()
     torchacc.accelerate_hf_trainer()
     torchacc.accelerate_hf_trainer()
     assert os.environ[VARIABLE] == "acc:0"
     assert training_args.is_torch_bf16_gpu_available() is True
+    assert all(one is not other for one, other in zip(before, state(), strict=True))
     torchacc.accelerate_hf_trainer(enable=False)
     torchacc.accelerate_hf_trainer(enable=False)
     assert os.environ[VARIABLE] == "cpu"
-    assert (PartialState._prepare_backend, training_args.is_torch_bf16_gpu_available) == before
+    assert state() == before
+    monkeypatch.setenv(VARIABLE, "acc:0")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(ValueError, match="fp16 mixed precision requires a device in"):
+        accelerate.Accelerator(mixed_precision="fp16")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_the_text_of_the_example_is_there(example):
@@ -154,8 +233,38 @@ def test_the_text_of_the_example_is_there(example):
         assert len(example.passages(page)) > 100, Path(page)
 
 
+SCRIPT = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("huggingface_example", "examples/huggingface.py")
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+trained = example.bert(sys.argv[1], fp16=True)
+scaler = trained.accelerator.scaler
+print(json.dumps([str(trained.args.device), example.losses(trained), scaler.get_scale()]))
+"""
+
+
+def test_a_script_for_cuda_trains_in_float16(on_cpu, tmp_path):
+    """Under `python -m torchacc run`, without a word about acc."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchacc", "run", str(script), str(tmp_path / "made")],
+        cwd=helpers.ROOT,
+        env=helpers.child_env(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    device, losses, scale = json.loads(done.stdout.splitlines()[-1])
+    assert (device, scale) == ("acc:0", 65536)
+    assert losses == pytest.approx(on_cpu["bert"], rel=2e-2)
+
+
 TWO_PROCESSES = """
 import importlib.util
+from pathlib import Path
 spec = importlib.util.spec_from_file_location("huggingface_example", "examples/huggingface.py")
 example = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(example)
@@ -167,14 +276,17 @@ folder = os.path.join(os.environ["FOLDER"], os.environ["ON"])
 gpt2 = example.gpt2(folder, steps=4, use_cpu=on_cpu)
 again = example.gpt2(folder + "-again", steps=4, resume=folder + "/checkpoint-2", use_cpu=on_cpu)
 bert = example.bert(folder + "-bert", steps=4, use_cpu=on_cpu)
+half = example.bert(folder + "-half", steps=4, use_cpu=on_cpu, fp16=not on_cpu)
 report(
     gpt2=example.losses(gpt2),
     again=example.losses(again),
     bert=example.losses(bert),
+    half=example.losses(half),
     device=str(gpt2.args.device),
     kind=str(gpt2.accelerator.distributed_type),
     backend=dist.get_backend(),
     weights=[p.sum().item() for p in bert.model.parameters()],
+    random=sorted(path.name for path in Path(folder, "checkpoint-2").glob("rng_state_acc_*")),
 )
 """
 
@@ -196,4 +308,7 @@ def test_two_processes_train_as_they_do_on_the_cpu(tmp_path):
     for name in ("gpt2", "bert"):
         assert_follows(first[name], expected[name])
     assert_follows(first["again"], first["gpt2"])
+    assert first["half"] == pytest.approx(expected["bert"], rel=2e-2)
     assert first["weights"] == found["acc"][1]["weights"]
+    assert first["random"] == ["rng_state_acc_0.pth", "rng_state_acc_1.pth"]
+    assert expected["random"] == []
