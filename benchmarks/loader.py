@@ -1,11 +1,13 @@
 """Epochs that an AsyncLoader feeds against the same epochs fed by the plain DataLoader, on acc.
 
-    python benchmarks/loader.py [--threads 1] [--workers 1] [--rounds 15] [--json FILE] [CASE ...]
+    python benchmarks/loader.py [--threads 1] [--workers 1] [--rounds 15] [--only-pass]
+                                [--batches N] [--json FILE] [CASE ...]
 
 Both are in one process, with worker processes of their own that persist, and take turns, each in
 every second round before the other. What counts is the ratio of neighbours, in time and in CPU time
 of this process (the worker processes do the same for both): what else the machine does disturbs the
-first, and hardly the second. A line of JSON per case with medians, the ratios and their 95 %
+first, and hardly the second. With `--only-pass` each epoch has an AsyncLoader of its own, which has
+yet to find out how to read. A line of JSON per case with medians, the ratios and their 95 %
 intervals, and a table in Markdown.
 """
 
@@ -71,7 +73,9 @@ def linear() -> nn.Module:
 CASES = {"convolutional": (convolutional, 20), "linear": (linear, 80)}
 
 
-def measure(name: str, workers: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+def measure(
+    name: str, workers: int, rounds: int, only_pass: bool, batches: int | None
+) -> dict[str, list[tuple[float, float]]]:
     """Seconds per epoch and seconds of CPU time, by loader."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -79,7 +83,8 @@ def measure(name: str, workers: int, rounds: int) -> dict[str, list[tuple[float,
 
     import torchacc
 
-    made, batches = CASES[name]
+    made, usual = CASES[name]
+    batches = batches or usual
     torch.manual_seed(0)
     model = made().to("acc")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -105,6 +110,8 @@ def measure(name: str, workers: int, rounds: int) -> dict[str, list[tuple[float,
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in loaders}
     for index in range(rounds):
         for way in sorted(loaders, reverse=index % 2 == 0):
+            if only_pass and way == "async":
+                loaders[way] = torchacc.AsyncLoader(loaders[way]._loader)
             times[way].append(epoch(loaders[way]))
     return times
 
@@ -115,6 +122,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only-pass", action="store_true", help="a new AsyncLoader per epoch")
+    parser.add_argument("--batches", type=int, help="of an epoch; of the case if not given")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     import torch
@@ -129,12 +138,16 @@ def main(argv: list[str]) -> int:
         "threads": arguments.threads,
         "workers": arguments.workers,
         "alternations": arguments.rounds,
+        "only_pass": arguments.only_pass,
+        "batches": arguments.batches,
         "torch": torch.__version__,
     }
     lines: list[dict[str, Any]] = [report.header(settings, os.environ)]
     print("| case | | plain ms | async ms | times plain's (95 %) |\n|---|---|---|---|---|")
     for name in arguments.cases:
-        found = measure(name, arguments.workers, arguments.rounds)
+        found = measure(
+            name, arguments.workers, arguments.rounds, arguments.only_pass, arguments.batches
+        )
         for index, what in enumerate(("time", "cpu_time")):
             plain, ours = ([epoch[index] for epoch in found[way]] for way in ("plain", "async"))
             ratios = [mine / theirs for mine, theirs in zip(ours, plain, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+from collections import deque
 
 import torch
 
@@ -12,26 +13,29 @@ from torchacc.logger import logger
 # Batches that come one behind the other are measured together, so many, times the batches of a
 # step: worker processes have theirs in bursts.
 _RUN = 8
-# The first batches of a pass are not measured, and more of the first pass, whose steps compile.
+# The first batches of a turn are not measured: with them goes what was ahead before it. And more
+# of the first turn, whose steps compile.
 _UNMEASURED, _UNMEASURED_FIRST = 3, 16
-# Passes take turns, each with the next until there are so many runs of it: one that is read ahead,
-# one in the loop, and so on. In the loop nothing is lost to the plain loader, so that is chosen as
-# soon as a trial of reading ahead took no less than another of reading in the loop; where both are
-# equal, all of four do in one case of seventy.
+# Turns are put together until there are so many runs of one way: one that is read ahead, one in the
+# loop, and so on. In the loop nothing is lost to the plain loader, so that is chosen as soon as a
+# trial of reading ahead took no less than another of reading in the loop; where both are equal, all
+# of four do in one case of seventy.
 _TRIALS = 4
 _RUNS = 2
+# Runs of a turn that is a part of a pass: one that was disturbed does not move their median.
+_RUNS_OF_PART = 3
 # What reading ahead may take, of the time of reading in the loop, to be preferred.
 _LESS = 0.97
-# Passes until both are tried again; each time twice as many.
+# Turns until both are tried again; each time twice as many.
 _STANDS = 16
 # Steps that take so many times as long or short as those that were compared are other steps.
 _OTHER = 2.0
-# Runs of one pass that are kept.
+# Runs of one turn that are kept, and of one that is a part of a pass when the way is chosen.
 _KEPT = 64
 
 
 class Pace:
-    """How fast the batches of one pass come: seconds per batch, in runs.
+    """How fast the batches of one turn come: seconds per batch, in runs.
 
     Args:
         run: batches of a run.
@@ -61,13 +65,14 @@ class Pace:
 
 
 class Ahead:
-    """Tells for each pass over a loader whether it is read ahead, and learns from how fast it is.
+    """Tells for each turn at a loader whether it is read ahead, and learns from how fast it is.
+
+    A turn is a pass, or a part of one where its iterator may change threads.
 
     A thread that reads ahead gains nothing where it never gets ahead: where worker processes are
     the bottleneck, or where it computes batches for longer than a step runs, and takes the
     interpreter from the loop. Nothing is tried with deterministic algorithms, where random numbers
-    should be drawn in the same order in every run. A pass is read one way from its beginning to its
-    end: not every iterator may change threads.
+    should be drawn in the same order in every run.
 
     Args:
         kind: what is read, for the log.
@@ -80,8 +85,10 @@ class Ahead:
         self._run = -(-_RUN // whole) * whole
         self._unmeasured = max(_UNMEASURED, slots + 1)
         self._is_first = True
-        # Passes that have ended, and that `begin` has not seen: they may end in a destructor.
-        self._ended: list[tuple[bool, list[float]]] = []
+        # Turns that have ended, and that `begin` has not seen: they may end in a destructor, which
+        # may run while the lock is held.
+        self._ended: deque[tuple[bool, list[float]]] = deque()
+        self._lock = threading.Lock()
         self._told: bool | None = None
         self._forget()
 
@@ -95,7 +102,7 @@ class Ahead:
         self._way = True
         self._runs: list[float] = []  # of this trial
         self._chosen: bool | None = None
-        self._passes = 0  # since the choice
+        self._turns = 0  # since the choice
 
     @property
     def chosen(self) -> bool | None:
@@ -103,21 +110,26 @@ class Ahead:
         return self._chosen
 
     def begin(self) -> bool:
-        """A pass begins. Returns whether it is read ahead."""
-        while self._ended:
-            self._learn(*self._ended.pop(0))
-        if torch.are_deterministic_algorithms_enabled():
-            return True
-        return self._way if self._chosen is None else self._chosen
+        """A turn begins. Returns whether it is read ahead."""
+        with self._lock:
+            while self._ended:
+                self._learn(*self._ended.popleft())
+            if torch.are_deterministic_algorithms_enabled():
+                return True
+            return self._way if self._chosen is None else self._chosen
 
     def pace(self) -> Pace:
-        """For the pass that begins."""
+        """For the turn that begins."""
         unmeasured = max(_UNMEASURED_FIRST * self._is_first, self._unmeasured)
         self._is_first = False
         return Pace(self._run, unmeasured)
 
+    def is_over(self, pace: Pace) -> bool:
+        """Whether enough is known of a turn that may end before its pass."""
+        return len(pace.runs) >= (_RUNS_OF_PART if self._chosen is None else _KEPT)
+
     def end(self, was_ahead: bool, pace: Pace) -> None:
-        """A pass has ended, or was left."""
+        """A turn has ended, or its pass was left."""
         self._ended.append((was_ahead, pace.runs))
 
     def _learn(self, was_ahead: bool, runs: list[float]) -> None:
@@ -125,10 +137,10 @@ class Ahead:
             return
         if self._chosen is not None:
             ratio = statistics.median(runs) / statistics.median(self._seconds[self._chosen])
-            self._passes += 1
+            self._turns += 1
             if was_ahead is self._chosen and not 1 / _OTHER < ratio < _OTHER:
                 self._forget()
-            elif self._passes == self._stands:
+            elif self._turns == self._stands:
                 self._stands *= 2
                 self._try()
             return

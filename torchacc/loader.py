@@ -12,9 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.utils.data
@@ -25,6 +23,7 @@ from torchacc.ahead import Ahead, Pace
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
 from torchacc.device import device_type, is_lazy_device, lazy_device, reads_pinned_memory
 from torchacc.logger import say_once
+from torchacc.reading import Channel, Reader, call_with, read_ahead
 from torchacc.sharding import Turns, distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _C, _boundary
@@ -73,129 +72,6 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
     return apply_to_tensors(move, batch, ask)
 
 
-class _Channel:
-    """What the thread of one iteration and its consumer share. Every wait sleeps on a condition.
-
-    While the consumer records a step, a thread that computes batches would only take the
-    interpreter from it, and give it back, at each operator of both. So where `in_turns` the thread
-    begins to fill the free slots when work is submitted, which runs without the interpreter, or
-    when the consumer waits, or asks for the next batch without having submitted any.
-    """
-
-    def __init__(self, slots: int, in_turns: bool) -> None:
-        self._changed = threading.Condition()
-        self._slots = slots
-        self._in_turns = in_turns
-        self._fills = not in_turns
-        self._submitted = False  # since the last batch was taken
-        self._waiting = 0  # consumers
-        self._batches: deque[Any] = deque()
-        self._error: BaseException | None = None
-        self._ended = False
-        self._closed = False
-
-    def wait_for_slot(self) -> bool:
-        """Waits until another batch may be fetched; False when nobody wants one any more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._closed
-                    or self._waiting > len(self._batches)
-                    or (self._fills and len(self._batches) < self._slots)
-                )
-            )
-            return not self._closed
-
-    def fill(self) -> None:
-        """The consumer submits work."""
-        with self._changed:
-            # Not left for later: the next slot is free when the consumer records again.
-            self._fills = len(self._batches) < self._slots
-            self._submitted = True
-            self._changed.notify_all()
-
-    def put(self, batch: Any) -> None:
-        with self._changed:
-            if not self._closed:
-                self._batches.append(batch)
-                # Who waits for it takes it at once.
-                full = len(self._batches) - self._waiting >= self._slots
-                self._fills = self._fills and not (self._in_turns and full)
-                self._changed.notify_all()
-
-    def end(self, error: BaseException | None) -> None:
-        with self._changed:
-            if not self._closed:
-                self._error = error
-            self._ended = True
-            self._changed.notify_all()
-
-    def get(self) -> Any:
-        """The next batch; raises what the thread raised, or StopIteration, after the last."""
-        with self._changed:
-            if not self._submitted:
-                self._fills = True
-            self._submitted = False
-            self._waiting += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
-            finally:
-                self._waiting -= 1
-            if self._batches:
-                batch = self._batches.popleft()
-                self._changed.notify_all()
-                return batch
-            error, self._error = self._error, None
-        if error is None:
-            raise StopIteration
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the consumer has given up."""
-        return self._closed
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._batches.clear()
-            self._error = None
-            self._changed.notify_all()
-
-
-def _fetch(
-    channel: _Channel,
-    batches: list[Iterator[Any]],
-    convert: Callable[[list[Any]], None],
-    gradients: bool,
-) -> None:
-    """The thread: fetches and converts batches until they end or nobody wants them."""
-    # A data set without worker processes computes here what it would compute in the loop.
-    torch.set_grad_enabled(gradients)
-    # The list hands the iterator over: the consumer's frame must not keep the worker processes.
-    iterator = batches.pop()
-    error = None
-    try:
-        while channel.wait_for_slot():
-            try:
-                held = [next(iterator)]
-            except StopIteration:
-                break
-            convert(held)
-            channel.put(held)
-            del held  # a batch that was handed out must not live on in this frame
-    except BaseException as caught:  # whatever it is, it belongs to the training loop
-        error = caught
-    # Ends the worker processes of a DataLoader before the consumer learns of the end.
-    del iterator
-    channel.end(error)
-    error = None  # its traceback holds this frame
-
-
 def _thread_would_differ() -> bool:
     """Whether something is in force that holds for this thread and not for one that reads ahead:
     a default device or another mode, or autocast.
@@ -208,6 +84,16 @@ def _thread_would_differ() -> bool:
     )
 
 
+def _may_change_threads(iterator: Iterator[Any]) -> bool:
+    """Whether a pass may be read now by one thread and now by another: where `iterator` is torch's
+    own, over what its passes read by either thread anyway. A stream is an iterator of the program's
+    within it, unless it is in worker processes.
+    """
+    if type(iterator) is dataloader._SingleProcessDataLoaderIter:
+        return iterator._dataset_kind == dataloader._DatasetKind.Map
+    return type(iterator) is dataloader._MultiProcessingDataLoaderIter
+
+
 def _nothing() -> None:
     """Called when work is submitted, in a pass without a thread that waits for it."""
 
@@ -217,33 +103,31 @@ class _Iteration:
 
     def __init__(self, loader: AsyncLoader) -> None:
         self._marks = is_lazy_device(loader.device)
-        self._channel = _Channel(loader.device_prefetch_size, in_turns=self._marks)
+        self._slots = loader.device_prefetch_size
         # Here and not in the thread: this forks the worker processes of a DataLoader, and a fork
         # belongs to the thread that runs the training, at a point where it holds no lock.
-        self._inner: list[Iterator[Any]] = [iter(loader._loader)]
+        inner: Iterator[Any] = iter(loader._loader)
         self._convert = loader._convert
         # On hosts a copy is computed by the cores, and waits where a step runs: not ahead, unless
         # who gave the batch may change it before it is handed out. Worker processes make each anew.
-        whole = self._inner[0].elements if isinstance(self._inner[0], Turns) else self._inner[0]
+        whole = inner.elements if isinstance(inner, Turns) else inner
         has_workers = isinstance(whole, dataloader._MultiProcessingDataLoaderIter)
+        self._has_workers = has_workers
         self._moves = self._marks and has_workers and not reads_pinned_memory(loader.device)
+        self._reader = Reader(inner, self._convert.pad if self._moves else self._convert)
+        self._takes_turns = _may_change_threads(whole)
         self._ahead = loader._ahead
-        # A program that reads otherwise in the loop than in a thread is not to see a difference.
-        self._reads_ahead = self._ahead.begin() or _thread_would_differ()
-        # A data set without workers may draw from the generators that the loop draws from.
-        if torch.are_deterministic_algorithms_enabled() and not has_workers:
-            self._reads_ahead = False
+        self._channel = Channel(self._slots, in_turns=self._marks)
         self._threads = loader._threads
-        self._pace: Pace | None = self._ahead.pace()  # until the loop is left
-        self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self._began = False
-        self._gradients = True  # where the loop began
+        self._pace: Pace | None = None  # of the turn, until the loop is left
+        self._begin_turn()
         self._device_index = loader.device.index or 0
         self._batches_per_step = loader.batches_per_execution
         self._handed_out = 0
         # An iterator is its own iterator.
-        self._is_one_shot = self._inner[0] is loader._loader
+        self._is_one_shot = inner is loader._loader
         self._kind = type(loader._loader).__name__
         self._loops: _boundary.Loops | None = None
         self._process = os.getpid()
@@ -262,7 +146,9 @@ class _Iteration:
             submits = self._channel.fill if self._reads_ahead else _nothing
             _boundary.loader_batch(self._loops, id(self), self._device_index, submits)
         try:
-            batch = self._taken() if self._reads_ahead else self._read()
+            held = self._channel.get() if self._reads_ahead else self._read()
+            if self._moves:
+                self._move(held)
         except StopIteration:
             self._leave_loop()
             if self._marks and not marked:
@@ -277,82 +163,70 @@ class _Iteration:
         pace = self._pace
         if pace is not None:
             pace.handed_out(time.perf_counter())
-        return batch
+            if self._takes_turns and self._ahead.is_over(pace):
+                self._ahead.end(self._reads_ahead, pace)
+                self._begin_turn()
+        return held.pop()
+
+    def _begin_turn(self) -> None:
+        """A turn begins, which is the pass, or a part of it that is read one way."""
+        # A program that reads otherwise in the loop than in a thread is not to see a difference.
+        ahead = self._ahead.begin() or _thread_would_differ()
+        # A data set without workers may draw from the generators that the loop draws from.
+        if torch.are_deterministic_algorithms_enabled() and not self._has_workers:
+            ahead = False
+        # What was read ahead before a turn in the loop is handed out first, and the thread rests.
+        self._channel.allow(self._slots if ahead else 0)
+        if ahead and self._began and self._thread is None:
+            self._start_thread()
+        self._reads_ahead = ahead
+        self._pace = self._ahead.pace()
 
     def _begin(self) -> None:
-        with self._reading:
+        with self._reader.lock:
             if self._began:
                 return  # another consumer was here
-            self._began = True
-            self._gradients = torch.is_grad_enabled()
-            if not self._reads_ahead:
-                return
+            self._reader.gradients = torch.is_grad_enabled()
             # Not before the first batch is asked for: sampler and data set draw their first random
             # numbers while the training thread waits here, so their order is always the same.
-            self._thread = thread = threading.Thread(
-                target=_fetch,
-                args=(
-                    self._channel,
-                    self._inner,
-                    self._convert.pad if self._moves else self._convert,
-                    self._gradients,
-                ),
-                name="AsyncLoader",
-                daemon=True,
-            )
-            try:
-                thread.start()
-            except Exception:  # the system has no more of them
-                self._thread = None
-                self.close()
-                raise
-            self._threads.append((weakref.ref(self), thread))
+            if self._reads_ahead:
+                self._start_thread()
+            self._began = True
 
-    def _taken(self) -> Any:
-        """The next batch that the thread has fetched; where it cannot be moved, the end."""
-        held = self._channel.get()
-        if self._moves:
-            try:
-                self._as_it_began(lambda: self._convert.move(held))
-            except BaseException:
-                self._channel.close()
-                raise
-        return held.pop()
-
-    def _read(self) -> Any:
-        """The next batch, read here; where that fails, the end."""
-        with self._reading:
-            if not self._inner:
-                raise StopIteration
-            try:
-                return self._as_it_began(self._next_converted)
-            except Exception:
-                # Ends the worker processes of a DataLoader before the loop learns of the end.
-                self._inner.clear()
-                raise
-
-    def _next_converted(self) -> Any:
-        held = [next(self._inner[0])]
-        self._convert(held)
-        return held.pop()
-
-    def _as_it_began(self, function: Callable[[], Any]) -> Any:
-        """What `function` returns with gradients, or without, as where the pass began, or as a
-        generator left it: so the thread calls it, whatever the loop is in by now.
-        """
-        outside = torch.is_grad_enabled()
-        inference = torch.is_inference_mode_enabled()
+    def _start_thread(self) -> None:
+        self._thread = thread = threading.Thread(
+            target=read_ahead, args=(self._channel, self._reader), name="AsyncLoader", daemon=True
+        )
         try:
-            with torch.inference_mode(False) if inference else nullcontext():
-                if torch.is_grad_enabled() != self._gradients:
-                    torch.set_grad_enabled(self._gradients)
+            thread.start()
+        except Exception:  # the system has no more of them
+            self._thread = None
+            self.close()
+            raise
+        self._threads.append((weakref.ref(self), thread))
+
+    def _read(self) -> list[Any]:
+        """The next batch: of those that were read ahead, or read here; where that fails, the end.
+
+        What an interrupt left is read by the next call.
+        """
+        with self._reader.lock:
+            held = self._channel.left()
+            if held is None:
                 try:
-                    return function()
-                finally:
-                    self._gradients = torch.is_grad_enabled()
-        finally:
-            if torch.is_grad_enabled() != outside:
-                torch.set_grad_enabled(outside)
+                    held = self._reader.read()
+                except Exception:
+                    self._channel.end(None)
+                    raise
+            return held
+
+    def _move(self, held: list[Any]) -> None:
+        """Moves a batch to the device; where that fails, the end."""
+        try:
+            call_with(self._reader.gradients, self._convert.move, held)
+        except BaseException:
+            self._give_up()
+            raise
 
     def _say_that_it_is_empty(self) -> None:
         say_once(
@@ -375,14 +249,17 @@ class _Iteration:
         if loops is not None:
             _boundary.loader_end(loops, id(self))
 
+    def _give_up(self) -> None:
+        self._channel.close()
+        if self._thread is None:
+            self._reader.end()
+
     def close(self, seconds: float | None = None) -> None:
         """Ends the thread and waits for it, at most `seconds`; no batch comes after this."""
-        self._channel.close()
+        self._give_up()
         self._leave_loop()
         thread = self._thread
-        if thread is None:
-            self._inner.clear()
-        elif thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
 
     def __del__(self) -> None:
@@ -431,10 +308,12 @@ class AsyncLoader:
     The thread computes while steps run, and hardly while they are recorded, which needs the
     interpreter too. To a GPU it copies batches through pinned memory. On hosts the tensors of a
     batch that nobody else has are not copied but taken over, with their memory, and those of worker
-    processes are copied when they are handed out. Reading ahead has to be worth it: of the first
-    passes every second one is read in the loop, and later ones the way that took less time per
-    batch, until both are tried again. A loader that is gone through once is read ahead, and so is
-    one around whose loop a default device or autocast is in force, which threads do not see. With
+    processes are copied when they are handed out. Reading ahead has to be worth it: at first every
+    second turn is read in the loop, and later ones the way that took less time per batch, until
+    both are tried again. A turn is a part of a pass over a DataLoader, and a pass over anything
+    else, or over a data set that is a stream and has no workers: such iterators meet one thread.
+    Where a default device or autocast is in force around the loop, which threads do not see, all is
+    read ahead. With
     deterministic algorithms on a loader with worker processes is read ahead, and any other in the
     loop. The log has both times at level INFO.
 
@@ -591,7 +470,11 @@ class AsyncLoader:
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None, "_threads": [], "_ahead": self._new_ahead()}
+        return {**self.__dict__, "_last": None, "_threads": [], "_ahead": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._ahead = self._new_ahead()
 
     def __repr__(self) -> str:
         return f"AsyncLoader({self._loader!r}, device={str(self.device)!r})"

@@ -26,6 +26,12 @@ def told(loader, *ways):
     return loader
 
 
+def in_turns(loader, *ways):
+    """The loader, whose passes change the way as `ways` say behind each batch."""
+    loader._ahead.is_over = lambda pace: True
+    return told(loader, *ways)
+
+
 def threads():
     return [thread for thread in threading.enumerate() if thread.name == "AsyncLoader"]
 
@@ -192,6 +198,85 @@ def test_a_loader_that_is_faster_in_the_loop_is_read_there(device, monkeypatch, 
             iterator.close()
     assert ways == [True, True, *[False] * 5]
     assert "of a DataLoader are read in the loop from now on: one in 1e+03 ms" in caplog.text
+
+
+def one_pass(ahead, seconds, batches):
+    """Whether each batch of a pass was read ahead, where the pass is read in turns."""
+    ways, now = [], 100.0
+    way, pace = ahead.begin(), ahead.pace()
+    for _ in range(batches):
+        now += seconds[way]
+        ways.append(way)
+        pace.handed_out(now)
+        if ahead.is_over(pace):
+            ahead.end(way, pace)
+            way, pace = ahead.begin(), ahead.pace()
+    ahead.end(way, pace)
+    return ways
+
+
+def test_parts_of_a_pass_take_turns_like_passes():
+    found = Ahead("list", 1, 2)
+    # Not measured are 16 batches, in which steps compile, and 3 that were ahead; then three runs.
+    first, turn = 17 + 24, 4 + 24
+    expected = [True] * first + [False] * turn
+    assert one_pass(found, {True: 1.2, False: 1.0}, 1000) == expected + [False] * (1000 - 69)
+    found = Ahead("list", 1, 2)
+    ways = one_pass(found, {True: 0.8, False: 1.0}, 1000)
+    expected += ([True] * turn + [False] * turn) * 3
+    assert ways == expected + [True] * (1000 - len(expected))
+    assert found.chosen is True
+
+
+def test_a_pause_in_a_part_of_a_pass_does_not_decide():
+    found = Ahead("list", 1, 2)
+    way, pace, now = found.begin(), found.pace(), 0.0
+    for number in range(600):
+        now += {True: 0.8, False: 1.0}[way] + 50.0 * (number % 100 == 30)
+        pace.handed_out(now)
+        if found.is_over(pace):
+            found.end(way, pace)
+            way, pace = found.begin(), found.pace()
+    assert way is True and found.chosen is True
+
+
+def test_a_choice_within_a_pass_is_looked_at_again():
+    found = Ahead("list", 1, 2)
+    turns = 16 * (4 + 64 * 8)
+    ways = one_pass(found, {True: 1.2, False: 1.0}, 69 + turns + 100)
+    assert not any(ways[41 : 69 + turns])
+    assert ways[69 + turns :] == [True] * 28 + [False] * 72
+    # Steps that take twice as long are others.
+    assert one_pass(found, {True: 2.2, False: 2.4}, 1000)[-20:] == [True] * 20
+
+
+def test_a_loader_that_is_faster_in_the_loop_is_read_there_in_its_only_pass(device, monkeypatch):
+    """By a clock for which a batch takes longer while a thread reads it."""
+    readers = []
+
+    class Noted(torch.utils.data.Dataset):
+        def __len__(self):
+            return 200
+
+        def __getitem__(self, index):
+            readers.append(threading.current_thread())
+            return float(index)
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            self.now += 1.0 if readers[-1] is threading.main_thread() else 2.0
+            return self.now
+
+    monkeypatch.setattr(loader_module, "time", Clock())
+    loader = torchacc.AsyncLoader(DataLoader(Noted()), device)
+    assert [float(x) for x in loader] == list(range(200))
+    loop = [reader is threading.main_thread() for reader in readers]
+    # Two more may be ahead, and one under way, when the turn is over.
+    begins = loop.index(True)
+    assert 41 <= begins <= 44 and all(loop[begins:]) and loader._ahead.chosen is False
+    assert threads() == []
 
 
 @pytest.mark.parametrize("surrounding", ["device", "autocast", "mode"])
@@ -408,3 +493,216 @@ def test_a_pass_that_was_left_ends_before_the_next_one_begins(device, monkeypatc
         break
     del x
     assert [float(x) for x in loader] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+# --- a pass in turns ----------------------------------------------------------------------------
+
+WAYS = [(True, False), (True, True, False), (False, False, True), (True, True, True, False, False)]
+
+
+@pytest.fixture
+def workers_left():
+    """How many worker processes there are that this test has made: others end with an error's
+    frames, which held them.
+    """
+    before = torch.multiprocessing.active_children()
+    return lambda: len(set(torch.multiprocessing.active_children()) - set(before))
+
+
+@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("ahead", [1, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_batch_is_lost_or_comes_twice_where_readers_change(
+    device, workers_left, workers, ahead, ways
+):
+    x = torch.arange(41.0)
+    plain = DataLoader(TensorDataset(x), batch_size=3, num_workers=workers, shuffle=True)
+    torch.manual_seed(3)
+    expected = [[x.tolist() for (x,) in plain] for _ in range(2)]
+    loader = torchacc.AsyncLoader(plain, device, device_prefetch_size=ahead)
+    in_turns(loader, *ways)
+    torch.manual_seed(3)
+    for each in expected:
+        found = []
+        for (x,) in loader:
+            assert x.device.type == device
+            found.append(x.tolist())
+        assert found == each
+        assert workers_left() == 0
+
+
+def test_a_data_set_meets_both_readers_and_never_at_once(device):
+    class Noted(torch.utils.data.Dataset):
+        inside = threading.Lock()
+        readers = set()
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            assert self.inside.acquire(blocking=False)
+            time.sleep(0.001)
+            self.readers.add(threading.current_thread())
+            self.inside.release()
+            return float(index)
+
+    loader = torchacc.AsyncLoader(DataLoader(Noted()), device)
+    in_turns(loader, True, *[False] * 4)
+    assert [float(x) for x in loader] == list(range(40))
+    assert threading.main_thread() in Noted.readers and len(Noted.readers) == 2
+
+
+@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("broken", [1, 2, 3, 6])
+def test_an_error_keeps_its_place_where_readers_change(device, broken, workers, ways):
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            if index == broken:
+                raise KeyError(f"sample {index} is broken")
+            return float(index)
+
+    plain = DataLoader(Broken(), num_workers=workers)
+    iterator = iter(in_turns(torchacc.AsyncLoader(plain, device), *ways))
+    assert [float(next(iterator)) for _ in range(broken)] == list(range(broken))
+    with pytest.raises(KeyError, match="is broken"):
+        next(iterator)
+    assert list(iterator) == []
+    iterator.close()
+    assert threads() == []
+
+
+@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_in_turns_may_be_left_anywhere(device, workers_left, workers, ways):
+    plain = DataLoader(TensorDataset(torch.arange(60.0)), batch_size=2, num_workers=workers)
+    loader = in_turns(torchacc.AsyncLoader(plain, device), *ways)
+    for left in range(6):
+        for number, (x,) in enumerate(loader):
+            assert x.tolist() == [2 * number, 2 * number + 1]
+            if number == left:
+                break
+        assert threads() == [] and workers_left() == 0
+
+
+def test_what_was_read_ahead_comes_first_and_then_the_thread_rests(device):
+    taken = []
+
+    class Noted(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            taken.append(threading.current_thread() is threading.main_thread())
+            return float(index)
+
+    loader = torchacc.AsyncLoader(DataLoader(Noted()), device)
+    iterator = iter(in_turns(loader, *[True] * 6, *[False] * 6, *[True] * 40))
+    assert [float(next(iterator)) for _ in range(11)] == list(range(11))
+    assert len(taken) == 11 and taken[-2:] == [True] * 2 and not any(taken[:6])
+    assert [float(x) for x in iterator] == list(range(11, 40))
+    assert not any(taken[12:])
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_several_threads_may_take_from_one_pass_in_turns(device, ahead):
+    plain = DataLoader(TensorDataset(torch.arange(300.0)))
+    loader = torchacc.AsyncLoader(plain, device, device_prefetch_size=ahead)
+    iterator = iter(in_turns(loader, True, False, False))
+    with ThreadPoolExecutor(6) as pool:
+        taken = list(pool.map(lambda _: [float(x) for (x,) in iterator], range(6)))
+    assert sorted(itertools.chain(*taken)) == list(range(300))
+
+
+def test_an_interrupt_leaves_a_pass_in_turns_where_it_was(device):
+    class Interrupted(torch.utils.data.Dataset):
+        interrupts = True
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if threading.current_thread() is threading.main_thread() and self.interrupts:
+                Interrupted.interrupts = False
+                raise KeyboardInterrupt
+            return float(index)
+
+    loader = torchacc.AsyncLoader(DataLoader(Interrupted()), device)
+    iterator = iter(in_turns(loader, True, *[False] * 4))
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        for x in iterator:
+            found.append(float(x))
+    lost = len(found)
+    found += [float(x) for x in iterator]
+    assert found == [number for number in range(8) if number != lost]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_of_the_programs_own_meets_one_thread(device, workers):
+    """Also where a DataLoader hands it through; in a worker process it is the worker's."""
+    readers = []
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            for number in range(12):
+                readers.append(threading.current_thread())
+                yield float(number)
+
+    sources = [Stream(), DataLoader(Stream()), DataLoader(Stream(), num_workers=workers)]
+    for source in sources:
+        for way in (True, False):
+            loader = torchacc.AsyncLoader(source, device)
+            iterator = iter(in_turns(loader, way, not way))
+            assert [float(x) for x in iterator] == list(range(12))
+            assert len(set(readers)) <= 1
+            assert iterator._takes_turns is (getattr(source, "num_workers", 0) == 1)
+            readers.clear()
+
+
+def test_a_pass_in_turns_keeps_what_the_loop_began_with(device):
+    class Scaled(torch.utils.data.Dataset):
+        weight = torch.ones(1, requires_grad=True)
+
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            return self.weight * i
+
+    loader = in_turns(torchacc.AsyncLoader(DataLoader(Scaled()), device), True, False)
+    with torch.no_grad():
+        iterator = iter(loader)
+        found = [next(iterator)]
+    found += iterator
+    assert len(found) == 12 and not any(batch.requires_grad for batch in found)
+    iterator = iter(loader)
+    found = [next(iterator)]
+    with torch.no_grad():
+        found += iterator
+    assert len(found) == 12 and all(batch.requires_grad for batch in found)
+
+
+def test_a_thread_that_cannot_start_within_a_pass_ends_it(device, workers_left, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    plain = DataLoader(TensorDataset(torch.arange(8.0)), num_workers=1)
+    iterator = iter(in_turns(torchacc.AsyncLoader(plain, device), False, False, True))
+    next(iterator)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
+        patched.setattr("torchacc.loader.threading.Thread.start", start)
+        next(iterator)
+    assert list(iterator) == [] and workers_left() == 0
+
+
+def test_two_loops_over_one_loader_in_threads_of_their_own(device):
+    loader = in_turns(
+        torchacc.AsyncLoader(DataLoader(TensorDataset(torch.arange(100.0))), device), True, False
+    )
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: [float(x) for (x,) in loader], range(2)))
+    assert found == [list(range(100))] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -26,11 +27,13 @@ def host(acc_only) -> str:
     return acc_only
 
 
-@pytest.fixture(params=["in the loop", "ahead"])
+@pytest.fixture(params=["in the loop", "ahead", "in turns of a batch"])
 def way(request, monkeypatch) -> None:
     """How a loader reads."""
-    ahead = request.param == "ahead"
-    monkeypatch.setattr("torchacc.ahead.Ahead.begin", lambda _: ahead)
+    ways = {"in the loop": [False], "ahead": [True]}.get(request.param, [True, False])
+    each = itertools.cycle(ways)
+    monkeypatch.setattr("torchacc.ahead.Ahead.begin", lambda _: next(each))
+    monkeypatch.setattr("torchacc.ahead.Ahead.is_over", lambda _, pace: len(ways) > 1)
 
 
 def take_over(held: Held) -> bool:
