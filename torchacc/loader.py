@@ -114,7 +114,8 @@ class _Iteration:
         has_workers = isinstance(whole, dataloader._MultiProcessingDataLoaderIter)
         self._has_workers = has_workers
         self._moves = self._marks and has_workers and not reads_pinned_memory(loader.device)
-        self._reader = Reader(inner, self._convert.pad if self._moves else self._convert)
+        prepare = self._convert.pad if self._moves else self._convert
+        self._reader = Reader(inner, has_workers, prepare)
         self._takes_turns = _may_change_threads(whole)
         self._ahead = loader._ahead
         self._channel = Channel(self._slots, in_turns=self._marks)

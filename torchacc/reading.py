@@ -133,14 +133,18 @@ class Reader:
 
     Args:
         iterator: over the batches.
+        has_workers: whether worker processes make them.
         prepare: what is done to each batch, the only element of a list: nobody else is to hold it.
     """
 
-    def __init__(self, iterator: Iterator[Any], prepare: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self, iterator: Iterator[Any], has_workers: bool, prepare: Callable[[list[Any]], None]
+    ) -> None:
         self.lock = threading.Lock()
         # With gradients, or without: as where the pass began, or as a generator left it.
         self.gradients = True
         self._iterator: Iterator[Any] | None = iterator
+        self._has_workers = has_workers
         self._prepare = prepare
 
     def read(self) -> list[Any]:
@@ -150,8 +154,10 @@ class Reader:
         held: list[Any] = []
         try:
             self.gradients = call_with(self.gradients, self._read, held)
-        except Exception:
+        except Exception as error:
             self.end()  # before the loop learns of it
+            if not self._has_workers:
+                _explain(error)
             raise
         return held
 
@@ -195,3 +201,16 @@ def read_ahead(channel: Channel, reader: Reader) -> None:
             channel.put(held)
         del held  # a batch that was handed out must not live on in this frame
     reader.end()
+
+
+def _explain(error: Exception) -> None:
+    """Adds to what is said of a thread that batches are read by two."""
+    said = error.args[0] if error.args else None
+    if isinstance(said, str) and "thread" in said:
+        error.args = (
+            f"{said}\n[AsyncLoader] Batches are read by two threads in turns: the loop's, and one "
+            "that reads ahead of it. What belongs to one thread, such as a connection of sqlite3, "
+            "open once in each (threading.local); or leave the reading to a worker process, with "
+            "num_workers = 1.",
+            *error.args[1:],
+        )

@@ -6,6 +6,7 @@ import copy
 import itertools
 import logging
 import pickle
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -661,6 +662,40 @@ def test_an_iterator_of_the_programs_own_meets_one_thread(device, workers):
             assert len(set(readers)) <= 1
             assert iterator._takes_turns is (getattr(source, "num_workers", 0) == 1)
             readers.clear()
+
+
+@pytest.mark.parametrize("ways", [(True, False), (False, True)])
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_what_belongs_to_one_thread_says_what_to_do(device, in_parts, ways):
+    class Stored(torch.utils.data.Dataset):
+        connection = None
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if self.connection is None:
+                self.connection = sqlite3.connect(":memory:")
+            return self.connection.execute("select ?", (float(index),)).fetchone()[0]
+
+    loader = torchacc.AsyncLoader(DataLoader(Stored()), device)
+    told(loader, *ways)
+    if in_parts:
+        in_turns(loader, *[ways[0]] * 5, *[ways[1]] * 5)
+    with pytest.raises(sqlite3.ProgrammingError) as caught:
+        for _ in range(2):
+            for _ in loader:
+                pass
+    said = str(caught.value)
+    assert said.startswith("SQLite objects created in a thread can only be used in that same")
+    assert "open once in each (threading.local)" in said and "num_workers = 1" in said
+
+
+def test_other_errors_say_what_they_said(device):
+    error = KeyError("no such sample")
+    with pytest.raises(KeyError) as caught:
+        list(torchacc.AsyncLoader(map({}.__getitem__, [error]), device))
+    assert caught.value.args == (error,)
 
 
 def test_a_pass_in_turns_keeps_what_the_loop_began_with(device):
