@@ -94,6 +94,34 @@ def _may_change_threads(iterator: Iterator[Any]) -> bool:
     return type(iterator) is dataloader._MultiProcessingDataLoaderIter
 
 
+def _empty(loader: Iterable[Any], is_one_shot: bool) -> str:
+    """What to say of a pass over `loader` without a batch: what is known of it, and what to do."""
+    known = []
+    for name in ("batch_size", "drop_last", "num_workers"):
+        if hasattr(loader, name):
+            known.append(f"{name} = {getattr(loader, name)!r}")
+    for name in ("dataset", "sampler", "batch_sampler"):
+        part = getattr(loader, name, None)
+        if part is not None:
+            known.append(f"{name} = a {type(part).__name__}{_length(part)}")
+    described = f"a {type(loader).__name__}{_length(loader)}"
+    if known:
+        described += f" ({', '.join(known)})"
+    return f"[AsyncLoader] loader = {described}: a pass over it gave no batch. " + (
+        "It is an iterator, which can be gone through once: pass what makes iterators, such as the "
+        "DataLoader itself."
+        if is_one_shot
+        else "Look at its data set and its sampler, and whether drop_last leaves out all there is."
+    )
+
+
+def _length(sized: Any) -> str:
+    try:
+        return f" of length {len(sized)}"
+    except Exception:  # a stream has none, and says so in its own way
+        return ""
+
+
 def _nothing() -> None:
     """Called when work is submitted, in a pass without a thread that waits for it."""
 
@@ -129,7 +157,7 @@ class _Iteration:
         self._handed_out = 0
         # An iterator is its own iterator.
         self._is_one_shot = inner is loader._loader
-        self._kind = type(loader._loader).__name__
+        self._loader = loader._loader
         self._loops: _boundary.Loops | None = None
         self._process = os.getpid()
         _live.add(self)
@@ -151,11 +179,13 @@ class _Iteration:
             if self._moves:
                 self._move(held)
         except StopIteration:
+            # Not where it was given up, or an error came in the place of the first batch.
+            is_empty = self._handed_out == 0 and self._pace is not None
             self._leave_loop()
             if self._marks and not marked:
                 _boundary.mark_step("loader")
-            if self._handed_out == 0 and not self._channel.is_closed:
-                self._say_that_it_is_empty()
+            if is_empty:
+                raise ValueError(_empty(self._loader, self._is_one_shot)) from None
             raise
         except BaseException:
             self._leave_loop()
@@ -229,18 +259,6 @@ class _Iteration:
             self._give_up()
             raise
 
-    def _say_that_it_is_empty(self) -> None:
-        say_once(
-            ("empty loader", self._kind),
-            f"[AsyncLoader] a pass over the loader, a {self._kind}, gave no batch. "
-            + (
-                "It is an iterator, which can be gone through once: pass what makes iterators, "
-                "such as the DataLoader itself."
-                if self._is_one_shot
-                else "Look at its data set, its sampler and drop_last."
-            ),
-        )
-
     def _leave_loop(self) -> None:
         pace, self._pace = self._pace, None
         if pace is not None:
@@ -304,7 +322,7 @@ class AsyncLoader:
     every `iter()`; leaving one early (`break`, an exception) ends its thread. What a worker raises
     is raised in the training loop with the worker's traceback. Attributes that are not listed here
     are those of the wrapped loader (`dataset`, `sampler`, `batch_size`, ...). A pass that gives no
-    batch is an empty loop, as it is with every loader; a warning says so once.
+    batch ends with a ValueError: nothing would be trained.
 
     The thread computes while steps run, and hardly while they are recorded, which needs the
     interpreter too. To a GPU it copies batches through pinned memory. On hosts the tensors of a

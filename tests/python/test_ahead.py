@@ -428,14 +428,6 @@ def test_a_scope_of_a_generator_is_its_own(device):
     assert found == [False, False, True]
 
 
-def test_an_empty_loader_is_pointed_out(device, caplog):
-    from torchacc import logger
-
-    logger.forget_said_for_testing()
-    assert list(told(torchacc.AsyncLoader([], device), False)) == []
-    assert "gave no batch" in caplog.text
-
-
 def test_what_a_thread_would_draw_in_another_order_is_read_in_the_loop(device):
     class Drawn(torch.utils.data.Dataset):
         def __len__(self):
