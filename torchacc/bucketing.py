@@ -166,13 +166,15 @@ class Bucketing:
         pad_values: key to what the padding holds; None is `DEFAULT_PAD_VALUES`, and then floating
             point `labels` are left alone: those of tokens are integers; and an `attention_mask` of
             a floating point type and more than two dimensions, which is added to scores. A key that
-            a batch does not have, or under which it holds no tensor, is passed over.
+            no batch has, or under which one holds no tensor, is passed over.
     """
 
     def __init__(self, buckets: Buckets, pad_values: Mapping[str, float] | None = None) -> None:
         self._buckets = buckets
         self._by_default = pad_values is None
         self._pad_values = dict(DEFAULT_PAD_VALUES if pad_values is None else pad_values)
+        # The keys of the first batch, and those of them that are named.
+        self._first: tuple[list[str], set[str]] | None = None
         # Two passes over one loader at once have a thread each.
         self._lock = threading.Lock()
 
@@ -186,7 +188,7 @@ class Bucketing:
         """The padded batch; `batch` itself when there is nothing to pad. CPU tensors only.
 
         `batch` is a mapping from str to anything; what is no mapping is returned as it is, and said
-        once.
+        once. Raises ValueError for one that has others of the named keys than the first batch had.
         """
         if not isinstance(batch, Mapping):
             say_once(
@@ -195,6 +197,7 @@ class Bucketing:
                 "Let the collate function return a dict, or unset dataloader.buckets.",
             )
             return batch
+        self._check_keys(batch)
         named = self._named(batch)
         if not named:
             say_once(
@@ -227,6 +230,27 @@ class Bucketing:
                 missing[length],
             )
         return padded
+
+    def _check_keys(self, batch: Mapping[str, Any]) -> None:
+        """Raises ValueError where others of the named keys are there than in the first batch."""
+        present = {key for key in self._pad_values if key in batch}
+        with self._lock:
+            if self._first is None:
+                self._first = list(batch), present
+            keys, expected = self._first
+        if present == expected:
+            return
+        differences = [
+            f"{', '.join(sorted(map(repr, names)))} {what}"
+            for names, what in ((expected - present, "missing"), (present - expected, "new"))
+            if names
+        ]
+        raise ValueError(
+            f"[bucketing] batch.keys() = {list(batch)!r}: of what is padded, "
+            f"{' and '.join(differences)}; the first batch of the loader had {keys!r}. Let the "
+            "collate function give all batches the same keys, or name in "
+            "dataloader.pad_value_dict only those that all have."
+        )
 
     def _named(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors that have a length to be padded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import re
 import types
 
 import pytest
@@ -162,13 +163,40 @@ def test_a_batch_that_is_one_sequence_is_padded(device):
     assert got["labels"].tolist() == [1, 1, 1, -100]
 
 
-def test_keys_may_come_and_go(device):
-    first, second = texts(3, 3)
-    del first["labels"]
+def test_keys_that_are_not_padded_may_come_and_go(device):
+    first, second, third = texts(3, 3, 3)
     second["labels"] = None
-    got = list(torchacc.AsyncLoader([first, second], device, buckets=[4]))
-    assert [sorted(batch) for batch in got] == [sorted(first), sorted(second)]
-    assert got[0]["input_ids"].shape == (2, 4) and got[1]["labels"] is None
+    second["id"] = torch.ones(2)
+    third["name"] = "third"
+    got = list(torchacc.AsyncLoader([first, second, third], device, buckets=[4]))
+    assert [sorted(batch) for batch in got] == [sorted(each) for each in (first, second, third)]
+    assert got[1]["input_ids"].shape == (2, 4) and got[1]["labels"] is None
+
+
+@pytest.mark.parametrize(
+    ("without", "text"),
+    [
+        (({}, {"labels"}), "'labels' missing; the first batch of the loader had ['input_ids', "),
+        (({"labels"}, {}), "'labels' new; the first batch of the loader had ['input_ids', 'att"),
+        (({"labels"}, {"input_ids"}), "'input_ids' missing and 'labels' new; the first"),
+        (({}, {"input_ids", "attention_mask", "labels"}), "'attention_mask', 'input_ids', 'labels"),
+    ],
+)
+def test_batches_whose_padded_keys_differ_are_an_error(device, without, text):
+    batches = [
+        {key: value for key, value in batch.items() if key not in keys} | {"id": 1}
+        for batch, keys in zip(texts(3, 3), without, strict=True)
+    ]
+    loader = torchacc.AsyncLoader(batches, device, buckets=[4])
+    iterator = iter(loader)
+    assert list(next(iterator)) == list(batches[0])
+    said = re.escape(f"[bucketing] batch.keys() = {list(batches[1])!r}: of what is padded, {text}")
+    with pytest.raises(ValueError, match=said + ".*dataloader.pad_value_dict only those"):
+        next(iterator)
+    assert list(iterator) == []
+    # What all batches have can be padded.
+    names = dict.fromkeys(set(batches[0]) & set(batches[1]), 0)
+    assert len(list(torchacc.AsyncLoader(batches, device, [4], pad_value_dict=names))) == 2
 
 
 # --- learnt from the data -----------------------------------------------------------------------
