@@ -174,21 +174,6 @@ ProcessGroupACC::Reduction ProcessGroupACC::reduction(const ReduceOp& op, c10::S
   return made;
 }
 
-namespace {
-
-// Collectives begin in the order of their calls, those of a process's other devices too, each of
-// which has a trace of its own.
-void begin_those_of_other_devices(c10::DeviceIndex device) {
-  for (int i = 0; i < runtime::backend().device_count(); ++i) {
-    const auto other = static_cast<c10::DeviceIndex>(i);
-    if (other != device && session::others_wait_for(other) > 0) {
-      session::flush(other, record::FlushReason::kExchange);
-    }
-  }
-}
-
-}  // namespace
-
 WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, const Tensors& inputs,
                               std::chrono::milliseconds timeout, std::vector<int64_t> options,
                               bool in_place, const ReduceOp* asked) {
@@ -196,7 +181,6 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
   all.insert(all.end(), inputs.begin(), inputs.end());
   check_tensors(name(collective), all);
   const c10::DeviceIndex device = all[0].device().index();
-  begin_those_of_other_devices(device);
   const at::AutoDispatchBelowADInplaceOrView below;
   Tensors to;
   for (const Tensor& output : outputs) {
@@ -213,6 +197,12 @@ WorkPtr ProcessGroupACC::call(Collective collective, const Tensors& outputs, con
   const uint64_t sequence = [&] {
     // What is noted first begins first, also where several threads call.
     const runtime::LockWithoutGil lock(calling_);
+    // Each device has a trace of its own. What this group has pending is on the last call's; what
+    // others have on other devices may wait for what this process does next with this one.
+    if (device != device_ && ledger_->pending_for(std::chrono::milliseconds(0))) {
+      session::flush(device_, record::FlushReason::kExchange);
+    }
+    device_ = device;
     ++sequence_;
     const uint64_t number = ledger_->note(collective, outputs, inputs, options);
     try {

@@ -138,6 +138,7 @@ class ProcessGroupACC final : public c10d::Backend {
   const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
   const int64_t group_;
   std::mutex calling_;
+  c10::DeviceIndex device_ = -1;  // of the last call; with `calling_`
   std::atomic<uint64_t> sequence_ = 0;
   const std::shared_ptr<Loopback> loopback_ = std::make_shared<Loopback>();
   std::mutex coalescing_;

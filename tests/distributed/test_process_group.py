@@ -280,6 +280,24 @@ report(devices=str(first.device), second=second.tolist(), first=first.tolist())
         assert rank.reports["first"] == [3.0] * 3 and rank.reports["second"] == [30.0] * 3
 
 
+def test_a_group_on_one_device_does_not_wait_for_another_group_on_another():
+    """Rank 1 comes to what rank 0 has called first only behind the result of the second."""
+    code = """
+groups = [dist.new_group([0, 1], timeout=seconds(15)) for _ in range(2)]
+one, two = (torch.ones(3, device=f"{DEVICE}:{index}") for index in range(2))
+def first():
+    dist.all_reduce(two, group=groups[1], async_op=True)
+def second():
+    dist.all_reduce(one, group=groups[0])
+    report(one=one.tolist())
+for each in (first, second) if RANK == 0 else (second, first):
+    each()
+report(two=two.tolist())
+"""
+    for rank in run_to_end(BEGIN + code + END, 2):
+        assert rank.reports == {"one": [2.0] * 3, "two": [2.0] * 3}
+
+
 DEBUGGED = """
 import torchacc
 report(kind=type(backend).__name__)
