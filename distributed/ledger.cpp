@@ -17,6 +17,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
+#include "distributed/described.h"
 #include "distributed/signs.h"
 #include "lazy/record/source.h"
 #include "lazy/record/watch.h"
@@ -63,51 +64,6 @@ void count_wait(const char* why) { base::count_keyed("group_waits", why); }
 constexpr const char* kFailed = "failed";    // the reason, for all
 constexpr const char* kDiffers = "differs";  // a Difference
 
-// What each rank has in the call, which all of them must agree on; null where they need not.
-const std::vector<at::Tensor>* tensors_in_common(Collective collective,
-                                                 const std::vector<at::Tensor>& outputs,
-                                                 const std::vector<at::Tensor>& inputs) {
-  switch (collective) {
-    case Collective::kGather:
-    case Collective::kAllGather:
-    case Collective::kAllGatherInto:
-      return &inputs;
-    case Collective::kAllToAll:
-    case Collective::kAllToAllSingle:
-      return nullptr;
-    default:
-      return &outputs;
-  }
-}
-
-// "4 + 6", or of many "1000 in 50 tensors".
-std::string sizes_of(const std::vector<at::Tensor>& tensors) {
-  constexpr size_t kFew = 8;
-  std::string each;
-  int64_t all = 0;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensors.size() <= kFew) each += base::concat(each.empty() ? "" : " + ", tensor.numel());
-    all += tensor.numel();
-  }
-  return each.empty() ? base::concat(all, " in ", tensors.size(), " tensors") : each;
-}
-
-// Those that all ranks pass alike. Of a reduction that is what the program asked for, which stands
-// last, and not what the transport makes of it.
-at::IntArrayRef options_in_common(Collective collective, at::IntArrayRef options) {
-  switch (collective) {
-    case Collective::kAllToAllSingle:
-      return {};
-    case Collective::kAllReduce:
-    case Collective::kReduce:
-    case Collective::kReduceScatter:
-    case Collective::kReduceScatterInto:
-      return options.slice(1);
-    default:
-      return options;
-  }
-}
-
 // Numbers in hexadecimal, with blanks between; ends at a line's end.
 std::vector<uint64_t> numbers(std::string_view text) {
   std::vector<uint64_t> found;
@@ -139,6 +95,14 @@ c10::intrusive_ptr<c10d::Store> part_of(c10d::Store& store) {
 }
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+// The hash of a call of that kind and of all before it.
+uint64_t chained(uint64_t before, uint64_t kind) {
+  base::Hasher hasher;
+  hasher.add(before);
+  hasher.add(kind);
+  return hasher.finish().lo;
+}
 
 std::string hex(uint64_t value) {
   char text[17];
@@ -471,37 +435,13 @@ std::string Ledger::others_at(uint64_t sequence) {
 
 // ---- the program -------------------------------------------------------------------------------
 
-std::string Ledger::described(Collective collective, const std::vector<at::Tensor>& outputs,
-                              const std::vector<at::Tensor>& inputs, at::IntArrayRef options,
-                              base::Hasher* hasher) const {
-  const std::string type = c10::toString((outputs.empty() ? inputs : outputs)[0].scalar_type());
-  hasher->add(std::string_view(name(collective)));
-  hasher->add(std::string_view(type));
-  std::string text = name(collective);
-  if (const auto* tensors = tensors_in_common(collective, outputs, inputs)) {
-    text += base::concat(" of ", sizes_of(*tensors), " ", type);
-    for (const at::Tensor& tensor : *tensors) {
-      hasher->add(tensor.numel());
-      hasher->add(static_cast<int64_t>(tensor.scalar_type()));
-    }
-  }
-  const at::IntArrayRef common = options_in_common(collective, options);
-  hasher->add(static_cast<int64_t>(common.size()));
-  for (size_t i = 0; i < common.size(); ++i) {
-    hasher->add(common[i]);
-    text += base::concat(i == 0 ? " (" : ", ", common[i], i + 1 == common.size() ? ")" : "");
-  }
-  return text;
-}
-
 uint64_t Ledger::note(Collective collective, const std::vector<at::Tensor>& outputs,
                       const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
   if (store_ == nullptr) return 0;
-  base::Hasher hasher;
-  const std::string text = described(collective, outputs, inputs, options, &hasher);
+  const auto [kind, text] = described(collective, outputs, inputs, options);
   const std::string place = record::source_text(record::source_here());
   const std::lock_guard lock(mutex_);
-  return enter(hasher, text + place);
+  return enter(kind, text + place);
 }
 
 uint64_t Ledger::note(const char* what) {
@@ -510,16 +450,15 @@ uint64_t Ledger::note(const char* what) {
   hasher.add(std::string_view(what));
   const std::string place = record::source_text(record::source_here());
   const std::lock_guard lock(mutex_);
-  return enter(hasher, what + place);
+  return enter(hasher.finish().lo, what + place);
 }
 
 uint64_t Ledger::begin(Collective collective, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
   if (store_ != nullptr && !pending_for(milliseconds(0))) {
-    base::Hasher hasher;
-    std::string text = described(collective, outputs, inputs, options, &hasher);
+    auto [kind, text] = described(collective, outputs, inputs, options);
     const std::lock_guard lock(mutex_);
-    enter(hasher, std::move(text));
+    enter(kind, std::move(text));
   }
   return begin();
 }
@@ -559,12 +498,10 @@ uint64_t Ledger::begin() {
 }
 
 // With the mutex.
-uint64_t Ledger::enter(base::Hasher hasher, std::string text) {
-  const uint64_t kind = hasher.finish().lo;
+uint64_t Ledger::enter(uint64_t kind, std::string text) {
   // Of a program whose calls are always new, only the first are compared before they begin.
   if (met_.size() < kMet) new_ |= met_.insert(kind).second;
-  hasher.add(static_cast<int64_t>(hash_));
-  hash_ = hasher.finish().lo;
+  hash_ = chained(hash_, kind);
   entries_.push_back({++sequence_, kind, hash_, std::move(text)});
   if (entries_.size() > kKept) entries_.pop_front();
   return sequence_;
@@ -734,7 +671,7 @@ void Ledger::skip(uint64_t count, const std::string& why) {
     skips_.push_back({begun_ + 1, begun_ + count, why});
     begun_ += count;
     // Those of a captured step were not noted.
-    while (sequence_ < begun_) enter(base::Hasher(), "one of a captured step");
+    while (sequence_ < begun_) enter(0, "one of a captured step");
     recorded_ = std::max(recorded_, begun_);
   }
   ask([this, why] {

@@ -142,10 +142,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::optional<uint64_t> first_difference(const Shown& other);
   void differs(uint64_t sequence, int other);
   void compare_with_neighbours();
-  std::string described(Collective collective, const std::vector<at::Tensor>& outputs,
-                        const std::vector<at::Tensor>& inputs, at::IntArrayRef options,
-                        base::Hasher* hasher) const;
-  uint64_t enter(base::Hasher hasher, std::string text);
+  uint64_t enter(uint64_t kind, std::string text);
   void answer();
   void wait_for_verdict();
   void hear();
