@@ -224,7 +224,8 @@ void Ledger::show() {
     hidden_ = false;
     if (recorded_ == shown_) return;
     shown_ = recorded_;
-    newest = text = hex(recorded_);
+    newest = hex(recorded_);
+    text = newest + " " + hex(skips_.size());
     size_t at = entries_.size() - (sequence_ - recorded_);
     const std::string& call = entries_[at - 1].text;
     for (size_t i = 0; i < kShown && at > 0; ++i) text += " " + hex(entries_[--at].hash);
@@ -242,9 +243,10 @@ std::optional<Ledger::Shown> Ledger::look(int rank) {
 
 Ledger::Shown Ledger::read(const std::string& text) {
   std::vector<uint64_t> hashes = numbers(first_line(text));
-  const uint64_t newest = hashes.front();
-  hashes.erase(hashes.begin());
-  return {newest, std::move(hashes), behind_first_line(text)};
+  const uint64_t newest = hashes.at(0);
+  const uint64_t skips = hashes.at(1);
+  hashes.erase(hashes.begin(), hashes.begin() + 2);
+  return {newest, skips, std::move(hashes), behind_first_line(text)};
 }
 
 // Whether all of `ranks` have shown that they have recorded so many. As many requests for many
@@ -265,9 +267,11 @@ bool Ledger::have_recorded(const std::vector<int>& ranks, uint64_t count) {
   return all;
 }
 
-// The first collective, of those that both still know, that is another one there.
+// The first collective, of those that both still know, that is another one there. What only one of
+// two ranks has skipped so far is not compared: see skip.
 std::optional<uint64_t> Ledger::first_difference(const Shown& other) {
   const std::lock_guard lock(mutex_);
+  if (other.skips != skips_.size()) return std::nullopt;
   for (const Entry& entry : entries_) {
     if (entry.sequence > std::min(other.newest, recorded_)) break;
     const uint64_t back = other.newest - entry.sequence;
@@ -668,13 +672,22 @@ void Ledger::skip(uint64_t count, const std::string& why) {
   if (store_ == nullptr) return;
   if (count > 0) {
     const std::lock_guard lock(mutex_);
-    skips_.push_back({begun_ + 1, begun_ + count, why});
+    const uint64_t first = begun_ + 1;
+    skips_.push_back({first, begun_ + count, why});
     begun_ += count;
-    // Those of a captured step were not noted.
-    while (sequence_ < begun_) enter(0, "one of a captured step");
+    // Those of a captured step were not noted. Another rank may have called the same ones outside
+    // of one, so what they were counts nowhere.
+    while (sequence_ < begun_) enter(kSkipped, "one of a captured step");
+    hash_ = 0;
+    for (Entry& entry : entries_) {
+      if (entry.sequence >= first && entry.sequence <= begun_) entry.kind = kSkipped;
+      if (entry.sequence >= first) entry.hash = chained(hash_, entry.kind);
+      hash_ = entry.hash;
+    }
     recorded_ = std::max(recorded_, begun_);
   }
   ask([this, why] {
+    shown_ = 0;  // it is shown anew
     store_->set(key("error", static_cast<uint64_t>(rank_)), why);
     agree_on_skips();
   });

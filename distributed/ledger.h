@@ -99,13 +99,13 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   void give_up();
 
   // A step of this rank has failed, and with it the next `count` collectives, which it will never
-  // begin. Where all ranks skip the same ones, they go on behind them; else the group has failed.
+  // begin. Where all ranks skip as many, they go on behind them; else the group has failed.
   void skip(uint64_t count, const std::string& why);
 
  private:
   struct Entry {
     uint64_t sequence;
-    uint64_t kind;  // hash of the call
+    uint64_t kind;  // hash of the call, or kSkipped
     uint64_t hash;  // of this and all before
     std::string text;
     std::chrono::steady_clock::time_point noted = std::chrono::steady_clock::now();
@@ -113,6 +113,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // What a rank has shown.
   struct Shown {
     uint64_t newest = 0;
+    uint64_t skips = 0;            // how often it has skipped some
     std::vector<uint64_t> hashes;  // of the newest entries, the last first
     std::string text;              // of the newest
   };
@@ -158,6 +159,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
 
   static constexpr size_t kKept = 1024;
   static constexpr size_t kShown = 64;
+  static constexpr uint64_t kSkipped = 1;
   static constexpr size_t kMet = 4096;
 
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -92,6 +92,38 @@ heard(values)
         assert "ranks do different things" in rank["text"]  # which is found as before
 
 
+def test_a_rank_that_replays_its_step_fails_like_one_that_records_it():
+    code = """
+import torchacc
+def fn(table, index):
+    y = table[:4] * table.index_select(0, index).sum()
+    dist.all_reduce(y)
+    return y
+step = torchacc.capture(fn) if RANK == 0 else fn
+def values():
+    for i in range(5):
+        step(table, torch.tensor([i], device=device)).tolist()
+    for i in range(3):
+        try:
+            step(table, wrong)
+            torch.acc.synchronize()
+        except IndexError:
+            report(raised=i)
+        time.sleep(2)  # until the ranks have compared
+    report(replays=getattr(step, "replays", None))
+    dist.broadcast(b, 0)
+    report(b=b.tolist())
+    dist.all_reduce(b[: 2 + RANK].clone())
+heard(values)
+"""
+    first, second = reduced("FAILS = False" + FAILING + code)
+    assert first["replays"] > 0
+    for rank in (first, second):
+        assert rank["raised"] == 2 and rank["b"] == [100] * 4
+        # ... which is found as before, at its own number
+        assert "collective number 11 of the group is all_reduce of 2 Float" in rank["text"]
+
+
 def test_a_failure_behind_the_last_collective_harms_nobody():
     code = """
 store = dist.distributed_c10d._get_default_store()
