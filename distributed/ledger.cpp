@@ -203,7 +203,7 @@ void Ledger::tick() {
   show();
   hear();
   if (!failure().empty()) return;
-  if (std::exchange(compared_, shown_) != shown_) compare_with_neighbours();
+  if (compared_ != shown_ && compare_with_neighbours()) compared_ = shown_;
   answer();
 }
 
@@ -228,7 +228,9 @@ void Ledger::show() {
     text = newest + " " + hex(skips_.size());
     size_t at = entries_.size() - (sequence_ - recorded_);
     const std::string& call = entries_[at - 1].text;
-    for (size_t i = 0; i < kShown && at > 0; ++i) text += " " + hex(entries_[--at].hash);
+    // Others may come to what has not begun much later, and see by it that they do something else.
+    const size_t count = kShown + (recorded_ - begun_);
+    for (size_t i = 0; i < count && at > 0; ++i) text += " " + hex(entries_[--at].hash);
     text += "\n" + call;
   }
   const auto rank = static_cast<uint64_t>(rank_);
@@ -288,14 +290,18 @@ void Ledger::differs(uint64_t sequence, int other) {
 }
 
 // What differs anywhere differs between two neighbours, and the later of the two to show it sees
-// it.
-void Ledger::compare_with_neighbours() {
+// it. What one that is far ahead shows may begin behind all that the other has done: then the first
+// sees it, when the other comes. Returns whether both neighbours have come as far as this rank.
+bool Ledger::compare_with_neighbours() {
+  bool all = true;
   for (const int by : {1, size_ - 1}) {
     const int other = (rank_ + by) % size_;
     const auto shown = look(other);
+    all = all && shown.has_value() && shown->newest >= shown_;
     if (!shown.has_value()) continue;
     if (const auto sequence = first_difference(*shown)) differs(*sequence, other);
   }
+  return all;
 }
 
 // Where ranks differ: the two, and rank 0, tell what they did there, and the one that has seen it

@@ -142,7 +142,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   bool have_recorded(const std::vector<int>& ranks, uint64_t count);
   std::optional<uint64_t> first_difference(const Shown& other);
   void differs(uint64_t sequence, int other);
-  void compare_with_neighbours();
+  bool compare_with_neighbours();
   uint64_t enter(uint64_t kind, std::string text);
   void answer();
   void wait_for_verdict();
@@ -158,7 +158,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::string silent_ranks();
 
   static constexpr size_t kKept = 1024;
-  static constexpr size_t kShown = 64;
+  static constexpr size_t kShown = 64;  // and what has not begun
   static constexpr uint64_t kSkipped = 1;
   static constexpr size_t kMet = 4096;
 

@@ -133,3 +133,26 @@ report(said=said, shown=asked("shown"), alive=asked("alive"))
     assert "may have ended" not in reports["said"]
     assert reports["alive"] == {"alone": 0, "most": 16}
     assert reports["shown"]["most"] == 16  # some are missing, and are looked for then
+
+
+def test_who_is_ahead_compares_until_the_others_have_come():
+    """All that it has done is over, and what it shows of it begins behind where they differ."""
+    code = """
+import time
+store = dist.HashStore()
+first, second = (made(store, rank, 2) for rank in range(2))
+for group, count in ((first, 100), (second, 4)):
+    for _ in range(count):
+        all_reduce(group)
+    torch.acc.synchronize()
+    time.sleep(1)  # until it is shown
+second.broadcast([torch.ones(3, device=DEVICE)], dist.BroadcastOptions())
+until = time.monotonic() + 30
+while time.monotonic() < until and str(first.get_error()).endswith("SUCCESS"):
+    refused(torch.acc.synchronize)
+    time.sleep(0.1)
+report(said=refused(lambda: all_reduce(first)[1].tolist()))
+"""
+    (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
+    assert "collective number 5 of the group is all_reduce of 3 Float" in rank.reports["said"]
+    assert "broadcast of 3 Float" in rank.reports["said"]
