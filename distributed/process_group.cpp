@@ -87,6 +87,13 @@ void check_equal_sizes(const char* what, const Tensors& tensors, const Tensor& l
   }
 }
 
+// What a process sends to itself is what it receives from itself. Of the sizes that it exchanges
+// with others each of both knows its own.
+void check_own_part(const char* what, int64_t sent, int64_t received) {
+  TORCH_CHECK(sent == received, "[torch.distributed] ", what, ": this rank sends ", sent,
+              " elements to itself, and has room for ", received, ".");
+}
+
 void check_rank(const char* what, int64_t rank, int size) {
   TORCH_CHECK(rank >= 0 && rank < size, "[torch.distributed] ", what, ": rank ", rank,
               " is not in this group, whose ranks are 0 to ", size - 1, ".");
@@ -426,6 +433,11 @@ WorkPtr ProcessGroupACC::alltoall(Tensors& outputs, Tensors& inputs,
   check_count(what, "input tensors", inputs.size(), static_cast<size_t>(size_));
   check_tensors(what, outputs);
   check_tensors(what, inputs);
+  check_types(what, outputs);
+  check_types(what, {outputs[0], inputs[0]});
+  check_types(what, inputs);
+  const auto own = static_cast<size_t>(rank_);
+  check_own_part(what, inputs[own].numel(), outputs[own].numel());
   return call(Collective::kAllToAll, outputs, inputs, opts.timeout, {});
 }
 
@@ -437,6 +449,7 @@ WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
   check_tensors(what, {output, input});
   check_types(what, {output, input});
   std::vector<int64_t> options{static_cast<int64_t>(output_rows.size())};
+  // Returns how many elements go to this rank itself, or come from it.
   const auto add = [&](const Tensor& tensor, const std::vector<int64_t>& rows) {
     const int64_t all = tensor.dim() == 0 ? 1 : tensor.size(0);
     if (rows.empty()) {
@@ -450,9 +463,11 @@ WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
                   ", and the tensor has ", all, " rows.");
     }
     options.insert(options.end(), rows.begin(), rows.end());
+    if (rows.empty()) return tensor.numel() / size_;
+    return all == 0 ? 0 : rows[static_cast<size_t>(rank_)] * (tensor.numel() / all);
   };
-  add(output, output_rows);
-  add(input, input_rows);
+  const int64_t received = add(output, output_rows);
+  check_own_part(what, add(input, input_rows), received);
   return call(Collective::kAllToAllSingle, {output}, {input}, opts.timeout, std::move(options));
 }
 

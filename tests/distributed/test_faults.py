@@ -371,6 +371,12 @@ report(
     parts=refused(lambda: dist.all_gather_into_tensor(torch.empty(7, device=device), x)),
     types=refused(lambda: dist.all_gather_into_tensor(torch.empty(2000, device=device), x.half())),
     rows=refused(lambda: dist.all_to_all_single(torch.empty(3, device=device), x[:3].clone())),
+    own=refused(lambda: dist.all_to_all_single(torch.empty(4, device=device), x[:6].clone())),
+    own_rows=refused(lambda: dist.all_to_all_single(
+        torch.empty(4, 2, device=device), x[:12].view(4, 3), [2, 2], [2, 2])),
+    own_parts=refused(lambda: dist.all_to_all(
+        [torch.empty(4, device=device) for _ in range(2)],
+        [torch.empty(3 + (rank != RANK), device=device) for rank in range(2)])),
     twice=refused(lambda: dist.init_process_group("acc")),
     sparse=refused(lambda: dist.all_reduce(torch.ones(2, 2).to_sparse().to(device))),
     elsewhere=refused(lambda: dist.all_gather_into_tensor(
@@ -390,6 +396,9 @@ report(
         assert "2000 elements, and the whole tensor has 7" in rank["parts"]
         assert "Float and Half" in rank["types"] or "Half and Float" in rank["types"]
         assert "3 rows cannot be divided among 2 ranks" in rank["rows"]
+        assert "single: this rank sends 3 elements to itself, and has room for 2" in rank["own"]
+        assert "sends 6 elements to itself, and has room for 4" in rank["own_rows"]
+        assert "all_to_all: this rank sends 3 elements to itself" in rank["own_parts"]
         assert "twice" in rank["twice"]
         assert "acc has no sparse tensors" in rank["sparse"]
         assert "one device, got acc:1 and acc:0" in rank["elsewhere"]
