@@ -510,7 +510,7 @@ uint64_t Ledger::begin() {
 // With the mutex.
 uint64_t Ledger::enter(uint64_t kind, std::string text) {
   // Of a program whose calls are always new, only the first are compared before they begin.
-  if (met_.size() < kMet) new_ |= met_.insert(kind).second;
+  if (met_.size() < kMet) new_ |= met_.insert(chained(last_kind(), kind)).second;
   hash_ = chained(hash_, kind);
   entries_.push_back({++sequence_, kind, hash_, std::move(text)});
   if (entries_.size() > kKept) entries_.pop_front();
@@ -525,8 +525,9 @@ void Ledger::recorded(uint64_t sequence) {
 void Ledger::take_back(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   if (sequence != sequence_ || sequence <= recorded_) return;
-  met_.erase(entries_.back().kind);  // it has not been compared
+  const uint64_t kind = last_kind();
   entries_.pop_back();
+  met_.erase(chained(last_kind(), kind));  // it has not been compared
   hash_ = entries_.empty() ? 0 : entries_.back().hash;
   --sequence_;
 }

@@ -61,11 +61,11 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   uint64_t begin(Collective collective, const std::vector<at::Tensor>& outputs,
                  const std::vector<at::Tensor>& inputs, at::IntArrayRef options);
 
-  // The next of what was noted is about to happen; returns its number. Calls that this rank
-  // makes for the first time are shown to the others now, and compared with those of its neighbours
-  // as far as these have shown theirs: Gloo ends a process that gets more bytes than it wants.
-  // Throws where they differ, and where the group is of no more use. Where this rank has skipped
-  // some, waits until all others have skipped them, too.
+  // The next of what was noted is about to happen; returns its number. Calls that this rank makes
+  // for the first time, or behind another one than before, are shown to the others now, and
+  // compared with those of its neighbours as far as these have shown theirs: Gloo ends a process
+  // that gets more bytes than it wants. Throws where they differ, and where the group is of no more
+  // use. Where this rank has skipped some, waits until all others have skipped them, too.
   uint64_t begin();
 
   // Whether anybody counts them: there is no need where there is one rank.
@@ -144,6 +144,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   void differs(uint64_t sequence, int other);
   bool compare_with_neighbours();
   uint64_t enter(uint64_t kind, std::string text);
+  uint64_t last_kind() const { return entries_.empty() ? 0 : entries_.back().kind; }
   void answer();
   void wait_for_verdict();
   void hear();
@@ -194,7 +195,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::optional<Difference> difference_;
   std::vector<Skip> skips_;
   size_t agreed_ = 0;                 // of these, how many all ranks have skipped
-  std::unordered_set<uint64_t> met_;  // calls by kind, type, size and options
+  std::unordered_set<uint64_t> met_;  // pairs of a call's kind and that of the one before it
   bool new_ = false;                  // one was met since the last comparison before a begin
 };
 

@@ -84,6 +84,48 @@ heard(other)
         assert rank["seconds"] < 18
 
 
+def test_ranks_that_leave_an_order_are_told_before_gloo_ends_one():
+    """They have met both calls before, and neither behind the one that comes before them now."""
+    code = """
+y = x[:500].clone()
+def other():
+    for each in (x, y):
+        dist.all_reduce(each)
+        torch.acc.synchronize()
+    dist.broadcast(x, 0)
+    torch.acc.synchronize()
+    each = x if RANK == 0 else y
+    dist.all_reduce(each)
+    each.sum().item()
+heard(other)
+"""
+    for rank in reduced(code):
+        assert "collective number 4 of the group is all_reduce of 1000 Float" in rank["text"]
+        assert "all_reduce of 500 Float" in rank["text"]
+
+
+def test_a_rank_that_is_far_ahead_of_one_that_does_something_else_is_told():
+    """What it has recorded is as much as 95 collectives behind where they differ."""
+    code = """
+y = x[:500].clone()
+def other():
+    dist.all_reduce(x)
+    dist.all_reduce(y)
+    torch.acc.synchronize()
+    if RANK == 1:
+        time.sleep(3)  # until the other one has shown all
+    for _ in range(100 if RANK == 0 else 4):
+        dist.all_reduce(x, async_op=True)
+    if RANK == 1:
+        dist.all_reduce(y)
+    torch.acc.synchronize()
+heard(other)
+"""
+    for rank in reduced(code):
+        assert "collective number 7 of the group is all_reduce of 1000 Float" in rank["text"]
+        assert "all_reduce of 500 Float" in rank["text"]
+
+
 def test_a_rank_that_is_late_is_named():
     code = """
 dist.all_reduce(x)
