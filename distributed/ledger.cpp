@@ -129,8 +129,27 @@ Ledger::~Ledger() {
 void Ledger::start() {
   if (store_ == nullptr) return;
   std::thread([of = weak_from_this()] {
-    while (const auto ledger = of.lock()) ledger->attend();
+    for (;;) {
+      const auto ledger = of.lock();
+      if (ledger == nullptr || !ledger->is_needed()) return;
+      ledger->attend();
+    }
   }).detach();
+}
+
+void Ledger::end() {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+}
+
+bool Ledger::has_ended() {
+  const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+bool Ledger::is_needed() {
+  const std::lock_guard lock(mutex_);
+  return !ended_ || untold_ || !questions_.empty();
 }
 
 // Has `talk` called by that thread, and returns what it returns; it may be called after this one
@@ -143,6 +162,7 @@ auto Ledger::ask(Talk talk) -> decltype(talk()) {
   const auto silent = [] { return base::Error("it has not answered for some seconds"); };
   {
     const std::lock_guard lock(mutex_);
+    if (ended_) throw base::Error("the group was destroyed");
     if (silent_) throw silent();
     questions_.emplace_back([task] { (*task)(); });
   }
@@ -624,6 +644,8 @@ std::string Ledger::silent_ranks() {
 
 std::string Ledger::explain(uint64_t sequence, const std::string& error) {
   if (store_ == nullptr) return "";
+  if (const std::string why = failure(); !why.empty()) return base::concat(" (", why, ")");
+  if (has_ended()) return "";
   std::string said;
   if (sequence > 0) {  // else it is between two ranks
     said = base::concat("collective number ", sequence, " of the group, ", text_of(sequence));

@@ -68,6 +68,10 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // use. Where this rank has skipped some, waits until all others have skipped them, too.
   uint64_t begin();
 
+  // The program has left the group: the thread beside it ends as soon as the others have heard of
+  // what failed, and asks the store for nothing more.
+  void end();
+
   // Whether anybody counts them: there is no need where there is one rank.
   bool counts() const { return store_ != nullptr; }
   // How many have begun, or were skipped.
@@ -132,6 +136,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
 
   template <class Talk>
   auto ask(Talk talk) -> decltype(talk());
+  bool has_ended();
+  bool is_needed();
   void attend();
   void tick();
   std::string key(const char* what, uint64_t number) const;
@@ -183,6 +189,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::condition_variable asked_;
   std::deque<std::function<void()>> questions_;
   bool silent_ = false;  // a question was not answered in time
+  bool ended_ = false;
   std::deque<Entry> entries_;
   uint64_t sequence_ = 0;  // noted
   uint64_t recorded_ = 0;

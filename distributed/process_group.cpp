@@ -135,7 +135,10 @@ ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
   watch_groups();
 }
 
-ProcessGroupACC::~ProcessGroupACC() { remove_group(group_); }
+ProcessGroupACC::~ProcessGroupACC() {
+  ledger_->end();  // works may outlive the group, and have it
+  remove_group(group_);
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupACC::getBackendOptions() {
   const auto inner = transport_->getBackendOptions();
@@ -640,6 +643,7 @@ void ProcessGroupACC::abort() {
   stop_coalescing();
   ledger_->give_up();  // who waits for Gloo looks there
   transport_->abort();
+  ledger_->end();
 }
 
 // The others get what they still wait for, and the group ends whatever came of that.
@@ -654,6 +658,7 @@ void ProcessGroupACC::shutdown() {
                runtime::text_of(std::current_exception()));
   }
   transport_->shutdown();
+  ledger_->end();
 }
 
 }  // namespace acc::distributed

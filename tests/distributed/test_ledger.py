@@ -135,6 +135,25 @@ report(said=said, shown=asked("shown"), alive=asked("alive"))
     assert reports["shown"]["most"] == 16  # some are missing, and are looked for then
 
 
+@pytest.mark.parametrize("how", ["shutdown", "abort"])
+def test_a_group_that_has_ended_asks_for_nothing_though_a_work_of_it_is_kept(how):
+    code = """
+noting = Noting()
+group = made(noting, 0, 2)
+work, x = all_reduce(group)
+x.sum().item()
+getattr(group, HOW)()
+del group
+rounds = 0
+with noting.news:  # a rank that lives gives a sign every second
+    while rounds < 30 and noting.news.wait(3):
+        rounds += 1
+report(rounds=rounds, success=work.is_success())
+"""
+    (rank,) = run_ranks(GROUPS + f"HOW = {how!r}" + code + END, 1, timeout=60)
+    assert rank.reports["rounds"] < 30
+
+
 def test_who_is_ahead_compares_until_the_others_have_come():
     """All that it has done is over, and what it shows of it begins behind where they differ."""
     code = """
