@@ -292,6 +292,28 @@ dist.destroy_process_group()
     assert "'here' of ranks [0, 1]: after 3 s ranks [1] have not come" in first.reports["error"]
 
 
+def test_a_process_that_has_given_up_meets_the_others_when_it_tries_again():
+    code = """
+from datetime import timedelta
+from torchacc.dist import rendezvous
+dist.init_process_group("acc", timeout=timedelta(seconds=20))
+store = dist.distributed_c10d._get_default_store()
+if RANK == 0:
+    set_timeout = dist.distributed_c10d._set_pg_timeout
+    set_timeout(timedelta(seconds=1), dist.group.WORLD)
+    report(error=refused(lambda: rendezvous("here")))
+    set_timeout(timedelta(seconds=20), dist.group.WORLD)
+    store.set("again", "1")
+store.wait(["again"])
+for _ in range(2):
+    report(met=[each.decode() for each in rendezvous("here", str(RANK).encode())])
+dist.destroy_process_group()
+"""
+    first, second = (each.reports for each in run_to_end(code, 2))
+    assert "after 1 s ranks [1] have not come" in first["error"]
+    assert first["met"] == second["met"] == ["0", "1"]
+
+
 def test_ranks_that_do_not_meet_are_named_whatever_the_store(tmp_path):
     first, second = (dist.FileStore(str(tmp_path / "store"), 2) for _ in range(2))
     for store, rank in ((first, 0), (second, 1)):  # the later does not meet who has given up

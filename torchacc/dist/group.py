@@ -255,6 +255,7 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
     timeout = default._get_backend(torch.device(device_type())).transport.options._timeout
     problem = wait_for_ranks(store, meeting(time), places, dist.get_rank(), timeout)
     if problem:
+        _met[ranks] = time - 1  # the others may come yet: who tries again meets them there
         raise RuntimeError(
             f"[rendezvous] {tag!r} of ranks {list(ranks)}: {problem}. All have to come to the same "
             "calls in the same order."
