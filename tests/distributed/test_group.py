@@ -210,6 +210,13 @@ def test_variables_that_are_incomplete_are_named_before_anyone_waits(device, cha
     assert text in done.stderr and "Start with torchrun, which sets" in done.stderr
 
 
+def test_a_plain_group_names_the_variable_that_is_not_set(device):
+    code = 'import torch.distributed as dist, torchacc; dist.init_process_group("acc")'
+    launcher = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": None, "MASTER_PORT": "1"}
+    done = run_python(code, check=False, timeout=60, **{**ALONE, **launcher})
+    assert done.returncode == 1 and "MASTER_ADDR expected, but not set" in done.stderr
+
+
 def test_programs_that_do_not_leave_their_group_end_quietly(device):
     code = (
         ACCELERATE
