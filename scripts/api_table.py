@@ -282,16 +282,27 @@ _CONTEXT = (
     "q, k, v, q_lens=None, k_lens=None, dropout_p=0.0, softmax_scale=None, causal=False, "
     "window_size=(-1, -1), alibi_slopes=None, deterministic=False"
 )
-_LIGER = "liger_kernel replaces classes of transformers with Triton kernels, which need a GPU"
+_LIGER = "without effect: patches nothing, the models' own operators are fused"
+_AS_IT_IS = "without effect: patches nothing, `use_flash_attn` need not be given"
 
 # --- names that a version may have or not ---------------------------------------------------------
 # A row of these is what it says ("works", and its signature held against the code) where there is
 # such a name. Where there is none it is "not offered", because of `why` if it would work.
 _LATER = "not in this version"
 TOP_IF_THERE = (
-    Row("mark_dynamic", "(x, dims, bounds)", why=_LATER),
+    Row(
+        "mark_dynamic",
+        "(x, dims, bounds)",
+        DIFFERS,
+        "without effect: sizes need not be announced; its arguments are checked",
+    ),
     Row("accelerate_hf_trainer", "(enable=True)", why=_LATER),
-    Row("patch_qwen_model", "(model)", why=_LATER),
+    Row(
+        "patch_qwen_model",
+        "(model)",
+        DIFFERS,
+        "without effect: returns the model as it is, there is nothing to patch",
+    ),
     Row(
         "send_cpu_data_to_device",
         "(datas, device, input_sharding=None)",
@@ -345,15 +356,15 @@ OPS_IF_THERE = (
     Row("ops.flash_attn_varlen_xla", f"(q, k, v, attention_mask, {_FLASH})", why=_LATER),
     Row("ops.flash_attn_varlen_qkvpacked_xla", f"(qkv, attention_mask, {_FLASH})", why=_LATER),
     Row("ops.flash_attn_varlen_position_ids_xla", f"(q, k, v, position_ids, {_FLASH})", why=_LATER),
-    Row("ops.spmd_flash_attn_varlen_xla", why=_SPMD),
+    Row("ops.spmd_flash_attn_varlen_xla", "", DIFFERS, f"refuses `partition_spec`: {_SPMD}"),
     Row(
         "ops.scaled_dot_product_attention",
         "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None)",
         why=_LATER,
     ),
-    Row("ops.apply_liger_kernel", "()", why=_LIGER),
-    Row("ops.apply_liger_kernel_to_llama", why=_LIGER),
-    Row("ops.apply_liger_kernel_to_qwen2", why=_LIGER),
+    Row("ops.apply_liger_kernel", "()", DIFFERS, _LIGER),
+    Row("ops.apply_liger_kernel_to_llama", "", DIFFERS, _LIGER),
+    Row("ops.apply_liger_kernel_to_qwen2", "", DIFFERS, _LIGER),
     Row(
         "ops.context_parallel.initialize_context_parallel",
         "(context_parallel_size, intra_parallel_size=None)",
@@ -395,10 +406,20 @@ UTILS_IF_THERE = (
     ),
     Row("utils.patch.patch_amp", "()", why="`torchacc.patch()` does that"),
     Row("utils.patch.patch_autocast", "()", why="`torchacc.patch()` does that"),
-    Row("utils.patch.patch_fa", "()", why="patches nothing: the attention of torch runs as it is"),
-    Row("utils.patch.patch_llama", "(use_flash_attn)", why="patches nothing: it runs as it is"),
-    Row("utils.patch.patch_qwen", "(use_flash_attn)", why="patches nothing: it runs as it is"),
-    Row("utils.decompose.replace_decompose", "()", why="replaces nothing: torch's stay"),
+    Row(
+        "utils.patch.patch_fa",
+        "()",
+        DIFFERS,
+        "without effect: patches nothing, the attention of torch runs as it is",
+    ),
+    Row("utils.patch.patch_llama", "(use_flash_attn)", DIFFERS, _AS_IT_IS),
+    Row("utils.patch.patch_qwen", "(use_flash_attn)", DIFFERS, _AS_IT_IS),
+    Row(
+        "utils.decompose.replace_decompose",
+        "()",
+        DIFFERS,
+        "without effect: replaces nothing, torch's stay",
+    ),
     Row("utils.trace.trace", "(model, input_names)", why=_TRACER),
     Row("utils.utils.apply_to_tensors", why=_UTIL),
     Row("utils.utils.partition_balanced", why=_UTIL),

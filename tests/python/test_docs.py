@@ -240,3 +240,23 @@ def test_options_without_effect_say_so(device: str) -> None:
     )
     silent = {name for name, verdict in told.items() if "without effect" in verdict}
     assert silent == {"compute.acc_scaled_dot_attn", "compute.disable_kernel_patches"}
+
+
+def test_names_without_effect_say_so(device: str) -> None:
+    """Those that are there for TorchAcc's programs, and change nothing."""
+    told = dict(
+        re.findall(r"^\| `([\w.]+)[^|]*` \|.*\| ([^|]*) \|$", api_docs.DOCUMENT.read_text(), re.M)
+    )
+    silent = {name for name, verdict in told.items() if verdict.startswith("differs: without")}
+    assert silent == {
+        "mark_dynamic",
+        "ops.apply_liger_kernel",
+        "ops.apply_liger_kernel_to_llama",
+        "ops.apply_liger_kernel_to_qwen2",
+        "patch_qwen_model",
+        "utils.decompose.replace_decompose",
+        "utils.patch.patch_fa",
+        "utils.patch.patch_llama",
+        "utils.patch.patch_qwen",
+    }
+    assert told["ops.spmd_flash_attn_varlen_xla"].startswith("differs: refuses `partition_spec`")
