@@ -260,3 +260,17 @@ def test_names_without_effect_say_so(device: str) -> None:
         "utils.patch.patch_qwen",
     }
     assert told["ops.spmd_flash_attn_varlen_xla"].startswith("differs: refuses `partition_spec`")
+
+
+def test_errors_of_what_raises_its_own_are_on_the_page(device: str) -> None:
+    """Each has an error of its own in its code, which its docstring names."""
+    raising = (
+        "dist.Mesh.stage_to_global",
+        "dist.ParallelModule.forward_backward",
+        "dist.PipelineParallel",
+        "dist.PipelineParallel.forward_backward",
+        "dist.state_dict_utils.consolidate_and_reshard_fsdp_checkpoint",
+        "dist.tp.mark_sharding",
+    )
+    told = api_docs.DOCUMENT.read_text().partition("## Errors")[2]
+    assert [name for name in raising if f"| `{name}` |" not in told] == []

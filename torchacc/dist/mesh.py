@@ -224,7 +224,11 @@ class Mesh:
         return self.get_stage_id() == self.num("pp") - 1
 
     def stage_to_global(self, stage_id: int) -> int:
-        """The rank that computes stage `stage_id` for the same data as this process."""
+        """The rank that computes stage `stage_id` for the same data as this process.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
         if not 0 <= stage_id < self.num("pp"):
             raise ValueError(f"[Mesh] stage {stage_id}: there are {self.num('pp')} stages.")
         place = {**self._place(), "pp": stage_id}

@@ -67,7 +67,11 @@ class ParallelModule(nn.Module):
     def forward_backward(
         self, *args: Any, output_fn: Callable[[Any], Tensor] | None = None, **kwargs: Any
     ) -> Tensor | None:
-        """One step of a pipeline: the loss, averaged over the micro batches."""
+        """One step of a pipeline: the loss, averaged over the micro batches.
+
+        Raises:
+            NotImplementedError: the model is not split into stages.
+        """
         raise NotImplementedError(
             "[forward_backward] the model is not split into stages: set dist.pp.size, or call the "
             "model and loss.backward()."

@@ -53,6 +53,11 @@ class PipelineParallel(ParallelModule):
         model: on the CPU; only the stage moves to the device.
         config: the options.
         wrap: what trains the stage together with the processes that have the same one.
+
+    Raises:
+        ValueError: the model cannot be split before `split_points`, or its forward does not take
+            `input_names` (`config.dist.pp`).
+        RuntimeError: in a call, since only `forward_backward` runs all stages.
     """
 
     def __init__(self, model: nn.Module, config: Config, wrap: Wrap | None = None) -> None:
@@ -208,9 +213,15 @@ class PipelineParallel(ParallelModule):
         type of the first loss of such a batch, or, without `config.dist.pp.broadcast_loss`, on
         those of the last stage (None on the others). Under `torch.no_grad()` there is no backward.
 
-        Raises TypeError or ValueError on every process for arguments that are missing or cannot be
-        cut into `config.dist.pp.num_micro_batches` parts of one size. After an error in the middle
-        of a step, in `output_fn` for example, there is no next step.
+        After an error in the middle of a step, in `output_fn` for example, there is no next step.
+
+        Raises:
+            TypeError: on every process for arguments that are missing, would be ignored or cannot
+                be cut; or the loss is not a tensor of one element.
+            ValueError: on every process for a batch that cannot be cut into
+                `config.dist.pp.num_micro_batches` parts of one size.
+            RuntimeError: an earlier step failed, or forward could be split in the other of the
+                modes train and eval only.
         """
         if self._acc_failed is not None:
             raise RuntimeError(

@@ -418,6 +418,13 @@ def consolidate_and_reshard_fsdp_checkpoint(
     """The same for a model and its optimizer: what the two functions before return.
 
     Both are made before anything is written, and are in memory together.
+
+    Raises:
+        FileNotFoundError: there is no file of the model, or none of the optimizer.
+        ValueError: files that are damaged or not of one checkpoint, an optimizer of another model,
+            a `reshard_num` below 1, or names to write to that are those of files that are read, or
+            of both, or have not a star for each number. Nothing was written.
+        OSError: a file cannot be written.
     """
     folder = save_dir or ckpt_dir
     to_model = _save_paths("model", folder, model_save_name_pattern, reshard_num)

@@ -171,6 +171,11 @@ def mark_sharding(
 
     `partition_spec` has an entry for each dimension of the parameter: 0, the axis of the mesh, for
     the one to split, None for the others.
+
+    Raises:
+        AttributeError: the module has no such parameter.
+        ValueError: `partition_spec` has more or fewer entries than the parameter dimensions, or
+            splits several; or `config.dist.tp.size` is 1.
     """
     mesh = device_mesh(config)
     parameter = module.get_parameter(name)
