@@ -117,7 +117,7 @@ def train_digits(half):
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4] if helpers.FULL else [2])
+@pytest.mark.parametrize("ranks", [1, 2, 4] if helpers.FULL else [1, 2])
 def test_digits_are_learnt_as_in_float32(ranks):
     """100 steps with the parameters divided: losses within 2 % of float32's, as means of ten steps
     over all ranks, since a batch of 64 is noise."""
