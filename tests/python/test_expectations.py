@@ -126,9 +126,24 @@ SHOWN = {
 
 @functools.cache
 def functions(path: str) -> set[str]:
-    """The tests of a file."""
+    """The tests of a file that run by default: none is skipped without ACC_TEST_FULL."""
     tree = ast.parse((helpers.ROOT / path).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    full: set[str] = set()  # what the file calls such marks
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and skips_by_default(node.value, full):
+            full |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and not any(skips_by_default(mark, full) for mark in node.decorator_list)
+    }
+
+
+def skips_by_default(mark: ast.expr, full: set[str]) -> bool:
+    """Whether an expression is a mark that skips a test unless `helpers.FULL`."""
+    text = ast.unparse(mark)
+    return text in full or ("skipif" in text and "not helpers.FULL" in text)
 
 
 def test_every_expectation_is_shown_by_a_test() -> None:
@@ -140,6 +155,12 @@ def test_every_expectation_is_shown_by_a_test() -> None:
         if test.partition("::")[2] not in functions(test.partition("::")[0])
     ]
     assert not missing
+
+
+def test_a_test_that_is_skipped_by_default_shows_nothing() -> None:
+    path = "tests/opinfo/test_close.py"
+    assert "test_gradients_run_as_kernels" in functions(path)
+    assert "test_every_exception_is_needed" not in functions(path)
 
 
 def test_a_loss_is_formatted_as_a_number(device: str) -> None:
