@@ -23,7 +23,7 @@ SHARE = 0.95
 # What the pinned database holds; another version of torch has other numbers, hence "at least".
 SAMPLES = {"float16": 15_600, "bfloat16": 15_400}
 EVERY = 1 if helpers.FULL else 16
-full_only = pytest.mark.skipif(not helpers.FULL, reason="some samples say nothing of the share")
+full_only = pytest.mark.skipif(not helpers.FULL, reason="some samples need not show an exception")
 
 
 @functools.cache
@@ -109,14 +109,15 @@ def test_kernels_are_generated_in_half_types(halves):
         assert sum(r.fused[0] for r in found) >= sum(r.samples for r in found) / 3
 
 
-@full_only
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("dtype", SAMPLES)
 def test_at_least_95_of_100_samples_pass(halves, dtype):
     # Those that are excepted have failed all the same.
-    counts = survey.totals([r for r in halves if r.dtype == dtype])
+    of_dtype = [r for r in halves if r.dtype == dtype]
+    counts = survey.totals(of_dtype)
     samples, failed, _ = counts[check.HALF]
-    assert samples >= SAMPLES[dtype]
+    # By default one sample of each operator that is chosen.
+    assert samples >= (SAMPLES[dtype] if helpers.FULL else len(of_dtype)) > 0
     assert failed <= (1 - SHARE) * samples
 
 
