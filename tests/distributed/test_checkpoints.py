@@ -100,6 +100,17 @@ train(model, optimizer, batches[:STEPS])
 states = dict(zip(("model", "optimizer"), get_state_dict(sharded_module(model), optimizer)))
 dcp.save(states, checkpoint_id=f"{FOLDER}/dcp")
 """
+# The recipe of docs/checkpoints.md.
+LOAD = """
+from torch.distributed.checkpoint.state_dict import set_state_dict
+model, optimizer = made(True)
+target = sharded_module(model)
+m, o = get_state_dict(target, optimizer)
+dcp.load({"model": m, "optimizer": o}, checkpoint_id=f"{FOLDER}/dcp")
+set_state_dict(target, optimizer, model_state_dict=m, optim_state_dict=o)
+train(model, optimizer, batches[STEPS:])
+report(dcp=values(model))
+"""
 
 
 # Two processes would make `saved` twice.
@@ -110,7 +121,8 @@ pytestmark = pytest.mark.xdist_group("checkpoints")
 def saved(tmp_path_factory):
     """The folder, and what the two processes reported."""
     folder = tmp_path_factory.mktemp("saved")
-    return folder, [each.reports for each in run_ranks(f"FOLDER={str(folder)!r}" + BEGIN + SAVE, 2)]
+    code = f"FOLDER={str(folder)!r}" + BEGIN + SAVE + LOAD
+    return folder, [each.reports for each in run_ranks(code, 2)]
 
 
 WAYS = pytest.mark.parametrize("way", ["flat", "kept"])
@@ -123,6 +135,7 @@ def test_each_process_saves_its_half_and_goes_on_from_it(device, saved, way):
         assert 0.5 <= found[f"{way} part"] < 0.53
         assert found[f"{way} loaded"] and found[f"{way} same bits"]
         close(found[f"{way} end"], end)
+        close(found["dcp"], end)
 
 
 @WAYS
@@ -208,7 +221,8 @@ def test_dcp_writes_the_same_under_the_models_names(device, saved, tmp_path):
         assert same(found["optimizer"]["state"][name], state), name
 
 
-FOUR = """
+FOUR = (
+    """
 for way, flat in (("flat", True), ("kept", False)):
     model, optimizer = made(flat)
     name = f"{FOLDER}/{way}/rank-{RANK}-of-{WORLD}"
@@ -217,22 +231,16 @@ for way, flat in (("flat", True), ("kept", False)):
     optimizer.load_state_dict(Sharded.optim_state_dict_to_load(model, optimizer, state))
     train(model, optimizer, batches[STEPS:])
     report(**{way: values(model)})
-
-from torch.distributed.checkpoint.state_dict import set_state_dict
-model, optimizer = made(True)
-target = sharded_module(model)
-m, o = get_state_dict(target, optimizer)
-dcp.load({"model": m, "optimizer": o}, checkpoint_id=f"{FOLDER}/dcp")
-set_state_dict(target, optimizer, model_state_dict=m, optim_state_dict=o)
-train(model, optimizer, batches[STEPS:])
-report(dcp=values(model))
-
+"""
+    + LOAD
+    + """
 model, optimizer = made(True, shards=2)  # each shard twice
 shards = Sharded.sharded_model_state_dict(model)
 path = f"{FOLDER}/hybrid/rank-{RANK}-of-{WORLD}-model.pth"
 torchacc.save(shards, path, master_only=False)
 report(hybrid=values(model))
 """
+)
 
 
 @pytest.mark.skipif(not helpers.FULL, reason="four processes: make test-full")
