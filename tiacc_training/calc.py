@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -28,9 +29,9 @@ def get_fused_optimizer(optimizer: SomeOptimizer) -> SomeOptimizer:
     the loops over the parameters that record it.
 
     Concerned are torch's SGD, Adam and AdamW. Others, classes made of these, differentiable ones,
-    and those with parameters that are wrappers of tensors (DTensors) or have no such kernel are
-    returned as they are; the log says why at the level INFO. Sparse gradients are then an error of
-    torch's.
+    those with parameters that are wrappers of tensors (DTensors) or have no such kernel, and SGD
+    with dampening before its first step are returned as they are; the log says why at the level
+    INFO. Sparse gradients are then an error of torch's.
     """
     why = _why_not(optimizer)
     if why:
@@ -41,12 +42,28 @@ def get_fused_optimizer(optimizer: SomeOptimizer) -> SomeOptimizer:
     for group in (optimizer.defaults, *optimizer.param_groups):
         group["fused"] = True
         group["foreach"] = None  # torch takes one of the two
+    for parameter in _without_buffer(optimizer):
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     for parameter, state in optimizer.state.items():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].to(parameter.device, torch.float32)
     # What torch's constructors note beside the group's entry: their step does its own unscaling.
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
     return optimizer
+
+
+def _without_buffer(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters whose momentum SGD has not begun.
+
+    torch's fused step begins it in memory that was never written, and where the gradients of that
+    step have overflowed leaves it so (`_fused_sgd` in torch/optim/sgd.py). With zeros the first
+    step is the same, as long as there is no dampening, which it does not have.
+    """
+    for group in optimizer.param_groups:
+        if group.get("momentum"):
+            for parameter in group["params"]:
+                if optimizer.state.get(parameter, {}).get("momentum_buffer") is None:
+                    yield parameter
 
 
 def _why_not(optimizer: Optimizer) -> str:
@@ -56,6 +73,8 @@ def _why_not(optimizer: Optimizer) -> str:
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             return "it is differentiable"
+        if group.get("dampening") and list(_without_buffer(optimizer)):
+            return "its first step does without dampening"
         for parameter in group["params"]:
             if is_traceable_wrapper_subclass(parameter):
                 return f"a parameter is a {type(parameter).__name__}"

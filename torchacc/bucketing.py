@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import copy
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from torchacc.logger import logger, say_once
 from torchacc.partition import best_cuts
+from torchacc.utils.utils import mapping_like
 
 DEFAULT_PAD_VALUES: Mapping[str, int] = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 DEFAULT_BUCKETS = 8
@@ -215,8 +215,7 @@ class Bucketing:
         if not any(missing.values()):
             return batch
         self._point_out(batch, named, missing)
-        copied = type(batch) is not dict and hasattr(type(batch), "__setitem__")
-        padded: Any = copy.copy(batch) if copied else dict(batch)
+        padded = dict(batch)
         for key, tensor in named.items():
             if missing[tensor.shape[-1]]:
                 padded[key] = torch.nn.functional.pad(
@@ -229,7 +228,7 @@ class Bucketing:
                 bucket,
                 missing[length],
             )
-        return padded
+        return mapping_like(batch, padded)
 
     def _check_keys(self, batch: Mapping[str, Any]) -> None:
         """Raises ValueError where others of the named keys are there than in the first batch."""

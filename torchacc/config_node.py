@@ -86,7 +86,7 @@ class Node:
     def __setattr__(self, name: str, value: Any) -> None:
         entry = type(self).__dataclass_fields__.get(name)
         if entry is None:
-            raise AttributeError(self._unknown(name))
+            raise AttributeError(f"{self._unknown(name)} Its value is {value!r}.")
         self._check(name, value)
         object.__setattr__(self, name, value)
 

@@ -225,8 +225,12 @@ class _Iteration:
             self._began = True
 
     def _start_thread(self) -> None:
+        current = torch.acc.current_device() if self._marks else None
         self._thread = thread = threading.Thread(
-            target=read_ahead, args=(self._channel, self._reader), name="AsyncLoader", daemon=True
+            target=read_ahead,
+            args=(self._channel, self._reader, current),
+            name="AsyncLoader",
+            daemon=True,
         )
         try:
             thread.start()

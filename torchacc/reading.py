@@ -187,8 +187,14 @@ def call_with(gradients: bool, function: Callable[[list[Any]], None], held: list
             torch.set_grad_enabled(outside)
 
 
-def read_ahead(channel: Channel, reader: Reader) -> None:
-    """The thread: reads batches until they end or nobody wants them."""
+def read_ahead(channel: Channel, reader: Reader, device_index: int | None) -> None:
+    """The thread: reads batches until they end or nobody wants them.
+
+    `device_index`: what the lazy device's current one is in the loop, where that is on one: each
+    thread has a current device of its own.
+    """
+    if device_index is not None:
+        torch.acc.set_device(device_index)
     while channel.wait_for_slot():
         # Until the batch is there for the loop to take: it may be about to read the next itself.
         with reader.lock:

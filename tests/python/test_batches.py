@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -333,3 +333,72 @@ def test_a_step_on_batches_that_were_taken_over(host, one_thread):
 
     losses(copies=True)  # in whose first steps nothing is fused
     assert losses(copies=False) == losses(copies=True)
+
+
+class Kept(MutableMapping):
+    """Keeps its items in a dict, which a shallow copy of it shares."""
+
+    def __init__(self, items: Any = ()) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._items[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._items[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Named(Kept):
+    """That cannot be made of items."""
+
+    def __init__(self, *, input_ids: Tensor) -> None:
+        super().__init__({"input_ids": input_ids})
+
+
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(Kept, Kept), (lambda items: Named(**items), dict), (UserDict, UserDict), (dict, dict)],
+)
+def test_a_mapping_of_the_programs_own_is_not_changed(device, make, kind, pads):
+    batches = [make({"input_ids": torch.ones(2, 3, dtype=torch.long)}) for _ in range(2)]
+    loader = torchacc.AsyncLoader(batches, device=device, buckets=[4] if pads else None)
+    for batch in loader:
+        assert type(batch) is kind and batch["input_ids"].device.type == device
+        assert batch["input_ids"].shape == (2, 4 if pads else 3)
+    for batch in batches:
+        assert batch["input_ids"].device.type == "cpu" and batch["input_ids"].shape == (2, 3)
+
+
+CURRENT = """
+import torch, torchacc
+from torch.utils.data import DataLoader, Dataset
+
+class Where(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        made = torch.ones(1).to("acc"), torch.rand(1, device="acc")
+        return torch.acc.current_device(), *(tensor.device.index for tensor in made)
+
+torch.acc.set_device(1)
+for way in (True, False):
+    loader = torchacc.AsyncLoader(DataLoader(Where(), batch_size=None))
+    loader._ahead.begin = lambda: way
+    for batch in loader:
+        assert tuple(batch) == (1, 1, 1), (way, batch)
+"""
+
+
+def test_a_data_set_uses_the_device_that_is_current_in_the_loop(acc_only):
+    helpers.run_python(CURRENT, ACC_HOST_DEVICES="2", ACC_EXECUTOR="host")

@@ -168,6 +168,8 @@ def test_a_built_optimizer_goes_on_fused(name: str, before: int, scaled: bool, m
     monkeypatch.setattr(
         torch, operator, lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
     )
+    # What may be in memory that was never written.
+    monkeypatch.setattr(torch, "empty_like", lambda of: torch.full_like(of, float("nan")))
     ours, reference = (
         Training(device, make, init_scale=256.0, growth_interval=3, enabled=scaled)
         for device in ("acc", "cpu")
@@ -181,7 +183,7 @@ def test_a_built_optimizer_goes_on_fused(name: str, before: int, scaled: bool, m
             assert get_fused_optimizer(ours.optimizer) is ours.optimizer
             assert ours.optimizer.defaults["fused"]
         for training, schedule in zip((ours, reference), schedules, strict=True):
-            training.step(scaled and i in (4, 6))
+            training.step(scaled and i in (0, 4, 6))
             schedule.step()
         for mine, other in zip(ours.net.parameters(), reference.net.parameters(), strict=True):
             torch.testing.assert_close(mine.cpu(), other, rtol=1e-4, atol=3e-5)
@@ -228,6 +230,10 @@ class Own(torch.optim.SGD):
         (lambda p: torch.optim.RMSprop(p, lr=0.1), "RMSprop as it is: only torch's"),
         (lambda p: Own(p, lr=0.1), "Own as it is: only torch's"),
         (lambda p: torch.optim.Adam(p, lr=0.1, differentiable=True), "it is differentiable"),
+        (
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+            "its first step does without dampening",
+        ),
     ],
 )
 def test_other_optimizers_stay_as_they_are(make: Any, told: str, caplog) -> None:

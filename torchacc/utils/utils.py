@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -56,7 +56,7 @@ def apply_to_tensors(
     if isinstance(container, (tuple, set, frozenset)):
         return _filled_like(container, [visit(item) for item in container])
     if isinstance(container, Mapping):
-        return _mapping_like(container, {key: visit(value) for key, value in container.items()})
+        return mapping_like(container, {key: visit(value) for key, value in container.items()})
     if isinstance(container, (list, deque)):
         rebuilt = copy.copy(container)
         for index, value in enumerate(container):
@@ -94,14 +94,25 @@ def _filled_like(container: Any, items: list[Any]) -> Any:
     return made
 
 
-def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
-    """A mapping of the type of `mapping` that holds `made`; a dict if that cannot be written."""
-    if type(mapping) is dict or not hasattr(type(mapping), "__setitem__"):
+def mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    """A mapping of the type of `mapping` that holds `made`, which has its keys; a dict if such a
+    one cannot be made.
+    """
+    kind: Any = type(mapping)
+    if kind is dict or not hasattr(kind, "__setitem__"):
         return made
-    rebuilt: Any = copy.copy(mapping)
-    for key, value in made.items():
-        rebuilt[key] = value
-    return rebuilt
+    if isinstance(mapping, (dict, UserDict)) or hasattr(kind, "__copy__"):
+        rebuilt = copy.copy(mapping)
+        for key, value in made.items():
+            rebuilt[key] = value
+        return rebuilt
+    # A shallow copy of another one may share what both keep their items in.
+    try:
+        rebuilt = kind(made)
+        holds = len(rebuilt) == len(made) and all(rebuilt[key] is made[key] for key in made)
+    except Exception:  # its constructor takes something else
+        return made
+    return rebuilt if holds else made
 
 
 def partition_balanced(weights: Sequence[float], num_parts: int, eps: float = 1e-3) -> list[int]:
