@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 
 import torchacc
 from tests import helpers
@@ -82,7 +82,7 @@ def test_reads_on_the_host_are_named(fn: Callable[..., Any]) -> None:
 
 
 # It lives as long as the process: torch's tables keep the names of operators that are gone.
-LIBRARY = torch.library.Library("acc_refused", "FRAGMENT")
+LIBRARY = library.Library("acc_refused", "FRAGMENT")
 LIBRARY.define("twice(Tensor x) -> Tensor")
 LIBRARY.impl("twice", lambda x: x * 2, "CPU")
 
