@@ -390,17 +390,20 @@ def test_several_threads_may_take_from_one_pass(device):
     assert sorted(itertools.chain(*taken)) == list(range(60))
 
 
+class Scaled(torch.utils.data.Dataset):
+    """Its elements require gradients, where they are made with gradients."""
+
+    weight = torch.ones(1, requires_grad=True)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return self.weight * i
+
+
 def test_reading_in_the_loop_keeps_what_the_loop_began_with(device):
     """As the thread does: a loop that is left for a moment's no_grad reads as before."""
-
-    class Scaled(torch.utils.data.Dataset):
-        weight = torch.ones(1, requires_grad=True)
-
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, i):
-            return self.weight * i
 
     loader = told(torchacc.AsyncLoader(DataLoader(Scaled()), device), False)
     with torch.no_grad():
@@ -691,15 +694,6 @@ def test_other_errors_say_what_they_said(device):
 
 
 def test_a_pass_in_turns_keeps_what_the_loop_began_with(device):
-    class Scaled(torch.utils.data.Dataset):
-        weight = torch.ones(1, requires_grad=True)
-
-        def __len__(self):
-            return 12
-
-        def __getitem__(self, i):
-            return self.weight * i
-
     loader = in_turns(torchacc.AsyncLoader(DataLoader(Scaled()), device), True, False)
     with torch.no_grad():
         iterator = iter(loader)
