@@ -18,6 +18,7 @@
 
 #include "csrc/base/hash.h"
 #include "distributed/collectives.h"
+#include "distributed/missed_kernels.h"
 
 namespace c10d {
 class Store;
@@ -182,6 +183,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   int times_asked_ = 0;
   std::chrono::steady_clock::time_point next_tick_;
   std::chrono::steady_clock::time_point next_sign_;
+  MissedKernels kernels_;
   bool skip_is_told_ = false;   // the first that is not agreed on
   std::vector<uint64_t> come_;  // per rank, the newest that it has shown
 

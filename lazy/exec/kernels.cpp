@@ -8,9 +8,13 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <functional>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -42,6 +46,30 @@ constexpr int kSilent = 3;
 // A kernel that does nothing, to see whether there can be any.
 constexpr const char* kNothing =
     "extern \"C\" __attribute__((visibility(\"default\"))) void acc_nothing() {}\n";
+
+// By name, what became of the kernels that this process needed, for other processes that train with
+// it.
+struct Needed {
+  std::mutex mutex;
+  std::unordered_set<std::string> used;
+  std::vector<std::string> missed;
+
+  void miss(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    used.erase(name);
+    if (std::ranges::find(missed, name) == missed.end()) missed.push_back(name);
+  }
+
+  void use(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    if (std::ranges::find(missed, name) == missed.end()) used.insert(name);
+  }
+};
+
+Needed& needed() {
+  static Needed& instance = *new Needed;  // threads may ask when the process ends
+  return instance;
+}
 
 struct Compilation {
   std::shared_ptr<jit::Job> job;
@@ -122,12 +150,16 @@ class ProgressLine {
 };
 
 // Until the kernels are there, or never will be, however long. False: the user does not want to
-// wait for them.
+// wait for them, and once more goes without.
 bool await_all(const Compilation& compilation) {
   ProgressLine progress;
   const jit::Job& job = *compilation.job;
   for (int waits = 1; !job.wait_for(kPatience); ++waits) {
-    if (runtime::interrupted()) return false;
+    if (runtime::interrupted()) {
+      if (!runtime::chooses_alike()) return false;
+      for (const std::string& name : compilation.names) needed().miss(name);
+      return false;
+    }
     if (waits < kSilent) continue;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(waits * kPatience);
     progress.show(base::concat("[kernels] compiled ", job.finished(), " of ", job.size(), ", ",
@@ -155,12 +187,18 @@ void use_what_is_there(plan::Plan& plan) {
   for (const std::string& name : compilation.names) {
     compilation.functions.push_back(compilation.job->function(name));
     usable.push_back(compilation.functions.back() != nullptr);
+    if (usable.back()) {
+      needed().use(name);
+    } else {
+      needed().miss(name);
+    }
   }
   std::string error = compilation.job->error();
   if (!error.empty() && runtime::chooses_alike()) {
     error +=
-        " Other processes of this training may have that kernel: what all of them compute, like "
-        "the update of parameters, can then differ in its last bits.";
+        " Where another process of this training has that kernel, training ends: what both "
+        "compute, "
+        "like the update of parameters, would differ in its last bits.";
   }
   runtime::warn_once(error);
   runtime::warn_once(jit::cache_problem());
@@ -276,6 +314,18 @@ std::string kernels_problem() {
     if (runtime::interrupted()) runtime::handle_signals();
   }
   return job->error();
+}
+
+std::vector<std::string> missed_kernels(size_t from) {
+  const std::lock_guard lock(needed().mutex);
+  const std::vector<std::string>& missed = needed().missed;
+  if (from >= missed.size()) return {};
+  return {missed.begin() + static_cast<std::ptrdiff_t>(from), missed.end()};
+}
+
+bool relies_on_kernel(const std::string& name) {
+  const std::lock_guard lock(needed().mutex);
+  return needed().used.contains(name);
 }
 
 bool for_gpus() { return device::are_of_gpus(); }

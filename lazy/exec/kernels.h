@@ -2,8 +2,10 @@
 
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/codegen/render.h"
 #include "lazy/plan/plan.h"
@@ -37,6 +39,13 @@ bool may_be_compared(plan::Plan& plan);
 
 // Why this process has no generated kernels; "" where it makes some. May start the compiler.
 std::string kernels_problem();
+
+// Names of the kernels that this process has done without, but for the first `from`: they could not
+// be made, or Ctrl-C came before they were and others trained with this process.
+std::vector<std::string> missed_kernels(size_t from);
+
+// Whether this process has used the kernel of that name whenever it needed it.
+bool relies_on_kernel(const std::string& name);
 
 // Whether plans are made for GPUs: their kernels take large reductions in parts, and products have
 // epilogues.

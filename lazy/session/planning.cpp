@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
@@ -22,6 +23,12 @@ std::atomic<bool> fuses{true};
 }  // namespace
 
 std::string kernels_problem() { return exec::kernels_problem(); }
+
+std::vector<std::string> missed_kernels(size_t from) {
+  return fuses ? exec::missed_kernels(from) : std::vector<std::string>();
+}
+
+bool relies_on_kernel(const std::string& name) { return fuses && exec::relies_on_kernel(name); }
 
 bool stop_fusing() { return fuses.exchange(false); }
 

@@ -123,6 +123,11 @@ void run_unfused();
 // Why this process has no generated kernels; "" where it makes some. May start the compiler.
 std::string kernels_problem();
 
+// Names of the generated kernels that this process has done without, but for the first `from`, and
+// whether it has used the one of that name whenever it needed it. None where it makes none.
+std::vector<std::string> missed_kernels(size_t from);
+bool relies_on_kernel(const std::string& name);
+
 // Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.
 void release_memory(c10::DeviceIndex device);
 

@@ -45,10 +45,10 @@ dist.destroy_process_group()
 """
 
 
-def trained(folder, compilers: dict[int, str]):
+def trained(folder, compilers: dict[int, str], ranks: int = 4):
     code = f"FOLDER, COMPILERS = {str(folder)!r}, {compilers!r}\n" + TRAIN
-    done = run_ranks(code, 4)
-    assert all(rank.reports["equal"] == [True] * 4 for rank in done)
+    done = run_ranks(code, ranks)
+    assert all(rank.reports["equal"] == [True] * ranks for rank in done)
     return done
 
 
@@ -75,19 +75,83 @@ def test_a_rank_without_a_compiler(tmp_path):
         assert "ACC_CXX" in rank.stderr
 
 
-def test_a_compiler_that_fails_later_on_one_rank_is_warned_of_there(tmp_path):
-    """The ranks have agreed on kernels before: the others use theirs, and all go on."""
-    failing = tmp_path / "g++"
-    failing.write_text(
+@pytest.fixture
+def failing(tmp_path):
+    """A compiler that makes no kernel but the one by which ranks agree that they have kernels."""
+    path = tmp_path / "g++"
+    path.write_text(
         "#!/bin/sh\n"
         'for each in "$@"; do\n'
         '  case "$each" in *.cpp) grep -q acc_nothing "$each" || exit 1 ;; esac\n'
         "done\n"
         f'exec {shutil.which("g++")} "$@"\n'
     )
-    failing.chmod(0o755)
-    code = f"FOLDER, COMPILERS = {str(tmp_path)!r}, {{1: {str(failing)!r}}}\n" + TRAIN
-    for rank, each in enumerate(run_ranks(code, 2)):
-        told = "Other processes of this training may have that kernel" in each.stderr
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_compilers_that_fail_later_on_all_ranks(tmp_path, failing):
+    for rank in trained(tmp_path, {0: failing, 1: failing}, ranks=2):
+        assert rank.reports["launches"] == 0
+        assert "Where another process of this training has that kernel" in rank.stderr
+
+
+# Exchanges until it is an error; without one it comes to its end.
+EXCHANGE = """
+import time
+def exchange():
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        x = torch.ones(3, device=DEVICE)
+        dist.all_reduce(x)
+        x.cpu()
+        time.sleep(0.05)
+"""
+
+
+def ended(code: str):
+    done = run_ranks(code, 2, check=False)
+    for rank in done:
+        assert rank.status == 1
+        assert "rank 1 has run without the generated kernel " in rank.stderr
+        assert ", which rank 0 uses" in rank.stderr
+    return done
+
+
+def test_a_compiler_that_fails_later_on_one_rank_ends_the_training_of_all(tmp_path, failing):
+    code = f"FOLDER, COMPILERS = {str(tmp_path)!r}, {{1: {failing!r}}}\n" + TRAIN
+    code = EXCHANGE + code.replace("mine = [p", "exchange()\nmine = [p", 1)
+    for rank, each in enumerate(ended(code)):
+        told = "Where another process of this training has that kernel" in each.stderr
         assert told == (rank == 1)
-        assert (each.reports["launches"] == 0) == (rank == 1)
+
+
+def test_a_rank_that_does_not_wait_for_its_kernels_ends_the_training_of_all(tmp_path):
+    """Ctrl-C came while it did, and the program went on: what it computed then had none."""
+    compiler, once = tmp_path / "g++", tmp_path / "once"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'for each in "$@"; do\n'
+        '  case "$each" in *.cpp) grep -q acc_nothing "$each" || kernels=1 ;; esac\n'
+        "done\n"
+        f'if [ "$kernels" ] && mkdir {once} 2> /dev/null; then kill -INT $PPID; sleep 2; fi\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    code = f"""
+import tempfile
+os.environ["ACC_CACHE_DIR"] = tempfile.mkdtemp(dir={str(tmp_path)!r})
+if RANK == 1:
+    os.environ["ACC_CXX"] = {str(compiler)!r}
+dist.init_process_group("acc")
+x = torch.ones(100, device=DEVICE)
+for _ in range(5):
+    try:
+        x = (x * 0.5 + 1).tanh()
+        x.cpu()
+    except KeyboardInterrupt:
+        report(interrupted=True)
+exchange()
+"""
+    done = ended(EXCHANGE + code)
+    assert done[1].reports == {"interrupted": True}
