@@ -72,6 +72,9 @@ for part in ${*:-$parts}; do
     loader)
       measure loader --rounds 61 --json "$results-loader-$machine-threads1.jsonl"
       measure loader --rounds 61 --workers 0 --json "$results-loader-$machine-threads1-workers0.jsonl"
+      measure loader --rounds 31 --only-pass --json "$results-loader-$machine-threads1-only.jsonl"
+      measure loader --rounds 31 --only-pass --workers 0 \
+        --json "$results-loader-$machine-threads1-workers0-only.jsonl"
       ;;
     steps | hosts)
       measure comm --part "$part" --json "$results-comm-$machine-$part.jsonl"
