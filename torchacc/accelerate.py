@@ -206,6 +206,8 @@ def _wrap(
                 "was made without: its batches are not padded. Give it buckets, or pass the loader "
                 "that it was made from.",
             )
+        if config.dataloader.read_ahead is not None:
+            loader.read_ahead = config.dataloader.read_ahead
         return loader
     check_iterable(loader, "accelerate")
     options = config.dataloader
@@ -216,4 +218,5 @@ def _wrap(
         max_length=options.max_length,
         num_buckets=options.num_buckets,
         pad_value_dict=options.pad_value_dict,
+        read_ahead=options.read_ahead,
     )

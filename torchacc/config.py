@@ -118,6 +118,9 @@ class DataLoaderConfig(Node):
 
     `shard` gives each process its part of the data, whatever the loader: see
     `torchacc.sharding.shard_loader`. Without it every process iterates the loader as it was made.
+
+    `read_ahead` says whether a thread reads batches ahead of the training, or the loop does; None
+    is what takes less time (`torchacc.AsyncLoader`).
     """
 
     buckets: list[int] | str | None = setting(
@@ -129,6 +132,7 @@ class DataLoaderConfig(Node):
         None, optional(_is_pad_values), "a dict from str to a number, or None"
     )
     shard: bool = setting(False, is_bool, "of bool type")
+    read_ahead: bool | None = setting(None, optional(is_bool), "of bool type, or None")
 
     _path = "dataloader"
 

@@ -23,7 +23,7 @@ from torchacc.ahead import Ahead, Pace
 from torchacc.bucketing import AUTO, Bucketing, buckets_of, contradiction
 from torchacc.device import device_type, is_lazy_device, lazy_device, reads_pinned_memory
 from torchacc.logger import say_once
-from torchacc.reading import Channel, Reader, call_with, read_ahead
+from torchacc.reading import Channel, Reader, call_with, fill
 from torchacc.sharding import Turns, distributed_sampler, follow_epochs, is_divided, next_epoch
 from torchacc.utils.utils import apply_to_tensors
 from torchacc_device import _C, _boundary
@@ -144,7 +144,8 @@ class _Iteration:
         self._moves = self._marks and has_workers and not reads_pinned_memory(loader.device)
         prepare = self._convert.pad if self._moves else self._convert
         self._reader = Reader(inner, has_workers, prepare)
-        self._takes_turns = _may_change_threads(whole)
+        self._read_ahead = loader.read_ahead
+        self._takes_turns = self._read_ahead is None and _may_change_threads(whole)
         self._ahead = loader._ahead
         self._channel = Channel(self._slots, in_turns=self._marks)
         self._threads = loader._threads
@@ -201,17 +202,21 @@ class _Iteration:
 
     def _begin_turn(self) -> None:
         """A turn begins, which is the pass, or a part of it that is read one way."""
-        # A program that reads otherwise in the loop than in a thread is not to see a difference.
-        ahead = self._ahead.begin() or _thread_would_differ()
-        # A data set without workers may draw from the generators that the loop draws from.
-        if torch.are_deterministic_algorithms_enabled() and not self._has_workers:
-            ahead = False
+        ahead = self._chosen_way() if self._read_ahead is None else self._read_ahead
         # What was read ahead before a turn in the loop is handed out first, and the thread rests.
         self._channel.allow(self._slots if ahead else 0)
         if ahead and self._began and self._thread is None:
             self._start_thread()
         self._reads_ahead = ahead
         self._pace = self._ahead.pace()
+
+    def _chosen_way(self) -> bool:
+        """Whether the turn is read ahead, where the program leaves that open."""
+        # A data set without workers may draw from the generators that the loop draws from.
+        if torch.are_deterministic_algorithms_enabled() and not self._has_workers:
+            return False
+        # A program that reads otherwise in the loop than in a thread is not to see a difference.
+        return self._ahead.begin() or _thread_would_differ()
 
     def _begin(self) -> None:
         with self._reader.lock:
@@ -227,7 +232,7 @@ class _Iteration:
     def _start_thread(self) -> None:
         current = torch.acc.current_device() if self._marks else None
         self._thread = thread = threading.Thread(
-            target=read_ahead,
+            target=fill,
             args=(self._channel, self._reader, current),
             name="AsyncLoader",
             daemon=True,
@@ -265,7 +270,7 @@ class _Iteration:
 
     def _leave_loop(self) -> None:
         pace, self._pace = self._pace, None
-        if pace is not None:
+        if pace is not None and self._read_ahead is None:
             self._ahead.end(self._reads_ahead, pace)
         # Once: where the interpreter ends, the function is gone before the last iteration.
         loops, self._loops = self._loops, None
@@ -315,6 +320,7 @@ _OWN = frozenset(
         "batches_per_execution",
         "device",
         "device_prefetch_size",
+        "read_ahead",
     )
 )
 
@@ -338,7 +344,7 @@ class AsyncLoader:
     Where a default device or autocast is in force around the loop, which threads do not see, all is
     read ahead. With
     deterministic algorithms on a loader with worker processes is read ahead, and any other in the
-    loop. The log has both times at level INFO.
+    loop. The log has both times at level INFO. `read_ahead` decides all of that beforehand.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training where it is read ahead; who leaves an epoch early has drawn more than was used. A
@@ -361,6 +367,9 @@ class AsyncLoader:
             labels -100.
         device_prefetch_size: how many batches may be ahead of the one in use, at least 1.
         batches_per_execution: one step boundary for so many batches (gradient accumulation).
+        read_ahead: True reads all batches ahead, by a thread; False reads all in the loop, for what
+            belongs to one thread, such as a connection to a data base; None does what takes less
+            time. An assignment later holds from the next pass on.
         loader_prefetch_size, host_to_device_transfer_threads, batchdim: taken for compatibility and
             without effect: one thread fetches and copies, in order.
         input_sharding: not available in this version.
@@ -385,6 +394,7 @@ class AsyncLoader:
         *,
         device_prefetch_size: int = 2,
         batches_per_execution: int = 1,
+        read_ahead: bool | None = None,
         loader_prefetch_size: int = 8,
         host_to_device_transfer_threads: int = 1,
         batchdim: int = 0,
@@ -402,6 +412,10 @@ class AsyncLoader:
         for name, size in sizes.items():
             if _whole_number(name, size) < 1:
                 raise ValueError(f"[AsyncLoader] {name} = {size}: should be at least 1.")
+        if read_ahead is not None and not isinstance(read_ahead, bool):
+            raise TypeError(
+                f"[AsyncLoader] read_ahead = {read_ahead!r}: should be of bool type, or None."
+            )
         max_length = None if max_length is None else _whole_number("max_length", max_length)
         num_buckets = None if num_buckets is None else _whole_number("num_buckets", num_buckets)
         buckets = buckets if buckets is None or isinstance(buckets, str) else _lengths(buckets)
@@ -415,6 +429,7 @@ class AsyncLoader:
         self.device = lazy_device() if device is None else _with_index(torch.device(device))
         self.device_prefetch_size = device_prefetch_size
         self.batches_per_execution = batches_per_execution
+        self.read_ahead = read_ahead
         padded_to = buckets_of(buckets, max_length, num_buckets)
         if padded_to is None and pad_value_dict is not None:
             say_once(

@@ -187,7 +187,7 @@ def call_with(gradients: bool, function: Callable[[list[Any]], None], held: list
             torch.set_grad_enabled(outside)
 
 
-def read_ahead(channel: Channel, reader: Reader, device_index: int | None) -> None:
+def fill(channel: Channel, reader: Reader, device_index: int | None) -> None:
     """The thread: reads batches until they end or nobody wants them.
 
     `device_index`: what the lazy device's current one is in the loop, where that is on one: each
@@ -216,7 +216,7 @@ def _explain(error: Exception) -> None:
         error.args = (
             f"{said}\n[AsyncLoader] Batches are read by two threads in turns: the loop's, and one "
             "that reads ahead of it. What belongs to one thread, such as a connection of sqlite3, "
-            "open once in each (threading.local); or leave the reading to a worker process, with "
-            "num_workers = 1.",
+            "open once in each (threading.local); or let the loop alone read, with read_ahead = "
+            "False, or a worker process, with num_workers = 1.",
             *error.args[1:],
         )

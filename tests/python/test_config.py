@@ -28,6 +28,7 @@ OPTIONS = {
     "dataloader.max_length": 64,
     "dataloader.num_buckets": 4,
     "dataloader.pad_value_dict": {"tokens": 1},
+    "dataloader.read_ahead": False,
     "dataloader.shard": True,
     "dist.dp.size": 1,
     "dist.dp.find_unused_parameters": True,
