@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Hashable
 
+from torchacc.progress import Progress
+
 _LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -27,7 +29,7 @@ class _OwnHandler(logging.Handler):
             return
         try:
             # The stream of this moment: notebooks and test runners replace it.
-            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.write(Progress.erased() + self.format(record) + "\n")
         except Exception:
             self.handleError(record)
 

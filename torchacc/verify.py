@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from torchacc.progress import Progress
 from torchacc_device import _C
-
-# How many seconds pass before a terminal is told, and between two times.
-_SILENT, _EACH = 3.0, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +108,7 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verified:
     _C.flush(-1, "explicit")
     _C.begin_verify()
     try:
-        with _told_to_a_terminal():
+        with _progress():
             result = step(*args, **kwargs)
             _C.flush(-1, "explicit")
     finally:
@@ -139,37 +133,13 @@ def verify(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Verified:
     )
 
 
-@contextlib.contextmanager
-def _told_to_a_terminal() -> Iterator[None]:
-    """One line of standard error, which goes at the end; nothing where that is no terminal."""
-    stream = sys.stderr
-    if stream is None or not stream.isatty():
-        yield
-        return
-    began, before, ended = time.monotonic(), _C.stats(), threading.Event()
+def _progress() -> Progress:
+    """How much there is to do is known at the end only: the step is recorded while it runs."""
+    before = _C.stats()
 
-    def write(text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
-            stream.write(f"\r\033[K{text}")
-            stream.flush()
+    def text() -> str:
+        now = _C.stats()
+        operators, plans = (now[name] - before[name] for name in ("nodes", "flushes"))
+        return f"{operators} operators in {plans} plans"
 
-    def tell() -> None:
-        if ended.wait(_SILENT):
-            return
-        while True:
-            now = _C.stats()
-            operators, plans = (now[name] - before[name] for name in ("nodes", "flushes"))
-            seconds = time.monotonic() - began
-            write(f"[verify] {operators} operators in {plans} plans, {seconds:.0f} s")
-            if ended.wait(_EACH):
-                write("")
-                return
-
-    # The step runs without the interpreter's lock while it is compared.
-    thread = threading.Thread(target=tell, name="torchacc.verify", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return Progress("verify", text)

@@ -12,6 +12,8 @@ import signal
 import pytest
 import torch
 
+from tests.terminal import said_to
+from torchacc import files
 from torchacc.__main__ import main
 from torchacc.dist import consolidate
 from torchacc.dist import state_dict_utils as utils
@@ -491,6 +493,57 @@ def test_names_may_be_chosen_and_progress_is_said(tmp_path, caplog):
     said = caplog.text
     for text in ("shard 2 of 2", "dividing the model into 3", "written", "part2of3.pt"):
         assert text in said
+
+
+def slowly(monkeypatch, where, name, stream, text):
+    """Calls that wait until `stream` has shown `text`, in which # is the number of those before."""
+    call, calls = getattr(where, name), []
+
+    def wait(*arguments):
+        stream.wait_for(text.replace("#", str(len(calls))))
+        calls.append(name)
+        return call(*arguments)
+
+    monkeypatch.setattr(where, name, wait)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("convert", "of", "functions", "count"),
+    [  # what is whole anyhow is one of three
+        (utils.consolidate_and_reshard_fsdp_model_dict, Unit, ("whole", "shards"), 3),
+        (
+            utils.consolidate_and_reshard_fsdp_optim_dict,
+            utils,
+            ("whole_of_unit", "shards_of_unit"),
+            2,
+        ),
+    ],
+)
+def test_a_terminal_shows_how_far_it_is(tmp_path, monkeypatch, convert, of, functions, count):
+    write(tmp_path, model_shards(2), optimizer_shards(2))
+    stream = said_to(monkeypatch, terminal=True)
+    kind = "model" if of is Unit else "optimizer"
+    texts = (f"making the {kind} whole: # of {count}, ", f"dividing the {kind}: # of 2, ")
+    made = [
+        slowly(monkeypatch, of, name, stream, f"[checkpoint] {text}")
+        for name, text in zip(functions, texts, strict=True)
+    ]
+    convert(tmp_path, reshard_num=3)
+    assert list(map(len, made)) == [2, 2]
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_terminal_shows_how_much_is_written(tmp_path, monkeypatch):
+    """Until all is on the disk. Memory that tensors share is in the file once."""
+    stream = said_to(monkeypatch, terminal=True)
+    tensor = torch.zeros(1 << 20)
+    states = [{"a": tensor, "b": tensor[:5]}, {"a": torch.ones(1 << 20)}]
+    shown = "[checkpoint] writing: {} of 8 MiB, "
+    slowly(monkeypatch, utils, "write", stream, shown.format(0))
+    on_disk = slowly(monkeypatch, files, "_to_disk", stream, shown.format(8))
+    utils.save_checkpoints(states, [{}, {}], [tmp_path / "a", tmp_path / "b"], "model")
+    assert len(on_disk) == 3  # the folder last
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests import helpers
+from tests.terminal import said_to
 from tiacc_training.tfrecord import RecordFile, crc32c, masked_crc32c
 from tiacc_training.tools import general_image_list, img2tfrecord
 from tiacc_training.torch.tiacc_torch_warp import IndexTFRDataset
@@ -237,6 +238,35 @@ def test_workers_of_the_tool_change_nothing(images: Path, tmp_path: Path, worker
     pack(images, tmp_path / "images.txt", tmp_path / "a")
     pack(images, tmp_path / "images.txt", tmp_path / "b", "--workers", str(workers))
     assert (tmp_path / "a.tfrecord").read_bytes() == (tmp_path / "b.tfrecord").read_bytes()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_terminal_shows_how_far_it_is(
+    images: Path, tmp_path: Path, workers: int, monkeypatch
+) -> None:
+    stream, written = said_to(monkeypatch, terminal=True), []
+
+    def write_record(file: Any, data: bytes) -> None:
+        written.append(data)
+        stream.wait_for(f"[img2tfrecord] {len(written)} of 5 images, 0 MiB, ")
+        record(file, data)
+
+    record = img2tfrecord.write_record
+    monkeypatch.setattr(img2tfrecord, "write_record", write_record)
+    pack(images, tmp_path / "images.txt", tmp_path / "train", "--workers", str(workers))
+    assert len(written) == 5 and stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_list_may_be_a_pipe(images: Path, packed: Path) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "wb") as file:
+        file.write((packed / "images.txt").read_bytes().rstrip(b"\n").replace(b"\n", b"\r\n"))
+        file.close()
+        listing = Path(f"/dev/fd/{reader}")
+        count, samples = img2tfrecord.listed(images, listing)
+        index = img2tfrecord.write(count, samples, packed / "again", "ImageFold")
+    assert count == len(index) == 5
+    assert (packed / "again.tfrecord").read_bytes() == (packed / "train.tfrecord").read_bytes()
 
 
 # --- coco -----------------------------------------------------------------------------------------
@@ -533,6 +563,15 @@ def test_a_list_that_is_wrong_leaves_no_file(
     refused(lambda: img2tfrecord.main(command), told, capsys)
     assert sorted(os.listdir(tmp_path)) == ["images", "list.txt", "train.index"]
     assert (tmp_path / "train.index").read_text() == "as it was"
+
+
+def test_a_list_of_another_encoding_is_told(images: Path, tmp_path: Path, capsys) -> None:
+    lines = tmp_path / "list.txt"
+    lines.write_bytes("cat/a.png 0\nKäse.png 1\n".encode("latin-1"))
+    command = ["--img_dir", str(images), "--img_list", str(lines), "--dataset_type", "ImageFold"]
+    command += ["--tfrecords_name", str(tmp_path / "train")]
+    told = r"list.txt, line 2: b'K.*se.png 1.n' is no UTF-8: invalid"
+    refused(lambda: img2tfrecord.main(command), told, capsys)
 
 
 def test_an_empty_list_and_a_wrong_option_are_refused(images: Path, tmp_path: Path, capsys) -> None:

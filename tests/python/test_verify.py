@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import torch
 
 import torchacc
 from tests import helpers
+from tests.terminal import said_to
 
 pytestmark = pytest.mark.usefixtures("acc_only", "recording")
 
@@ -172,37 +171,14 @@ def test_views_in_place_and_integers_are_compared(device):
     assert found.result[1].shape == (4, 6)
 
 
-class Stream(io.StringIO):
-    """Standard error: a terminal, or not."""
-
-    def __init__(self, terminal: bool) -> None:
-        super().__init__()
-        self._terminal = terminal
-
-    def isatty(self) -> bool:
-        return self._terminal
-
-
-def said_to(monkeypatch, terminal):
-    """From here on, standard error; nothing is waited for before something is said."""
-    module = sys.modules["torchacc.verify"]
-    monkeypatch.setattr(module, "_SILENT", 0.0)
-    monkeypatch.setattr(module, "_EACH", 0.01)
-    stream = Stream(terminal)
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
-
-
 def test_a_terminal_shows_how_far_it_is(device, monkeypatch):
     """The line goes at the end."""
     x = helpers.drawn(64, device=device)
     stream = said_to(monkeypatch, terminal=True)
-    deadline = time.monotonic() + 60
 
     def step():
         (x * 2).sum().item()
-        while "[verify] 2 operators in 1 plans, " not in stream.getvalue():
-            assert time.monotonic() < deadline, stream.getvalue()
+        stream.wait_for("[verify] 2 operators in 1 plans, ")
 
     assert torchacc.verify(step)
     lines = re.findall(r"\r\x1b\[K([^\r]*)", stream.getvalue())

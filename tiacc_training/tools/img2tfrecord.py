@@ -6,10 +6,11 @@ NAME.tfrecord and NAME.index are written, for `IndexTFRDataset`. Images are copi
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,18 +26,27 @@ class Sample(NamedTuple):
     where: str
 
 
-def listed(folder: Path, path: Path) -> Iterator[Sample]:
-    """The samples of a list of lines `path label`. Raises ValueError with the line."""
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            name, _, label = line.rstrip("\n").rpartition(" ")
-            if not name or not label.isdecimal():
-                raise ValueError(f"{path}, line {number}: {line[:80]!r} should be `path label`.")
-            yield Sample(folder / name, int(label), None, f"{path}, line {number}")
+def listed(folder: Path, path: Path) -> tuple[int, Iterator[Sample]]:
+    """How many lines `path label` a list has, and their samples, which raise ValueError."""
+
+    def sample(number: int, line: bytes) -> Sample:
+        where = f"{path}, line {number}"
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: {line[:80]!r} is no UTF-8: {error.reason}.") from None
+        name, _, label = text.rstrip("\r\n").rpartition(" ")
+        if not name or not label.isdecimal():
+            raise ValueError(f"{where}: {text[:80]!r} should be `path label`.")
+        return Sample(folder / name, int(label), None, where)
+
+    content = path.read_bytes()  # once: it may be a pipe
+    count = content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+    return count, starmap(sample, enumerate(io.BytesIO(content), 1))
 
 
-def annotated(folder: Path, path: Path) -> Iterator[Sample]:
-    """The samples of a COCO annotation file, in the order of its images.
+def annotated(folder: Path, path: Path) -> tuple[int, Iterator[Sample]]:
+    """How many images a COCO annotation file has, and their samples, in its order.
 
     Raises ValueError for a file that is none, and annotations of images that it does not have.
     """
@@ -55,22 +65,30 @@ def annotated(folder: Path, path: Path) -> Iterator[Sample]:
                 f"{path}: an annotation is for the image {number}, which is not there."
             )
         annotations[number].append(annotation)
-    for number, name in images:
+
+    def sample(number: int, name: str) -> Sample:
         target = {"image_id": number, "annotations": annotations[number]}
-        yield Sample(folder / name, number, json.dumps(target).encode(), f"{path}, image {number}")
+        return Sample(folder / name, number, json.dumps(target).encode(), f"{path}, image {number}")
+
+    return len(images), starmap(sample, images)
 
 
-def write(samples: Iterable[Sample], name: Path, kind: str, workers: int = 0) -> Index:
+def write(count: int, samples: Iterable[Sample], name: Path, kind: str, workers: int = 0) -> Index:
     """Writes NAME.tfrecord and NAME.index; they are there when both are whole.
 
-    `workers` threads read images ahead. Raises ValueError with the place in the list for images
-    that cannot be read, and if there is no sample.
+    A terminal is told how many of the `count` samples are written. `workers` threads read images
+    ahead. Raises ValueError with the place in the list for images that cannot be read, and if there
+    is no sample.
     """
     from torchacc.files import replacing_all
+    from torchacc.progress import Progress
 
     index = Index(name.with_name(f"{name.name}.tfrecord"), kind, 0)
     targets = [index.records, name.with_name(f"{name.name}.index")]
-    with replacing_all(targets) as (records, text):
+    progress = Progress(
+        "img2tfrecord", lambda: f"{len(index)} of {count} images, {index.size >> 20} MiB"
+    )
+    with progress, replacing_all(targets) as (records, text):
         with open(records, "wb") as file:
             for sample, data in _ahead(_with_bytes, samples, workers):
                 index.labels.append(sample.label)
@@ -135,8 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     reads = {IMAGES: listed, COCO: annotated}[options.dataset_type]
     try:
-        samples = reads(options.img_dir, options.img_list)
-        index = write(samples, options.tfrecords_name, options.dataset_type, options.workers)
+        count, samples = reads(options.img_dir, options.img_list)
+        index = write(count, samples, options.tfrecords_name, options.dataset_type, options.workers)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print(f"{len(index)} samples, {index.size} bytes in {index.records}")

@@ -10,13 +10,15 @@ once, and once more where they are divided again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import glob
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,7 +37,9 @@ from torchacc.dist.optimizer_states import (
 from torchacc.dist.shard_format import METADATA, Layout, check_whole
 from torchacc.files import replacing_all
 from torchacc.logger import logger
+from torchacc.progress import Progress
 from torchacc.serialization import write
+from torchacc.utils.utils import apply_to_tensors
 
 # Files are called rank-0-of-2-model.pth, and rank0-of-2-model.pth in TorchAcc's own examples.
 MODEL_PATTERN = "rank*-of-*-model.pth"
@@ -44,6 +48,7 @@ _WHOLE_FILE = "{}_consolidated.pth"
 _SHARD_FILES = "rank-*-of-*-{}.pth"  # a star for the rank and one for the number of shards
 
 Shards = list[dict[str, Any]]
+_Item = TypeVar("_Item")
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -145,11 +150,34 @@ def _files(
 def _write(files: Sequence[tuple[Any, dict[str, Any]]]) -> None:
     for path, _ in files:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with replacing_all([path for path, _ in files]) as parts:
-        for part, (_, content) in zip(parts, files, strict=True):
+    total = sum(_bytes(content) for _, content in files)
+    parts: list[Path] = []
+
+    def text() -> str:
+        written = total
+        with contextlib.suppress(FileNotFoundError):  # they have taken their places
+            written = min(total, sum(part.stat().st_size for part in parts))
+        return f"writing: {written >> 20} of {total >> 20} MiB"
+
+    with Progress("checkpoint", text), replacing_all([path for path, _ in files]) as made:
+        parts += made
+        for part, (_, content) in zip(made, files, strict=True):
             write(content, part)
     for path, _ in files:
         logger.info("[checkpoint] written: %s", path)
+
+
+def _bytes(content: dict[str, Any]) -> int:
+    """What the tensors take in a file, where memory that they share is once."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> None:
+        if tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+
+    apply_to_tensors(note, content)
+    return sum(sizes.values())
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -171,16 +199,17 @@ def consolidate_sharded_model_checkpoints(
     layout = _layouts(ckpt_dir, checkpoints, "model")[0]
     shards = [checkpoint["model"] for checkpoint in checkpoints]
     whole: dict[str, Any] = {}
-    for name, value in shards[0].items():
-        if name not in layout.units:
-            whole[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-            continue
-        without = [str(rank) for rank, shard in enumerate(shards) if name not in shard]
-        if without:
-            raise ValueError(
-                f"[checkpoint] {ckpt_dir}: {name} is missing in shards {', '.join(without)}."
-            )
-        whole |= layout.units[name].whole([shard[name] for shard in shards])
+    with _counted("making the model whole", shards[0].items()) as counted:
+        for name, value in counted:
+            if name not in layout.units:
+                whole[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+                continue
+            without = [str(rank) for rank, shard in enumerate(shards) if name not in shard]
+            if without:
+                raise ValueError(
+                    f"[checkpoint] {ckpt_dir}: {name} is missing in shards {', '.join(without)}."
+                )
+            whole |= layout.units[name].whole([shard[name] for shard in shards])
     for name, (part, _) in layout.parts().items():
         check_whole(whole.get(name), part, f"{ckpt_dir}: {name}")
     for other, name in layout.shared.items():
@@ -204,10 +233,11 @@ def reshard_model_dict(
     known = {*layout.parts(), *layout.shared}
     rest = {name: value for name, value in consolidate_model_dict.items() if name not in known}
     made: Shards = [{} for _ in range(reshard_num)]
-    for name, unit in layout.units.items():
-        shards = unit.shards(consolidate_model_dict, reshard_num)
-        for state, shard in zip(made, shards, strict=True):
-            state[name] = shard
+    with _counted("dividing the model", layout.units.items()) as counted:
+        for name, unit in counted:
+            shards = unit.shards(consolidate_model_dict, reshard_num)
+            for state, shard in zip(made, shards, strict=True):
+                state[name] = shard
     return [{**state, **rest} for state in made], _metadata(layout, reshard_num)
 
 
@@ -242,15 +272,17 @@ def consolidate_sharded_optimizer_checkpoints(
                 f"and {rank} differ. They are of different moments, or of different optimizers."
             )
     state: dict[str, Any] = {}
-    for key in (key for group in held[0]["param_groups"] for key in group["params"]):
-        states = [each["state"].get(key) for each in held]
-        if not any(states):
-            continue
-        where = f"{ckpt_dir}: the optimizer's state of {key}"
-        if key in layout.units:
-            state |= whole_of_unit(layout.units[key], states, where)
-        else:
-            state[key] = whole_of_part(*parts[key], states, where)
+    keys = [key for group in held[0]["param_groups"] for key in group["params"]]
+    with _counted("making the optimizer whole", keys) as counted:
+        for key in counted:
+            states = [each["state"].get(key) for each in held]
+            if not any(states):
+                continue
+            where = f"{ckpt_dir}: the optimizer's state of {key}"
+            if key in layout.units:
+                state |= whole_of_unit(layout.units[key], states, where)
+            else:
+                state[key] = whole_of_part(*parts[key], states, where)
     groups = [
         {
             **group,
@@ -277,24 +309,25 @@ def reshard_optim_dict(
     names = names_of(template, layout, "shard_optim")
     whole, parts = consolidate_optim_dict["state"], layout.parts()
     made: Shards = [{} for _ in range(reshard_num)]
-    for key, name in names.items():
-        inside = parameters_of(layout, name)
-        present = [each for each in inside if each in whole]
-        if not present:
-            continue
-        if len(present) < len(inside):
-            missing = next(each for each in inside if each not in whole)
-            raise ValueError(
-                f"[checkpoint] the optimizer has a state of {present[0]} and none of {missing}, "
-                f"which lie in one unit, {name}."
-            )
-        if name in layout.units:
-            shards = shards_of_unit(layout.units[name], whole, reshard_num)
-        else:
-            shards = shards_of_part(*parts[name], whole[name], reshard_num)
-        for state, shard in zip(made, shards, strict=True):
-            if shard is not None:
-                state[key] = shard
+    with _counted("dividing the optimizer", names.items()) as counted:
+        for key, name in counted:
+            inside = parameters_of(layout, name)
+            present = [each for each in inside if each in whole]
+            if not present:
+                continue
+            if len(present) < len(inside):
+                missing = next(each for each in inside if each not in whole)
+                raise ValueError(
+                    f"[checkpoint] the optimizer has a state of {present[0]} and none of "
+                    f"{missing}, which lie in one unit, {name}."
+                )
+            if name in layout.units:
+                shards = shards_of_unit(layout.units[name], whole, reshard_num)
+            else:
+                shards = shards_of_part(*parts[name], whole[name], reshard_num)
+            for state, shard in zip(made, shards, strict=True):
+                if shard is not None:
+                    state[key] = shard
     groups, made_of = consolidate_optim_dict["param_groups"], template["param_groups"]
     if len(groups) != len(made_of):
         raise ValueError(
@@ -314,6 +347,21 @@ def reshard_optim_dict(
 
 
 # --- both -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _counted(doing: str, items: Collection[_Item]) -> Iterator[Iterator[_Item]]:
+    """Gives the items, one after the other; a terminal is told how many are done."""
+    done = 0
+
+    def each() -> Iterator[_Item]:
+        nonlocal done
+        for item in items:
+            yield item
+            done += 1
+
+    with Progress("checkpoint", lambda: f"{doing}: {done} of {len(items)}"):
+        yield each()
 
 
 def _layouts(ckpt_dir: str | os.PathLike[str], checkpoints: Shards, kind: str) -> list[Layout]:
