@@ -378,6 +378,7 @@ class AsyncLoader:
         TypeError: `loader` cannot be iterated, or an option is of another type.
         ValueError: a number is too small, or buckets, max_length and num_buckets contradict each
             other.
+        RuntimeError: the process has no such device.
         NotImplementedError: `input_sharding` is given.
     """
 
@@ -572,7 +573,17 @@ def _check_pad_values(values: Any) -> None:
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """A device without an index means the current one, and each thread has its own current one."""
+    """A device without an index means the current one, and each thread has its own current one.
+
+    Raises RuntimeError, here and not in the middle of a pass, where there is no such device.
+    """
     if is_lazy_device(device) and device.index is None:
         return lazy_device()
-    return device
+    try:
+        return torch.empty(0, device=device).device
+    except Exception as error:
+        said, _, _ = str(error).partition("\n")
+        raise RuntimeError(
+            f"[AsyncLoader] device = {str(device)!r} cannot be used in this process. Give one that "
+            f"it has, or none, for {device_type()}. torch says: {said}"
+        ) from error

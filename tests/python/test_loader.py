@@ -326,6 +326,29 @@ def test_the_device_is_the_lazy_one_by_default(device):
     assert loader.device.type == device and loader.device.index is not None
 
 
+@pytest.mark.parametrize("name", ["cuda", "cuda:99", "acc:99", "xpu"])
+def test_a_device_that_is_not_there_is_refused_at_once(device, name):
+    if name == "cuda" and torch.cuda.is_available():
+        # That of this thread; the one that reads has another.
+        current = torch.cuda.current_device()
+        assert torchacc.AsyncLoader(numbers(4), name).device == torch.device(name, current)
+        return
+    said = rf"^\[AsyncLoader\] device = '{name}' cannot be used in this process\. .*torch says: ."
+    with pytest.raises(RuntimeError, match=said) as caught:
+        torchacc.AsyncLoader(numbers(4), name)
+    assert caught.value.__cause__ is not None and "\n" not in str(caught.value)
+
+
+def test_the_name_cuda_means_what_it_meant_when_the_loader_was_made(acc_only):
+    torchacc.patch(devices=True)
+    try:
+        loader = torchacc.AsyncLoader(numbers(4), "cuda")
+    finally:
+        torchacc.unpatch()
+    assert loader.device == torchacc.lazy_device()
+    assert {x.device for x, _ in loader} == {loader.device}
+
+
 def test_it_also_feeds_the_cpu(device, monkeypatch):
     marks = []
     monkeypatch.setattr("torchacc_device._boundary.mark_step", lambda reason: marks.append(reason))
