@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 from collections import deque
 
 import torch
 
-from torchacc.logger import logger
+from torchacc.logger import logger, say_once
 
 # Batches that come one behind the other are measured together, so many, times the batches of a
 # step: worker processes have theirs in bursts.
@@ -167,11 +168,12 @@ class Ahead:
         if chosen is self._told:
             return
         self._told = chosen
-        logger.info(
-            "[AsyncLoader] batches of a %s are read %s from now on: one in %.3g ms, and in %.3g ms "
-            "the other way.",
-            self._kind,
-            "ahead" if chosen else "in the loop",
-            medians[chosen] * 1e3,
-            medians[not chosen] * 1e3,
+        text = (
+            f"[AsyncLoader] batches of a {self._kind} are read "
+            f"{'ahead' if chosen else 'in the loop'} from now on: one in "
+            f"{medians[chosen] * 1e3:.3g} ms, and in {medians[not chosen] * 1e3:.3g} ms the other "
+            "way."
         )
+        # Programs make a loader for each evaluation.
+        if not say_once(("read", self._kind, chosen), text, logging.INFO):
+            logger.debug(text)

@@ -18,6 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchacc
 from torchacc import loader as loader_module
 from torchacc.ahead import Ahead, Pace
+from torchacc.logger import forget_said_for_testing
+
+
+@pytest.fixture(autouse=True)
+def forget_said():
+    forget_said_for_testing()
 
 
 def told(loader, *ways):
@@ -72,6 +78,23 @@ def test_the_way_that_takes_less_time_is_chosen(ahead, in_the_loop, chosen, tria
     assert f"of a list are read {'ahead' if chosen else 'in the loop'} from" in caplog.text
     for value in (ahead, in_the_loop):
         assert f"{value * 1e3:.3g} ms" in caplog.text
+
+
+def test_loaders_of_one_kind_say_a_choice_once(caplog):
+    """As those that a program makes for each of its evaluations."""
+    with caplog.at_level(logging.DEBUG, logger="TorchAcc"):
+        for kind, ahead in (("list", 2.0), ("list", 2.0), ("list", 0.5), ("tuple", 2.0)):
+            found = Ahead(kind, 1, 2)
+            for _ in range(12):
+                passed(found, {True: ahead, False: 1.0})
+    said = [(each.levelname, each.message.partition(" from now on")[0]) for each in caplog.records]
+    start = "[AsyncLoader] batches of a"
+    assert said == [
+        ("INFO", f"{start} list are read in the loop"),
+        ("DEBUG", f"{start} list are read in the loop"),
+        ("INFO", f"{start} list are read ahead"),
+        ("INFO", f"{start} tuple are read in the loop"),
+    ]
 
 
 def test_what_else_the_program_does_does_not_decide():
