@@ -188,7 +188,8 @@ class Bucketing:
         """The padded batch; `batch` itself when there is nothing to pad. CPU tensors only.
 
         `batch` is a mapping from str to anything; what is no mapping is returned as it is, and said
-        once. Raises ValueError for one that has others of the named keys than the first batch had.
+        once. Raises ValueError for one that has others of the named keys than the first batch had,
+        and for a tensor that cannot be padded so.
         """
         if not isinstance(batch, Mapping):
             say_once(
@@ -203,8 +204,8 @@ class Bucketing:
             say_once(
                 "bucketing-keys",
                 f"[bucketing] a batch with the keys {sorted(map(str, batch))} has no tensor to pad "
-                f"under one of {sorted(self._pad_values)}: not padded. Name its tensors in "
-                "dataloader.pad_value_dict.",
+                f"under one of {sorted(map(str, self._pad_values))}: not padded. Name its tensors "
+                "in dataloader.pad_value_dict.",
             )
             return batch
         with self._lock:
@@ -218,9 +219,7 @@ class Bucketing:
         padded = dict(batch)
         for key, tensor in named.items():
             if missing[tensor.shape[-1]]:
-                padded[key] = torch.nn.functional.pad(
-                    tensor, (0, missing[tensor.shape[-1]]), value=self._pad_values[key]
-                )
+                padded[key] = self._padded(key, tensor, missing[tensor.shape[-1]])
         for length, bucket in bucket_of.items():
             logger.debug(
                 "original length: %d, bucket length: %d, padding length: %d",
@@ -229,6 +228,21 @@ class Bucketing:
                 missing[length],
             )
         return mapping_like(batch, padded)
+
+    def _padded(self, key: str, tensor: Tensor, count: int) -> Tensor:
+        value = self._pad_values[key]
+        try:
+            # Fractions, infinities and NaN; torch would cut fractions off.
+            if value % 1 and not (tensor.is_floating_point() or tensor.is_complex()):
+                raise ValueError("it holds whole numbers")
+            return torch.nn.functional.pad(tensor, (0, count), value=value)
+        except Exception as error:
+            said, _, _ = str(error).partition("\n")
+            raise ValueError(
+                f"[bucketing] batch[{key!r}] of {tensor.dtype} and shape {list(tensor.shape)} "
+                f"cannot be padded to {tensor.shape[-1] + count} with {value!r} "
+                f"(dataloader.pad_value_dict): {said}."
+            ) from error
 
     def _check_keys(self, batch: Mapping[str, Any]) -> None:
         """Raises ValueError where others of the named keys are there than in the first batch."""

@@ -78,6 +78,31 @@ def test_other_keys_get_other_values(device):
     assert batch["id"].tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("make", "value", "length", "text"),
+    [
+        (torch.int64, 0.5, 8, "to 8 with 0.5 (dataloader.pad_value_dict): it holds whole numbers."),
+        (torch.int64, float("nan"), 8, "to 8 with nan (dataloader.pad_value_dict): it holds whole"),
+        (torch.uint8, -100, 8, "torch.uint8 and shape [2, 5] cannot be padded to 8 with -100"),
+        (torch.float32, 1j, 8, "to 8 with 1j"),
+        (torch.float32, 0, 10**30, f"to {10**30} with 0"),
+        (torch.float32, 0, 10**14, f"to {10**14} with 0"),
+    ],
+)
+def test_what_a_tensor_cannot_hold_is_named(device, make, value, length, text):
+    batch = {"x": torch.ones(2, 5, dtype=make)}
+    loader = torchacc.AsyncLoader([batch], buckets=[length], pad_value_dict={"x": value})
+    with pytest.raises(ValueError, match=re.escape("[bucketing] batch['x'] of torch.")) as caught:
+        list(loader)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_keys_may_be_of_any_type(device, caplog, forget_said):
+    loader = torchacc.AsyncLoader([{"y": 1}], buckets=[8], pad_value_dict={"x": 0, 3: 0})
+    assert list(loader) == [{"y": 1}]
+    assert "no tensor to pad under one of ['3', 'x']" in caplog.text
+
+
 def test_labels_of_another_shape_are_left_alone(device):
     batch = {"input_ids": torch.ones(2, 3), "labels": torch.tensor([1, 0])}
     (got,) = torchacc.AsyncLoader([batch], device, buckets=[4])
