@@ -28,11 +28,22 @@ def read(path: str | Path) -> Mapping[str, Any]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"[config] {path} is not text in UTF-8: {error}.") from None
-    if kind == ".json":
-        try:
-            return json.loads(text, object_pairs_hook=lambda pairs: _once_each(pairs, path))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"[config] {path} is not JSON: {error}.") from None
+    language, parse = ("JSON", _json) if kind == ".json" else ("YAML", _yaml)
+    try:
+        return parse(text, path)
+    except (ImportError, _Twice):
+        raise
+    except Exception as error:
+        # What is nested a thousand times, a number of a thousand digits, the 45th of a month: what
+        # the parsers raise of these does not say where they read it.
+        raise ValueError(f"[config] {path} is not {language}: {error}.") from None
+
+
+def _json(text: str, path: Path) -> Any:
+    return json.loads(text, object_pairs_hook=lambda pairs: _once_each(pairs, path))
+
+
+def _yaml(text: str, path: Path) -> Any:
     try:
         import yaml
     except ImportError:
@@ -46,18 +57,19 @@ def read(path: str | Path) -> Mapping[str, Any]:
             _once_each([(key.value, None) for key, _ in node.value if key.id == "scalar"], path)
             return node
 
-    try:
-        loaded = yaml.load(text, Loader)
-        return {} if loaded is None else loaded
-    except yaml.YAMLError as error:
-        raise ValueError(f"[config] {path} is not YAML: {error}.") from None
+    loaded = yaml.load(text, Loader)
+    return {} if loaded is None else loaded
+
+
+class _Twice(ValueError):
+    """A name stands twice in one place."""
 
 
 def _once_each(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """The pairs as a mapping. Raises ValueError for a name twice: one would be ignored."""
+    """The pairs as a mapping. Raises _Twice for a name twice: one would be ignored."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"[config] {path} has {twice} twice in one place. Leave one of them.")
+        raise _Twice(f"[config] {path} has {twice} twice in one place. Leave one of them.")
     return made

@@ -477,6 +477,17 @@ def test_a_file_of_yaml_may_repeat_what_it_has_named(tmp_path):
         ("a.json", "{", ValueError, r"a\.json is not JSON: .*line 1"),
         ("a.json", '{"dist": {}, "dist": {}}', ValueError, r"a\.json has dist twice"),
         ("a.yaml", "memory: {gc: on, gc: off}", ValueError, r"a\.yaml has gc twice in one place"),
+        pytest.param(
+            "a.json", "[" * 100_000, ValueError, r"a\.json is not JSON: .*recursion", id="deep JSON"
+        ),
+        pytest.param(
+            "a.yaml", "[" * 5000, ValueError, r"a\.yaml is not YAML: .*recursion", id="deep YAML"
+        ),
+        pytest.param(
+            "a.json", f"[{'9' * 5000}]", ValueError, r"a\.json is not JSON: .* digits", id="digits"
+        ),
+        ("a.yaml", "backend: 2026-11-45", ValueError, r"a\.yaml is not YAML: day is out of range"),
+        ("a.yaml", "memory: {gc: !!bool maybe}", ValueError, r"a\.yaml is not YAML: 'maybe'"),
         ("a.json", b"\xff", ValueError, r"a\.json is not text in UTF-8"),
         ("a.toml", "", ValueError, r"a\.toml should be a \.json"),
         ("missing.json", None, OSError, r"missing\.json"),
