@@ -20,7 +20,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Something else than a file (a device, a pipe) is given as it is.
 
-    Raises OSError where the folder cannot be written to.
+    Raises OSError where the folder, or a file that is there, cannot be written to.
     """
     with replacing_all([path]) as parts:
         yield parts[0]
@@ -41,8 +41,12 @@ def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
     parts: dict[Path, Path] = {}
     try:
         for target in targets:
+            if target.is_file():
+                # To rename, only the folder has to be writable: this asks the file.
+                os.close(os.open(target, os.O_WRONLY))
             if not target.exists() or target.is_file():
-                name = f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.part"
+                # Names have at most 255 bytes.
+                name = f".{target.name[:50]}.{os.getpid()}-{os.urandom(4).hex()}.part"
                 part = target.with_name(name)
                 os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
                 parts[target] = part

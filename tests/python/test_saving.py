@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,6 +187,30 @@ def test_links_and_permissions_stay(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_that_is_protected_against_writing_stays():
+    """As with `open`, though its folder would let it be replaced."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        target = Path(folder, "best.pth")
+        target.write_bytes(b"old")
+        target.chmod(0o444)
+        user = os.geteuid()
+        os.seteuid(user or 65534)  # root may write anywhere
+        try:
+            with pytest.raises(PermissionError, match="best.pth"):
+                torchacc.save({}, target)
+            torchacc.save({}, Path(folder, "other"))
+        finally:
+            os.seteuid(user)
+        assert target.read_bytes() == b"old" and names_in(target.parent) == ["best.pth", "other"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "\u4e2d" * 85])
+def test_a_name_may_be_as_long_as_it_can_be(tmp_path, name):
+    torchacc.save({"a": 1}, tmp_path / name)
+    assert names_in(tmp_path) == [name] and torch.load(tmp_path / name) == {"a": 1}
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
