@@ -290,6 +290,14 @@ DAMAGE = {
         metadata(units={"u": {**OTHER.__dict__, "parameters": [{**A_PART, "stride": [7, 1]}]}}),
         ["rank-1-of-3-model.pth", "are incomplete", "a ends behind its unit"],
     ),
+    "in one place": (
+        metadata(units={"u": {**OTHER.__dict__, "parameters": [{**A_PART, "stride": [3, 1]}]}}),
+        ["rank-1-of-3-model.pth", "are incomplete", "a has elements in one place"],
+    ),
+    "no name": (
+        metadata(order=[torch.empty(0)]),
+        ["rank-1-of-3-model.pth", "are incomplete", "its order has tensor([])"],
+    ),
     "rank": (metadata(rank=3), ["rank-1-of-3-model.pth", "shard 3 of 3"]),
     "same rank": (metadata(rank=0), ["of 3 shards", "none of rank 1"]),
     "other world": (
@@ -394,6 +402,10 @@ def no_state(shard):
     del shard["optimizer"]["state"]["_flat_param"]
 
 
+def odd_key(shard):
+    shard["optimizer"]["state"]["_flat_param"][0] = 1.0
+
+
 def unnamed(shard):
     shard["optimizer"]["param_groups"][0]["params"][0] = {}
 
@@ -411,6 +423,7 @@ def unknown(shard):
         ("optimizer", rate, ["parameter groups", "shards 0 and 1 differ"]),
         ("optimizer", odd_shape, ["exp_avg, in shard 1", "6 elements", "[2, 3]"]),
         ("optimizer", no_state, ["_flat_param differs between shards", "None"]),
+        ("optimizer", odd_key, ["differs between shards", "['0', 'exp_avg', 'exp_avg_sq'"]),
         ("optimizer", unnamed, ["number 1 from here", "names a parameter {}"]),
         ("optimizer", unknown, ["shard 1 of here", "'other', which the model has not"]),
     ],

@@ -147,7 +147,7 @@ def shards_of_part(
 def _common_keys(states: Sequence[Any], where: str) -> list[str]:
     """What each of several states has: exp_avg, step, ... Raises ValueError where they differ."""
     if any(state is None or state.keys() != states[0].keys() for state in states):
-        found = [sorted(state) if state else state for state in states]
+        found = [sorted(map(str, state)) if state else state for state in states]
         raise ValueError(f"[checkpoint] {where} differs between shards: {found}.")
     return list(states[0])
 

@@ -137,6 +137,9 @@ def read_layout(metadata: Any, where: str) -> Layout:
             replica=int(metadata["replica"]),
             save_id=str(metadata["save_id"]),
         )
+        unnamed = [name for name in layout.order if not isinstance(name, str)]
+        if unnamed:
+            raise TypeError(f"its order has {_short(unnamed[0])}")
         strangers = [name for name in layout.shared.values() if name not in layout.parts()]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         _foreign(where, f"its {METADATA} are incomplete ({type(error).__name__}: {error})")
@@ -167,6 +170,11 @@ def _read_unit(unit: Mapping[str, Any]) -> Unit:
             raise ValueError(f"{part.name} begins before its unit")
         if part.numel and part.offset + sum(steps) >= read.numel:
             raise ValueError(f"{part.name} ends behind its unit")
+        reach = 0
+        for step, size in sorted(zip(part.stride, part.shape, strict=True)):
+            if part.numel and size > 1 and step <= reach:
+                raise ValueError(f"{part.name} has elements in one place")
+            reach += (size - 1) * step
     return read
 
 
