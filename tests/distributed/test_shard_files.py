@@ -253,6 +253,14 @@ def model(**changes):
     return lambda folder: change(folder, how)
 
 
+def of_too_many(folder):
+    shards = model_shards(3)
+    for rank, shard in enumerate(shards):
+        shard["shard_metadata"]["world_size"] = 10**20
+        shard["model"] |= {name: shard["model"][name][:1] for name in UNITS}
+        torch.save(shard, folder / f"rank-{rank}-of-3-model.pth")
+
+
 OTHER = Unit(12, "float32", (Part("a", (12,), (1,), 0),))
 OTHER_UNITS = layout(0, 1, units={**UNITS, "_flat_param": OTHER}).to_dict()["units"]
 A_PART = {"name": "a", "shape": [3, 4], "offset": 0}
@@ -260,6 +268,10 @@ DAMAGE = {
     "missing": (
         lambda folder: (folder / "rank-1-of-3-model.pth").unlink(),
         ["of 3 shards", "none of rank 1", "rank-0-of-3-model.pth"],
+    ),
+    "of too many": (
+        of_too_many,
+        [f"of {10**20} shards", "3, 4, 5, 6, 7, 8, 9, 10 and more. Found"],
     ),
     "truncated": (truncate, ["rank-1-of-3-model.pth", "cannot be read", "truncated"]),
     "empty": (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
@@ -248,11 +249,13 @@ def check_same_job(layouts: Sequence[Layout], names: Sequence[str]) -> None:
                 "another. Use the last complete checkpoint, and a folder of its own for each."
             )
     ranks = {layout.rank for layout in layouts}
-    missing = [rank for rank in range(first.world_size) if rank not in ranks]
+    # Not all of them: a damaged number of shards is any number.
+    missing = list(islice((rank for rank in range(first.world_size) if rank not in ranks), 9))
     if missing:
+        listed = ", ".join(map(str, missing[:8])) + " and more" * (len(missing) > 8)
         raise ValueError(
             f"[checkpoint] of {first.world_size} shards (says {names[0]}) there is none of rank "
-            f"{', '.join(map(str, missing))}. Found: {', '.join(names)}."
+            f"{listed}. Found: {', '.join(names)}."
         )
     seen: dict[tuple[int, int], str] = {}
     for layout, name in zip(layouts, names, strict=True):
