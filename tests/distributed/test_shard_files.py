@@ -302,6 +302,10 @@ DAMAGE = {
         metadata(units={"u": {**OTHER.__dict__, "parameters": [{**A_PART, "stride": [7, 1]}]}}),
         ["rank-1-of-3-model.pth", "are incomplete", "a ends behind its unit"],
     ),
+    "two of one name": (
+        metadata(units={**OTHER_UNITS, "u": OTHER_UNITS["_flat_param"]}),
+        ["rank-1-of-3-model.pth", "are incomplete", "two parameters have one name"],
+    ),
     "in one place": (
         metadata(units={"u": {**OTHER.__dict__, "parameters": [{**A_PART, "stride": [3, 1]}]}}),
         ["rank-1-of-3-model.pth", "are incomplete", "a has elements in one place"],

@@ -141,6 +141,8 @@ def read_layout(metadata: Any, where: str) -> Layout:
         unnamed = [name for name in layout.order if not isinstance(name, str)]
         if unnamed:
             raise TypeError(f"its order has {_short(unnamed[0])}")
+        if len(layout.parts()) < sum(len(unit.parameters) for unit in layout.units.values()):
+            raise ValueError("two parameters have one name")
         strangers = [name for name in layout.shared.values() if name not in layout.parts()]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         _foreign(where, f"its {METADATA} are incomplete ({type(error).__name__}: {error})")
