@@ -243,6 +243,35 @@ report(hybrid=values(model))
 )
 
 
+ALONE = """
+import io
+torch.distributed.init_process_group("acc")
+config = torchacc.Config()
+config.dist.fsdp.wrap_layer_cls = {"Block"}
+model = Sharded(models.made(0), config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+
+train(model, optimizer, batches[:2])
+file, before = io.BytesIO(), values(model)
+torchacc.save((Sharded.sharded_model_state_dict(model),
+               Sharded.sharded_optim_state_dict(model, optimizer)), file)
+train(model, optimizer, batches[2:4])
+after = values(model)
+file.seek(0)
+shards, states = torch.load(file)
+model.load_state_dict(shards)
+optimizer.load_state_dict(Sharded.optim_state_dict_to_load(model, optimizer, states))
+back = values(model)
+train(model, optimizer, batches[2:4])
+report(moved=before != after, back=back == before, again=values(model) == after)
+"""
+
+
+def test_a_single_process_goes_back_to_what_it_saved(device):
+    (done,) = run_ranks(BEGIN + ALONE, 1)
+    assert done.reports == {"moved": True, "back": True, "again": True}
+
+
 @pytest.mark.skipif(not helpers.FULL, reason="four processes: make test-full")
 def test_four_processes_go_on_from_the_shards_of_two(device, saved):
     folder = saved[0]

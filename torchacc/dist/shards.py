@@ -168,9 +168,11 @@ def _drop_whole_parameters(sharded: ShardedUnits) -> None:
     """A forward without a backward leaves whole parameters in the root unit for the next one."""
     for module in fsdp.FullyShardedDataParallel.fsdp_modules(sharded):
         handle = module._handle
-        if handle is not None and hasattr(handle.flat_param, "_local_shard"):
-            if not handle.needs_unshard():
-                _reshard(module, handle, True)
+        # A single process has nothing but whole ones.
+        if handle is None or not handle.uses_sharded_strategy:
+            continue
+        if hasattr(handle.flat_param, "_local_shard") and not handle.needs_unshard():
+            _reshard(module, handle, True)
 
 
 def _modules(sharded: ShardedUnits) -> Iterator[tuple[str, nn.Module]]:
