@@ -259,6 +259,15 @@ train(model, optimizer, batches[2:4])
 after = values(model)
 file.seek(0)
 shards, states = torch.load(file)
+name = next(iter(shards["model"]))
+held = states["optimizer"]
+report(refused=[
+    refused(lambda: model.load_state_dict({**shards["model"], name: 3})),
+    refused(lambda: model.load_state_dict({**shards["model"], 5: 3})),
+    refused(lambda: Sharded.optim_state_dict_to_load(model, optimizer, {"optimizer": held})),
+    refused(lambda: Sharded.optim_state_dict_to_load(model, optimizer, {
+        **states, "optimizer": {**held, "state": {**held["state"], "other": {}}}})),
+], unchanged=values(model) == after)
 model.load_state_dict(shards)
 optimizer.load_state_dict(Sharded.optim_state_dict_to_load(model, optimizer, states))
 back = values(model)
@@ -269,7 +278,13 @@ report(moved=before != after, back=back == before, again=values(model) == after)
 
 def test_a_single_process_goes_back_to_what_it_saved(device):
     (done,) = run_ranks(BEGIN + ALONE, 1)
-    assert done.reports == {"moved": True, "back": True, "again": True}
+    refused = done.reports.pop("refused")
+    assert done.reports == {"unchanged": True, "moved": True, "back": True, "again": True}
+    number, unknown, keys, other = refused
+    assert "flat_param is a int and no tensor" in number
+    assert "shards that are not of this model: not known: 5." in unknown
+    assert "ValueError: [fsdp] the optimizer's state has optimizer, and should have" in keys
+    assert "ValueError: [fsdp] the shard has a state of 'other', which is no parameter" in other
 
 
 @pytest.mark.skipif(not helpers.FULL, reason="four processes: make test-full")

@@ -172,6 +172,12 @@ class FullyShardedDataParallel(ParallelModule):
         sharded = sharded_module(model)
         if optim_state_dict is not None and METADATA in optim_state_dict:
             return shards.optimizer_shards_to_load(sharded, optim, optim_state_dict)
+        if optim_state_dict is not None and not {"state", "param_groups"} <= {*optim_state_dict}:
+            keys = ", ".join(map(str, optim_state_dict))
+            raise ValueError(
+                f"[fsdp] the optimizer's state has {keys or 'nothing'}, and should have 'state' "
+                f"and 'param_groups', or as a shard 'optimizer' and {METADATA!r}."
+            )
         with _full(sharded, rank0_only, cpu_offload=True):
             return fsdp.FullyShardedDataParallel.optim_state_dict_to_load(
                 sharded, optim, optim_state_dict

@@ -117,7 +117,7 @@ def model_shards(sharded: ShardedUnits) -> dict[str, Any]:
 
 def holds_shards(state_dict: Mapping[str, Any]) -> bool:
     """Whether a state is of shards: that of a file, or what is under its key 'model'."""
-    return METADATA in state_dict or any(key.split(".")[-1] == _FLAT for key in state_dict)
+    return METADATA in state_dict or any(str(key).split(".")[-1] == _FLAT for key in state_dict)
 
 
 def load_model_shards(
@@ -140,11 +140,14 @@ def load_model_shards(
     missing = [name for name in (*targets, *extra) if name not in state]
     unknown = [name for name in state if name not in targets and name not in extra]
     problems = [f"missing: {', '.join(missing)}"] if strict and missing else []
-    problems += [f"not known: {', '.join(unknown)}"] if strict and unknown else []
+    problems += [f"not known: {', '.join(map(str, unknown))}"] if strict and unknown else []
     for name, target in targets.items():
-        if name in state and state[name].shape != target.shape:
+        value = state.get(name, target)
+        if not isinstance(value, Tensor):
+            problems.append(f"{name} is a {type(value).__name__} and no tensor")
+        elif value.shape != target.shape:
             problems.append(
-                f"{name} has the shape {list(state[name].shape)}, and is {list(target.shape)} in "
+                f"{name} has the shape {list(value.shape)}, and is {list(target.shape)} in "
                 f"{sharded.world_size} processes"
             )
     if problems:
@@ -243,6 +246,12 @@ def optimizer_shards_to_load(
             f"{len(held['param_groups'])}. Make the optimizer as before."
         )
     number_of = {name: number for number, name in names.items()}
+    unknown = [name for name in held["state"] if name not in number_of]
+    if unknown:
+        raise ValueError(
+            f"[fsdp] the shard has a state of {unknown[0]!r}, which is no parameter of the "
+            "optimizer. Make the optimizer as before."
+        )
     groups = [
         {**saved, "params": [next(numbers) for _ in saved["params"]]}
         for saved in held["param_groups"]
@@ -281,5 +290,5 @@ def _opened(sharded: ShardedUnits, checkpoint: Mapping[str, Any], kind: str) -> 
             f"{shard_format.difference(saved, mine)}. Load the consolidated file instead."
         )
     if kind not in checkpoint:
-        raise ValueError(f"[fsdp] {where} has {', '.join(checkpoint)}, and no {kind!r}.")
+        raise ValueError(f"[fsdp] {where} has {', '.join(map(str, checkpoint))}, and no {kind!r}.")
     return checkpoint[kind]
