@@ -344,7 +344,7 @@ class AsyncLoader:
     Where a default device or autocast is in force around the loop, which threads do not see, all is
     read ahead. With
     deterministic algorithms on a loader with worker processes is read ahead, and any other in the
-    loop. The log has both times at level INFO. `read_ahead` decides all of that beforehand.
+    loop. The log has both times. `read_ahead` decides all of that beforehand.
 
     Random numbers that a sampler draws, or a data set without worker processes, are drawn ahead of
     the training where it is read ahead; who leaves an epoch early has drawn more than was used. A
