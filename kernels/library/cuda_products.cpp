@@ -78,6 +78,15 @@ uint32_t alignment(const void* address) {
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
+// Kernels may take what an epilogue reads and writes beside d in words of so many bytes, whatever
+// the search was told: pytorch/pytorch pull request 194497 has one that faults at a bias aligned to
+// less, where d's alignment had been given as the bias's.
+constexpr uint32_t kEpilogueAlignment = 16;
+
+bool suits_epilogues(const Matrices& matrices) {
+  return std::min(alignment(matrices.bias), alignment(matrices.aux)) >= kEpilogueAlignment;
+}
+
 // A product with all that the library wants to be told.
 class Call {
  public:
@@ -101,7 +110,10 @@ class Call {
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(matrices_.a));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(matrices_.b));
     set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(matrices_.d));
-    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(matrices_.d));
+    // What the epilogue takes has no preference of its own. ATen gives the bias's here.
+    const uint32_t written =
+        std::min({alignment(matrices_.d), alignment(matrices_.bias), alignment(matrices_.aux)});
+    set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, written);
     std::array<cublasLtMatmulHeuristicResult_t, kMost> found{};
     int count = 0;
     const Status status = cublasLtMatmulAlgoGetHeuristic(
@@ -220,6 +232,7 @@ bool Products::Known::declines(Choice choice) const {
 
 bool Products::declines(const Product& product, const Matrices& matrices, const Place& place,
                         Choice choice) {
+  if (!suits_epilogues(matrices)) return true;
   const std::lock_guard lock(mutex_);
   const auto found = known_.find(key_of(product, matrices, place));
   return found != known_.end() && found->second.declines(choice);
@@ -227,6 +240,7 @@ bool Products::declines(const Product& product, const Matrices& matrices, const 
 
 bool Products::make(const Product& product, const Matrices& matrices, const Place& place,
                     Choice choice, const Clock& clock, const std::function<bool()>& instead) {
+  if (!suits_epilogues(matrices)) return false;
   const Call call(product, matrices, place);
   const std::lock_guard lock(mutex_);
   if (known_.size() >= kMostKnown) known_.clear();

@@ -82,9 +82,9 @@ class Products {
   // How long a call takes, in seconds; infinity when it fails.
   using Clock = std::function<double(const std::function<bool()>&)>;
 
-  // Makes the product. False where the library has no algorithm that runs, or where `instead` was
-  // faster when they were tried: then the caller does it in its own way. `instead` returns whether
-  // it could.
+  // Makes the product. False where the library has no algorithm that runs, where the bias or `aux`
+  // is aligned too little for its kernels, or where `instead` was faster when they were tried: then
+  // the caller does it in its own way. `instead` returns whether it could.
   //
   // They are tried at the second call with a clock: what never comes again is not worth it. In a
   // capture there can be none; what was not tried before is the first then.

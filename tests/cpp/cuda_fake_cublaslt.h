@@ -2,6 +2,7 @@
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -21,7 +22,8 @@ struct FakeCublasLt {
   int asked = 0;                // calls of the heuristic
   uint32_t reduction_mask = 0;  // as the last of these was told
   uint64_t workspace = 0;
-  // That the heuristic was told of, of a, b, c, d: with others its algorithms do not run.
+  // That the heuristic was told of, of a, b, c, d: with others its algorithms do not run. What an
+  // epilogue reads or writes is to be aligned like d, and at least to 16 bytes.
   std::array<uint32_t, 4> alignments{};
 };
 
@@ -197,6 +199,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t descriptor,
     }
   }
   const auto& call = *reinterpret_cast<FakeDescriptor*>(descriptor);
+  const auto misaligned = [&](const float* beside_d) {
+    return reinterpret_cast<uintptr_t>(beside_d) % std::max<uint64_t>(algo->data[4], 16) != 0;
+  };
+  const bool has_aux = (call.epilogue & 128) != 0;
+  const bool has_bias = (call.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB)) != 0;
+  if ((has_bias && misaligned(call.bias)) || (has_aux && misaligned(call.aux))) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
   const auto& a = *reinterpret_cast<FakeLayout*>(a_layout);
   const auto& b = *reinterpret_cast<FakeLayout*>(b_layout);
   const auto& d = *reinterpret_cast<FakeLayout*>(d_layout);
@@ -214,7 +224,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t descriptor,
                     (call.transpose_b == CUBLAS_OP_T ? b.rows : b.columns) == d.columns &&
                     (call.transpose_b == CUBLAS_OP_T ? b.columns : b.rows) == terms;
   if (!fits) return CUBLAS_STATUS_INVALID_VALUE;
-  const bool has_aux = (call.epilogue & 128) != 0;
   if (has_aux && (call.ld_aux % 8 != 0 || call.ld_aux < static_cast<int64_t>(d.rows))) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }

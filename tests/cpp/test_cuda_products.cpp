@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "kernels/library/cuda_products.h"
@@ -80,9 +81,9 @@ struct CudaProducts : ::testing::Test {
     make(plain(), Products::Choice::kTried, count, instead);
     return make(plain(), Products::Choice::kTried, count, instead);
   }
-  Product plain() const {
+  Product plain(cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT) const {
     return *library::product_of({kRows, kTerms, kTerms, 1}, {kTerms, kColumns, kColumns, 1},
-                                CUBLASLT_EPILOGUE_DEFAULT);
+                                epilogue);
   }
 
   // Calls `check(element, row, column, left @ right)` for each layout of the two.
@@ -183,9 +184,57 @@ TEST_F(CudaProducts, MatricesAlignedInAnotherWayAreAskedForAnew) {
   EXPECT_EQ(make_at(1, 0, 0), 2);  // none of what the other order was given
   EXPECT_EQ(fake_cublaslt().alignments[0], 4U);
   EXPECT_EQ(make_at(0, 1, 0), 2);
-  EXPECT_EQ(make_at(0, 0, 1), 3);  // where the bias lies the library sees by its address
+  EXPECT_EQ(make_at(0, 0, 4), 3);  // where the bias lies the library sees by its address
   EXPECT_EQ(make_at(0, 0, 0), 4);
   EXPECT_EQ(fake_cublaslt().run, (std::vector<int>{0, 0, 0, 0, 0}));
+}
+
+// Memory that is aligned to so many bytes and not to more, as a view of flattened parameters is.
+struct Aligned {
+  explicit Aligned(size_t bytes) {
+    void* at = room.data();
+    size_t size = room.size() * sizeof(float);
+    data = static_cast<float*>(std::align(512, 256, at, size)) + bytes / sizeof(float);
+  }
+  std::vector<float> room = numbers(512, 6);
+  float* data;
+};
+
+// What an epilogue takes beside d, one of the two aligned to `bytes`; d to 256.
+struct BesideD {
+  BesideD(const CudaProducts& of, size_t bytes, bool is_bias)
+      : less(bytes),
+        matrices{of.y.data(), of.x.data(), d.data, is_bias ? less.data : more.data,
+                 is_bias ? more.data : less.data} {}
+  Aligned d{0}, more{0}, less;
+  const library::Matrices matrices;
+};
+
+TEST_F(CudaProducts, WhatAnEpilogueTakesIsAlignedAsTheLibraryIsTold) {
+  for (const size_t bytes : {16, 32}) {
+    for (const bool is_bias : {true, false}) {
+      const BesideD beside(*this, bytes, is_bias);
+      EXPECT_TRUE(products.make(plain(CUBLASLT_EPILOGUE_GELU_AUX_BIAS), beside.matrices, {},
+                                Products::Choice::kFirst, nullptr, [] { return true; }));
+      EXPECT_EQ(fake_cublaslt().alignments[2], 256U);
+      EXPECT_EQ(fake_cublaslt().alignments[3], bytes);
+    }
+  }
+}
+
+TEST_F(CudaProducts, WhatIsTakenInWordsIsNotTakenFromBetweenThem) {
+  for (const size_t bytes : {4, 8}) {
+    for (const bool is_bias : {true, false}) {
+      const BesideD beside(*this, bytes, is_bias);
+      for (const auto choice : {Products::Choice::kFirst, Products::Choice::kTried}) {
+        const Product gelu = plain(CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
+        EXPECT_TRUE(products.declines(gelu, beside.matrices, {}, choice));
+        EXPECT_FALSE(
+            products.make(gelu, beside.matrices, {}, choice, one_second, [] { return true; }));
+      }
+    }
+  }
+  EXPECT_TRUE(fake_cublaslt().run.empty());
 }
 
 TEST_F(CudaProducts, TheFirstThatRunsIsKept) {
