@@ -22,8 +22,8 @@ using graph::Node;
 using graph::Tag;
 using graph::TensorWords;
 
-// Prices are picoseconds, measured with one thread of a server processor (AVX-512); what counts is
-// how they compare. docs/performance.md has the measurements.
+// Prices of a host are picoseconds, measured with one thread of a server processor (AVX-512); what
+// counts is how they compare. docs/performance.md has the measurements.
 
 // What a copy from one layout to the other takes, per element.
 constexpr int64_t kCopy = 700;
@@ -41,8 +41,15 @@ constexpr ConvolutionPrices kForward{500, 0.3, 400};
 constexpr ConvolutionPrices kBackward{800, 0.3, 1000};
 constexpr int64_t kTinyImage = 64;  // pixels
 
+// Prices of a GPU are bytes that are copied. Its tensor cores multiply what is channels last: cuDNN
+// copies what is not into that layout, and results out of it, at each call. That is what channels
+// last spares a convolution of a half type whose numbers of channels suit tensor cores; with others
+// it takes either layout. Float32 stays as it is, and so does what makes far fewer channels than it
+// takes. docs/performance.md says why.
+constexpr int64_t kTensorCoreChannels = 8;
+
 // An operator that takes and makes either layout, and what channels last spares per element of its
-// first tensor.
+// first tensor on a host.
 struct Rule {
   std::string_view op;
   int64_t spares;
@@ -93,8 +100,8 @@ struct Choice {
 
 class Layouts {
  public:
-  Layouts(const Graph& graph, const std::vector<bool>& outputs)
-      : graph_(graph), outputs_(outputs) {}
+  Layouts(const Graph& graph, const std::vector<bool>& outputs, bool on_gpu)
+      : graph_(graph), outputs_(outputs), on_gpu_(on_gpu) {}
 
   Graph run() {
     const auto convolution =
@@ -193,7 +200,7 @@ class Layouts {
       const TensorWords t = tensor(mention.at);
       if (!has_layout(t)) continue;
       if (!is_channels_first(t)) return std::nullopt;
-      if (made.images.empty()) made.spares = rule.spares * elements(t);
+      if (made.images.empty() && !on_gpu_) made.spares = rule.spares * elements(t);
       made.images.push_back(mention);
     }
     if (made.images.empty()) return std::nullopt;
@@ -215,11 +222,19 @@ class Layouts {
     Choice made;
     for (const Mention& mention : all) {
       const TensorWords t = tensor(mention.at);
-      const bool image =
-          is_channels_first(t) && std::ranges::equal(t.sizes, tensor(result->at).sizes);
+      const bool image = is_channels_first(t) &&
+                         std::ranges::equal(t.sizes, tensor(result->at).sizes) &&
+                         !is_brought(node, mention);
       (image ? made.images : made.others).push_back(mention);
     }
     return made;
+  }
+
+  // Whether it is what the step is given and a GPU copies or converts, as autocast has weights and
+  // images: in one pass over memory, which can as well write the other layout.
+  bool is_brought(const Node& node, const Mention& mention) const {
+    return on_gpu_ && node.op == copy_ && !mention.written &&
+           shares_copies(tensor(mention.at).buffer);
   }
 
   // (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups), or
@@ -231,7 +246,7 @@ class Layouts {
     const int64_t* weight = items[1 + shift];
     const int64_t* transposed = items[6 + shift];
     const int64_t* groups = items[8 + shift];
-    if (graph::count_of(*weight) != kDims || graph::dtype_of(*weight) != graph::dtype::kF32 ||
+    if (graph::count_of(*weight) != kDims || !may_gain(graph::read_tensor(weight)) ||
         transposed[1] != 0 || groups[1] != 1) {
       return std::nullopt;
     }
@@ -245,10 +260,30 @@ class Layouts {
       if (!is_channels_first(t)) return std::nullopt;
       made.images.push_back(mention);
     }
+    if (on_gpu_) {
+      made.spares = spared_copies(made, graph::read_tensor(weight));
+      return made;
+    }
     const TensorWords in = graph::read_tensor(items[shift]);
     const TensorWords out = graph::read_tensor(backward ? items[0] : graph_.results(node).data());
     made.spares = spared(backward ? kBackward : kForward, in, out, graph::read_tensor(weight));
     return made;
+  }
+
+  bool may_gain(const TensorWords& weight) const {
+    if (!on_gpu_) return weight.dtype == graph::dtype::kF32;
+    const auto& sizes = weight.sizes;
+    const bool narrows = 2 * sizes[0] <= sizes[1] && sizes[2] * sizes[3] > 1;
+    return graph::dtype::is_half(weight.dtype) && !narrows;
+  }
+
+  int64_t spared_copies(const Choice& convolution, const TensorWords& weight) const {
+    if (weight.sizes[0] % kTensorCoreChannels != 0 || weight.sizes[1] % kTensorCoreChannels != 0) {
+      return 0;
+    }
+    int64_t spares = 0;
+    for (const Mention& mention : convolution.images) spares += copy_price(tensor(mention.at));
+    return spares;
   }
 
   static int64_t spared(const ConvolutionPrices& prices, const TensorWords& in,
@@ -270,7 +305,10 @@ class Layouts {
     return mention.argument == (backward ? 2U : 1U) || mention.argument == arguments + 1;
   }
 
-  static int64_t copy_price(const TensorWords& t) { return kCopy * elements(t); }
+  int64_t copy_price(const TensorWords& t) const { return copy_price(elements(t), t.dtype); }
+  int64_t copy_price(int64_t elements, uint8_t dtype) const {
+    return elements * (on_gpu_ ? static_cast<int64_t>(graph::element_bytes(dtype)) : kCopy);
+  }
 
   // The memory of a tensor that is laid out channels first: two equal ones may share a copy.
   using Region = std::tuple<uint32_t, int64_t, std::array<int64_t, kDims>, uint8_t>;
@@ -298,8 +336,8 @@ class Layouts {
     }
     MinCut cut(static_cast<uint32_t>(first_copy + copies.size()));
     for (const auto& [memory, copy] : copies) {
-      const auto& sizes = std::get<2>(memory);
-      cut.price_right(copy, kCopy * sizes[0] * sizes[1] * sizes[2] * sizes[3]);
+      const auto& [buffer, offset, sizes, dtype] = memory;
+      cut.price_right(copy, copy_price(sizes[0] * sizes[1] * sizes[2] * sizes[3], dtype));
     }
     for (uint32_t i = 0; i < nodes; ++i) {
       if (!choices_[i].has_value()) {
@@ -435,6 +473,7 @@ class Layouts {
 
   const Graph& graph_;
   const std::vector<bool>& outputs_;
+  const bool on_gpu_;
   const graph::Op* copy_ = nullptr;
   std::vector<bool> free_;                      // per buffer: may have another layout
   std::vector<std::optional<Choice>> choices_;  // per node
@@ -445,8 +484,8 @@ class Layouts {
 
 }  // namespace
 
-Graph choose_layouts(const Graph& graph, const std::vector<bool>& outputs) {
-  return Layouts(graph, outputs).run();
+Graph choose_layouts(const Graph& graph, const std::vector<bool>& outputs, bool on_gpu) {
+  return Layouts(graph, outputs, on_gpu).run();
 }
 
 }  // namespace acc::passes

@@ -114,7 +114,7 @@ std::shared_ptr<Plan> build(graph::Graph graph, const base::Hash128& key, std::v
     if (observer) observer("widen", graph::print(plan->program));
   }
   if (fuse && enabled(Pass::kLayout)) {
-    take(*plan, passes::choose_layouts(plan->program, plan->outputs));
+    take(*plan, passes::choose_layouts(plan->program, plan->outputs, on_gpu));
     if (observer) observer("layout", graph::print(plan->program));
   }
   // Before products take part in sums: what they gain is more than a pass over their results.

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <string>
 #include <vector>
 
+#include "lazy/graph/dtype.h"
 #include "lazy/graph/print.h"
 #include "lazy/graph/words.h"
 
@@ -16,20 +18,23 @@ namespace {
 using graph::BufferKind;
 using graph::Tag;
 
-constexpr uint8_t kFloat = 6;
 using Sizes = std::array<int64_t, 4>;
 
 // Images of four dimensions, laid out channels first, and operators on them.
 struct Program {
   graph::Graph graph;
   std::vector<bool> outputs;
+  uint8_t dtype = graph::dtype::kF32;  // of the buffers to come
+  bool on_gpu = false;
 
   uint32_t buffer(BufferKind kind, const Sizes& sizes, bool seen = false) {
     const auto index = static_cast<uint32_t>(graph.buffers.size());
-    const auto bytes = static_cast<uint64_t>(sizes[0] * sizes[1] * sizes[2] * sizes[3]) * 4;
+    const auto bytes = static_cast<uint64_t>(sizes[0] * sizes[1] * sizes[2] * sizes[3]) *
+                       graph::element_bytes(dtype);
     graph.buffers.push_back({kind, kind == BufferKind::kFresh ? bytes : 0, index, 0, false});
     outputs.push_back(seen);
     sizes_.push_back(sizes);
+    dtypes_.push_back(dtype);
     return index;
   }
   uint32_t input(const Sizes& sizes) { return buffer(BufferKind::kInput, sizes); }
@@ -65,11 +70,22 @@ struct Program {
     end();
   }
 
-  void relu(uint32_t in, uint32_t out) {
-    begin("aten::relu", 1);
+  void relu(uint32_t in, uint32_t out) { unary("aten::relu", in, out); }
+
+  void unary(const char* op, uint32_t in, uint32_t out) {
+    begin(op, 1);
     image(in);
     results();
     image(out);
+    end();
+  }
+
+  void copy(uint32_t to, uint32_t from) {
+    begin("aten::copy_", 3);
+    graph.nodes.back().op = &copy_;
+    image(to), image(from);
+    truth(false);
+    results();
     end();
   }
 
@@ -96,7 +112,7 @@ struct Program {
     begin("test::other", 1);
     if (as_matrix) {
       const Sizes& s = sizes_[in];
-      push({graph::make_tag(Tag::kTensor, kFloat, 0, 2), in, 0, s[0], s[1] * s[2] * s[3],
+      push({graph::make_tag(Tag::kTensor, dtypes_[in], 0, 2), in, 0, s[0], s[1] * s[2] * s[3],
             s[1] * s[2] * s[3], 1});
     } else {
       image(in);
@@ -108,11 +124,12 @@ struct Program {
 
   // The program as text after the pass, without what is the same in all lines.
   std::vector<std::string> run() {
-    out = passes::choose_layouts(graph, outputs);
+    out = passes::choose_layouts(graph, outputs, on_gpu);
     std::vector<std::string> lines;
     for (const graph::Node& node : out.nodes) {
       std::string line = graph::print(out, node);
-      for (const char* drop : {"aten::", "test::", "f32", ", undefined", "[1, 1], ", "[0, 0], "}) {
+      for (const char* drop :
+           {"aten::", "test::", "f32", "f16", ", undefined", "[1, 1], ", "[0, 0], "}) {
         for (size_t at; (at = line.find(drop)) != std::string::npos;) {
           line.erase(at, std::string(drop).size());
         }
@@ -133,7 +150,10 @@ struct Program {
     if (name.starts_with("aten::convolution")) {
       copy_.name = "aten::copy_";
       copy_.arguments.resize(3);
-      copy_.arguments[0].writes = true;
+      copy_.arguments[0].name = "self", copy_.arguments[1].name = "src";
+      copy_.writes = copy_.arguments[0].writes = true;
+      copy_.returns.resize(1);
+      copy_.returns[0].alias = 0;
       op.copy = &copy_;
       op.convolves = true;
     }
@@ -148,7 +168,7 @@ struct Program {
   }
   void image(uint32_t buffer) {
     const Sizes& s = sizes_[buffer];
-    push({graph::make_tag(Tag::kTensor, kFloat, 0, 4), buffer, 0, s[0], s[1], s[2], s[3],
+    push({graph::make_tag(Tag::kTensor, dtypes_[buffer], 0, 4), buffer, 0, s[0], s[1], s[2], s[3],
           s[1] * s[2] * s[3], s[2] * s[3], s[3], 1});
   }
   void undefined() { push({graph::make_tag(Tag::kUndefined)}); }
@@ -165,6 +185,7 @@ struct Program {
   std::deque<graph::Op> ops_;
   graph::Op copy_;
   std::vector<Sizes> sizes_;
+  std::vector<uint8_t> dtypes_;
 };
 
 using Lines = std::vector<std::string>;
@@ -342,6 +363,150 @@ TEST(Layout, KernelsOfOnePixelAreNotCopied) {
   }
   EXPECT_TRUE(is_last(p, made));
   EXPECT_TRUE(is_last(p, grad_made));
+}
+
+struct HalfOnGpu : Program {
+  HalfOnGpu() {
+    dtype = graph::dtype::kF16;
+    on_gpu = true;
+  }
+};
+
+// Of numbers of channels that suit tensor cores.
+constexpr Sizes kWide{8, 16, 32, 32};
+constexpr Sizes kWideKernel{16, 16, 3, 3};
+
+// A convolution, ReLU and another one, of which the user sees the result; whether the layout of
+// what is between them was changed.
+bool goes_last(Program& p, const Sizes& image = kWide, const Sizes& kernel = kWideKernel) {
+  const uint32_t made = p.fresh(image), active = p.fresh(image);
+  p.convolution(p.input(image), p.input(kernel), made);
+  p.relu(made, active);
+  p.convolution(active, p.input(kernel), p.output(image));
+  const bool last = is_last(p, made);
+  EXPECT_EQ(is_last(p, active), last);
+  EXPECT_EQ(p.out.nodes.size() > p.graph.nodes.size(), last);  // there are copies, or none
+  return last;
+}
+
+TEST(Layout, HalfTypesOnAGpuAndFloatsOnAHostAreChannelsLast) {
+  for (const uint8_t dtype :
+       {graph::dtype::kF16, graph::dtype::kBF16, graph::dtype::kF32, graph::dtype::kF64}) {
+    for (const bool on_gpu : {false, true}) {
+      Program p;
+      p.dtype = dtype;
+      p.on_gpu = on_gpu;
+      EXPECT_EQ(goes_last(p), on_gpu ? graph::dtype::is_half(dtype) : dtype == graph::dtype::kF32)
+          << int{dtype} << on_gpu;
+    }
+  }
+}
+
+TEST(Layout, OnAGpuChannelsHaveToSuitTensorCores) {
+  for (const int64_t channels : {3, 4, 12, 1024}) {
+    HalfOnGpu p;
+    EXPECT_EQ(goes_last(p, {8, channels, 16, 16}, {channels, channels, 3, 3}), channels == 1024);
+  }
+}
+
+TEST(Layout, OnAGpuHeavyWeightsAndSmallImagesGainToo) {
+  HalfOnGpu p;
+  EXPECT_TRUE(goes_last(p, {8, 512, 4, 4}, {512, 512, 3, 3}));
+}
+
+TEST(Layout, OnAGpuKernelsOfOnePixelGainAndAreNotCopied) {
+  HalfOnGpu p;
+  EXPECT_TRUE(goes_last(p, kWide, {16, 16, 1, 1}));
+  for (const std::string& line : p.run()) {
+    if (line.starts_with("copy_")) {
+      EXPECT_EQ(line.find("[16,16,1,1]"), std::string::npos) << line;
+    }
+  }
+}
+
+TEST(Layout, OnAGpuConvolutionsToHalfAsManyChannelsStay) {
+  for (const int64_t kernel : {1, 3}) {
+    for (const int64_t channels : {16, 24}) {
+      HalfOnGpu p;
+      const Sizes wide{8, 32, 32, 32}, narrow{8, channels, 32, 32};
+      const uint32_t made = p.fresh(wide), next = p.fresh(narrow);
+      p.convolution(p.input(wide), p.input({32, 32, 3, 3}), made);
+      p.convolution(made, p.input({channels, 32, kernel, kernel}), next);
+      p.convolution(next, p.input({channels, channels, 3, 3}), p.output(narrow));
+      EXPECT_EQ(is_last(p, next), kernel == 1 || channels == 24);
+    }
+  }
+}
+
+// The copies are those that cuDNN would make.
+TEST(Layout, OnAGpuAConvolutionAloneStays) {
+  HalfOnGpu p;
+  p.convolution(p.input(kWide), p.input(kWideKernel), p.output(kWide));
+  p.run();
+  EXPECT_EQ(p.out.nodes.size(), p.graph.nodes.size());
+}
+
+TEST(Layout, OnAGpuImagesOfThreeChannelsAreCopiedRatherThanWhatIsMadeOfThem) {
+  HalfOnGpu p;
+  const Sizes rgb{8, 3, 32, 32}, first{16, 3, 3, 3};
+  const uint32_t made = p.fresh(kWide), active = p.fresh(kWide);
+  const uint32_t weight = p.input(first), image = p.input(rgb);
+  p.convolution(image, weight, made);
+  p.relu(made, active);
+  p.convolution(active, p.input(kWideKernel), p.output(kWide));
+  EXPECT_EQ(p.run().front(), "copy_(%6:[8,3,32,32]/[3072,1,96,3], %3:[8,3,32,32], False)");
+  EXPECT_TRUE(is_last(p, made));
+}
+
+// Two halves weigh as much as what they are of, which would be copied once for both.
+TEST(Layout, OnAGpuPricesAreBytes) {
+  HalfOnGpu p;
+  p.dtype = graph::dtype::kF32;
+  const uint32_t image = p.input(kWide);
+  p.dtype = graph::dtype::kF16;
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t half = p.fresh(kWide), next = p.fresh(kWide);
+    p.unary("aten::_to_copy", image, half);
+    p.convolution(half, p.input(kWideKernel), next);
+    p.convolution(next, p.input(kWideKernel), p.output(kWide));
+    EXPECT_TRUE(is_last(p, next));
+  }
+  for (const std::string& line : p.run()) {
+    if (line.find("_to_copy") != std::string::npos) {
+      EXPECT_EQ(line.find("]/["), std::string::npos) << line;
+    }
+  }
+}
+
+TEST(Layout, OnlyOnAHostAPoolGains) {
+  for (const bool on_gpu : {false, true}) {
+    Program p;
+    p.dtype = on_gpu ? graph::dtype::kF16 : graph::dtype::kF32;
+    p.on_gpu = on_gpu;
+    const uint32_t made = p.fresh(kImage);
+    p.convolution(p.input(kImage), p.input({4, 4, 1, 1}), made);
+    p.unary("aten::max_pool2d_with_indices", made, p.output(kImage));
+    p.run();
+    EXPECT_EQ(p.out.nodes.size() > p.graph.nodes.size(), !on_gpu);  // with copies around it
+  }
+}
+
+// As autocast has weights and images.
+TEST(Layout, OnAGpuWhatConvertsInputsWritesTheOtherLayout) {
+  HalfOnGpu p;
+  p.dtype = graph::dtype::kF32;
+  const uint32_t weight = p.input(kWideKernel), image = p.input(kWide);
+  p.dtype = graph::dtype::kF16;
+  const uint32_t half_weight = p.fresh(kWideKernel), half_image = p.fresh(kWide);
+  p.copy(half_weight, weight);
+  p.copy(half_image, image);
+  p.convolution(half_image, half_weight, p.output(kWide));
+  EXPECT_EQ(p.run(),
+            (Lines{"copy_(%2:[16,16,3,3]/[144,1,48,16], %0:[16,16,3,3], False)",
+                   "copy_(%3:[8,16,32,32]/[16384,1,512,16], %1:[8,16,32,32], False)",
+                   "%5:[8,16,32,32]/[16384,1,512,16] = convolution("
+                   "%3:[8,16,32,32]/[16384,1,512,16], %2:[16,16,3,3]/[144,1,48,16], False, 1)",
+                   "copy_(%4:[8,16,32,32], %5:[8,16,32,32]/[16384,1,512,16], False)"}));
 }
 
 }  // namespace

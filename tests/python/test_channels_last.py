@@ -7,7 +7,7 @@ Values agree up to rounding, strides exactly. A program also says whether the pa
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -402,6 +402,138 @@ def test_the_pass_can_be_left_out():
         extension.skip_passes("")
     for name, right in before.items():
         torch.testing.assert_close(after[name], right, rtol=1e-3, atol=1e-4)
+
+
+# --- plans of a GPU ---------------------------------------------------------------------------
+
+HALF = (torch.float16, torch.bfloat16)
+
+# How far half types in either layout may be from each other, of the norm of a tensor. After three
+# steps through batch norms it is 0.035, and 0.2 from float32; what is laid out wrongly is 1.
+HALF_APART = 0.1
+
+
+@pytest.fixture
+def plans_of_a_gpu(device) -> Iterator[None]:
+    """Plans as they are made for a GPU, whose kernels are emulated where there is none."""
+    helpers.emulate_gpu()
+    helpers.extension().capture_plans(True)
+    try:
+        yield
+    finally:
+        helpers.extension().capture_plans(False)
+        helpers.emulate_gpu(on=False)
+
+
+def check_layouts(program: Program, last: bool | None, apart: float = HALF_APART) -> None:
+    """Runs a program in the layouts that were chosen and in those that it was recorded with.
+
+    `last`: whether all of its convolutions have to be channels last, or none of them; None: any.
+    """
+    extension = helpers.extension()
+    extension.time_plans(True)
+    made: dict[str, Results] = {}
+    try:
+        for skipped in ("layout", ""):
+            extension.skip_passes(skipped)
+            for _ in range(RUNS):
+                made[skipped] = {name: t.detach().cpu() for name, t in program("acc").items()}
+            count, changed = convolutions()
+            if last is not None:
+                assert count > 0 and changed == (count if last and not skipped else 0)
+    finally:
+        extension.time_plans(False)
+        extension.skip_passes("")
+    norms = {name: t.double().norm().item() for name, t in made["layout"].items()}
+    for name, right in made["layout"].items():
+        got = made[""][name]
+        assert got.stride() == right.stride(), f"{name}: {got.stride()}, {right.stride()}"
+        away = (got.double() - right.double()).norm().item()
+        # the gradient of a bias in front of a batch norm is zero but for what was rounded
+        size = max(norms[name], 1e-3 * max(norms.values()))
+        assert away <= apart * size, f"{name}: {away} of {size}"
+
+
+def in_type(dtype: torch.dtype) -> Callable[[nn.Module, Tensor], Tensor]:
+    """A forward in autocast to `dtype`."""
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("acc", dtype=dtype, enabled=dtype != torch.float32):
+            return model(x)
+
+    return forward
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_on_a_gpu_autocast_is_channels_last(plans_of_a_gpu, dtype):
+    def program(device: str) -> Results:
+        model = seeded(residual_net)
+        return train(device, model, (8, 3, 32, 32), forward=in_type(dtype))
+
+    check_layouts(program, last=True)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_on_a_gpu_models_of_half_types_are_channels_last(plans_of_a_gpu, dtype):
+    """Whose weights are what the step is given; each of its tensors is as exact as the type."""
+
+    def program(device: str) -> Results:
+        layers = [*block(8, 16)[::2], nn.MaxPool2d(2), *block(16, 32, 1)[::2], *head(32)]
+        model = nn.Sequential(*layers).to(device, dtype)
+        for i, p in enumerate(model.parameters()):
+            p.data.copy_(images(device, *p.shape, seed=i) / 8)
+        x = images(device, 4, 8, 16, 16).to(dtype).requires_grad_()
+        out = model(x)
+        out.float().square().mean().backward()
+        helpers.mark_step()
+        assert x.grad is not None
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        return {"out": out, "images": x.grad, **grads}
+
+    check_layouts(program, last=True, apart=4 * torch.finfo(dtype).eps)
+
+
+def test_on_a_gpu_floats_keep_their_layout(plans_of_a_gpu):
+    check_layouts(lambda d: train(d, seeded(residual_net), (8, 3, 32, 32)), last=False, apart=0)
+
+
+def test_on_a_gpu_autocast_copies_no_image_and_no_weight_but_by_its_casts(plans_of_a_gpu):
+    """What a step copies more than without the pass are the gradients of weights."""
+    extension = helpers.extension()
+    copies = []
+    extension.time_plans(True)
+    try:
+        for skipped in ("layout", ""):
+            extension.skip_passes(skipped)
+            forward = in_type(torch.bfloat16)
+            train("acc", seeded(residual_net), (8, 3, 32, 32), forward=forward)
+            plan = extension.plan_data(torch.acc.current_device(), True)
+            texts = [node["text"] for node in plan["nodes"] if node["op"] == "aten::copy_"]
+            copies.append((len(texts), sum("]/[" in text for text in texts)))
+    finally:
+        extension.time_plans(False)
+        extension.skip_passes("")
+    spatial = sum(p.dim() == 4 and p.shape[-1] > 1 for p in residual_net().parameters())
+    (before, changed_before), (after, changed) = copies
+    assert changed_before == 0
+    assert after - before == spatial
+    assert changed == 2 * spatial + 1  # with the casts of those weights and of the images
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_networks_on_a_gpu(plans_of_a_gpu, seed):
+    def program(device: str) -> Results:
+        torch.manual_seed(seed)
+        model = Random(seed, 8).to(device)
+        x = images(device, 4, 8, 16, 16).requires_grad_()
+        out, middle = in_type(torch.float16)(model, x)
+        (out.float().square().sum() + middle.float().sum()).div(16).backward()
+        helpers.mark_step()
+        assert x.grad is not None
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        return {"out": out, "middle": middle, "images": x.grad, **grads}
+
+    check_layouts(program, last=None, apart=0.02)
 
 
 # --- random networks --------------------------------------------------------------------------
