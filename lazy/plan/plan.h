@@ -65,8 +65,8 @@ class Trial;
 // What a plan is made for.
 struct Options {
   bool fuse = true;  // look for kernels
-  // Whether kernels take large reductions in parts (lazy/passes/fuse.h) and products have epilogues
-  // (lazy/passes/epilogues.h).
+  // Whether kernels take large reductions in parts (lazy/passes/fuse.h), products have epilogues
+  // (lazy/passes/epilogues.h), and layouts have a GPU's prices (lazy/passes/layout.h).
   bool on_gpu = false;
   // Whether kernels compute the same whatever of their results this process keeps: other processes
   // update the same parameters, and keep others.
