@@ -187,6 +187,20 @@ def data_parallel(model: torch.nn.Module, setting: Setting) -> torch.nn.Module:
     return DistributedDataParallel(model, **options)
 
 
+class Repeated:
+    """A dataset of so many examples, which are a few again and again."""
+
+    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, examples: int) -> None:
+        self.inputs, self.labels, self.examples = inputs, labels, examples
+
+    def __len__(self) -> int:
+        return self.examples
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index %= len(self.inputs)
+        return self.inputs[index], self.labels[index]
+
+
 class FromLoader(Training):
     """Training whose batches a DataLoader with worker processes makes, epoch after epoch.
 
@@ -199,15 +213,15 @@ class FromLoader(Training):
         model: torch.nn.Module,
         loss: Callable[..., torch.Tensor],
         make_optimizer: Callable[..., torch.optim.Optimizer],
-        data: tuple[torch.Tensor, ...],
+        data: Any,
         batch_size: int,
     ) -> None:
         import torch
-        from torch.utils.data import DataLoader, TensorDataset
+        from torch.utils.data import DataLoader
 
         self.accelerated = setting.device == "acc"
         self.loader: Any = DataLoader(
-            TensorDataset(*data),
+            data,
             batch_size=batch_size,
             shuffle=True,
             num_workers=4,

@@ -32,6 +32,17 @@ def test_musts_of_a_gpu(fakes):
     assert len(result.missed) == 2
 
 
+def test_an_epoch_of_the_seed_repeats_few_examples(monkeypatch):
+    monkeypatch.setattr(models, "resnet50", lambda classes: torch.nn.Linear(1, 1))
+    data = build("seed", "cpu", "plain").loader.dataset
+    assert len(data) == 100 * 64
+    assert data.inputs.nbytes < 500e6
+    for index in (0, 641, 6399):
+        image, label = data[index]
+        assert torch.equal(image, data.inputs[index % 640]) and image.shape == (3, 224, 224)
+        assert label == data.labels[index % 640]
+
+
 def test_losses_are_read_now_and_then_on_a_gpu():
     session = worker.Session({"read_every": 4, "device": "cpu"})
     session.device = worker.DeviceAccess("cpu")
