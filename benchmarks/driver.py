@@ -19,6 +19,7 @@ from benchmarks.stats import Window
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 SAMPLE_INTERVAL_S = 0.2
+GRACE_S = 2.0  # for a worker to end by itself
 
 
 class WorkerError(RuntimeError):
@@ -29,11 +30,16 @@ class WorkerTimeout(WorkerError):
     """A worker did not answer in time and was ended."""
 
 
+class Stopped(SystemExit):
+    """SIGTERM came: what was measured is still to be told."""
+
+
 def clean_up_when_terminated() -> None:
-    """Makes SIGTERM end this process by an exception, so that its workers are ended too."""
+    """Makes SIGTERM end this process by Stopped, so that its workers are ended too."""
 
     def stop(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would cut short what follows
+        raise Stopped(128 + signum)
 
     signal.signal(signal.SIGTERM, stop)
 
@@ -76,7 +82,7 @@ class Worker:
         self._log = (self._folder / "log").open("w+")
         read_requests, self._requests = os.pipe()
         self._answers, write_answers = os.pipe()
-        caches = caches or self._folder / "caches"
+        self.caches = caches or self._folder / "caches"
         argv = [
             *(command or (sys.executable, str(WORKER))),
             json.dumps(self.spec),
@@ -89,7 +95,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=environment(spec["threads"], caches, spec.get("executor")),
+                env=environment(spec["threads"], self.caches, spec.get("executor")),
                 pass_fds=(read_requests, write_answers),
                 start_new_session=True,
             )
@@ -103,7 +109,7 @@ class Worker:
             os.close(read_requests)
             os.close(write_answers)
         self._received = b""
-        self._ended = False
+        self._busy = self._ended = False
 
     @property
     def label(self) -> str:
@@ -125,6 +131,7 @@ class Worker:
 
         Raises WorkerTimeout (the worker is ended) or WorkerError with the worker's traceback.
         """
+        self._busy = True
         try:
             os.write(self._requests, (json.dumps(request) + "\n").encode())
         except BrokenPipeError:
@@ -147,6 +154,7 @@ class Worker:
             if not chunk:
                 raise self._died()
             self._received += chunk
+        self._busy = False
         line, _, self._received = self._received.partition(b"\n")
         answer = json.loads(line)
         if "error" in answer:
@@ -184,8 +192,11 @@ class Worker:
         )
         return window, answer
 
-    def close(self) -> None:
-        """Ends the process and all that it started, and removes its folders."""
+    def close(self, grace_s: float = GRACE_S) -> None:
+        """Ends the process and all that it started, and removes its folders.
+
+        One that works on a request would hear of it afterwards: it has no grace.
+        """
         if self._ended:
             return
         self._ended = True
@@ -193,7 +204,7 @@ class Worker:
         with contextlib.suppress(OSError):
             os.write(self._requests, b'{"do": "exit"}\n')
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2.0)
+            self._process.wait(timeout=0.0 if self._busy else grace_s)
         # Helpers of libraries may outlive the worker, some in a session of their own.
         members |= load.tree_of(self.pid, load.process_table())
         if self._process.returncode is not None:

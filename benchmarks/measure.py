@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from benchmarks import load, stats
 from benchmarks.cases import CASES, Case, variants_of
 from benchmarks.checksums import Checksum, mismatch
-from benchmarks.driver import Worker, WorkerError, WorkerTimeout
+from benchmarks.driver import GRACE_S, Stopped, Worker, WorkerError, WorkerTimeout
 from benchmarks.stats import Ratio, Window
 from benchmarks.worker import BASELINES
 
@@ -17,12 +18,20 @@ COLD_STEPS = 20
 SETUP_TIMEOUT_S = 600.0
 # On a GPU a loss is read now and then: who reads each one has the GPU wait for Python each time.
 READ_EVERY = {"host": 1, "gpu": 10}
-GPU_MEMORY_MUST = 1.0  # over eager's peak
+GPU_MEMORY_MUST, GPU_MEMORY_GOAL = 1.0, 0.8  # over eager's peak
+# Seconds over eager's to the end of step 20 that acc may take on a GPU, by what the caches hold.
+GPU_START_MUST = {"cold": 10.0, "warm": 2.0}
+GPU_START_GOAL = {"cold": 3.0, "warm": 0.5}
 # What is measured against them. "capture" is acc with the step under torchacc.capture.
 OURS = ("acc", "capture")
 MODES = (*BASELINES, *OURS)
+# The order in which they start: a run that is stopped has those that matter most, and what compiles
+# for minutes keeps no other waiting.
+STARTING = ("eager", "acc", "graph", "capture", "eager_tuned", "compile")
+STOPPED = "not run: stopped"
 
-Spawn = Callable[[Mapping[str, Any]], Worker]
+Spawn = Callable[..., Worker]
+Tell = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,8 @@ class Settings:
     """How a run measures. `suite` is "host" or "gpu"; `cores` are what every mode is pinned to.
 
     `compile_forms` are the forms of torch.compile that are tried, in place of all of a case's, each
-    for at most `compile_timeout_s`, if that is less than the case says.
+    for at most `compile_timeout_s`, if that is less than the case says. Of the `limit_s` seconds of
+    a case torch.compile, which starts last, gets what the others and the windows leave.
     """
 
     suite: str
@@ -41,6 +51,8 @@ class Settings:
     spawn: Spawn = Worker
     compile_forms: tuple[str, ...] = ()
     compile_timeout_s: float = math.inf
+    limit_s: float = math.inf
+    deadline: float = math.inf  # of the case, by time.monotonic
 
     @property
     def claimable(self) -> bool:
@@ -60,9 +72,14 @@ class ModeRun:
     step20_s: float
     sampled_peak_mib: float
     checksum: Checksum
-    step_ms: float
+    warm: Window  # the last of the warm-up's
     windows: list[Window] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        """How long a step takes, as the warm-up saw it."""
+        return self.warm.step_ms
 
 
 @dataclass
@@ -70,7 +87,8 @@ class CaseResult:
     """All that one case yields: lines for the JSON file, and what makes the run fail.
 
     `failures` (wrong results, a mode that does not run), `invalid` (foreign load), and
-    `missed` (a must that does not hold) are sentences; `notes` are for the reader only.
+    `missed` (a must that does not hold) are sentences; `notes` are for the reader only. `stopped`:
+    SIGTERM came, and the lines are of what there was; unless `complete`, nothing of them is judged.
     """
 
     case: str
@@ -79,6 +97,8 @@ class CaseResult:
     invalid: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stopped: bool = False
+    complete: bool = True
 
 
 def worker_spec(case: str, mode: str, variant: str, settings: Settings) -> dict[str, Any]:
@@ -99,6 +119,13 @@ def worker_spec(case: str, mode: str, variant: str, settings: Settings) -> dict[
     return spec
 
 
+def compile_s(case: Case, settings: Settings) -> float:
+    """What a form of torch.compile may take for its first steps."""
+    windows_s = 2 * settings.alternations * len(settings.modes) * settings.window_s
+    left_s = settings.deadline - windows_s - time.monotonic()
+    return min(case.compile_timeout_s, settings.compile_timeout_s, max(0.0, left_s))
+
+
 def _start(case: Case, mode: str, variant: str, settings: Settings) -> ModeRun:
     """Starts one variant of a mode, runs its first steps from cold and warms it up."""
     worker = settings.spawn(worker_spec(case.name, mode, variant, settings))
@@ -113,7 +140,7 @@ def _start(case: Case, mode: str, variant: str, settings: Settings) -> ModeRun:
 
         limit = SETUP_TIMEOUT_S
         if mode == "compile":
-            limit = min(case.compile_timeout_s, settings.compile_timeout_s)
+            limit = compile_s(case, settings)
         cold = worker.ask({"do": "cold", "steps": COLD_STEPS}, limit, sample)
         sample()
         answer = worker.ask({"do": "check"}, SETUP_TIMEOUT_S)
@@ -126,20 +153,20 @@ def _start(case: Case, mode: str, variant: str, settings: Settings) -> ModeRun:
             step20_s=cold["total_s"],
             sampled_peak_mib=peak - level,
             checksum=Checksum.from_json(answer["checksum"]),
-            step_ms=_warm_up(worker, settings.window_s),
+            warm=_warm_up(worker, settings.window_s),
         )
     except BaseException:
         worker.close()
         raise
 
 
-def _warm_up(worker: Worker, window_s: float) -> float:
-    """Runs growing windows until one is long enough to tell the step time (ms)."""
+def _warm_up(worker: Worker, window_s: float) -> Window:
+    """Runs growing windows until one is long enough to tell the step time."""
     steps = 1
     while True:
         window = worker.window(0, steps, SETUP_TIMEOUT_S)
         if window.seconds >= 0.3 * window_s or steps >= 4096:
-            return window.step_ms
+            return window
         steps *= 2
 
 
@@ -229,46 +256,77 @@ def alternate(runs: list[ModeRun], settings: Settings) -> None:
         complete += not any(window.is_dirty() for window in windows)
 
 
-def measure_case(case: Case, settings: Settings) -> CaseResult:
+def measure_case(case: Case, settings: Settings, tell: Tell = lambda line: None) -> CaseResult:
     """Runs one case in all modes of `settings` and judges it.
 
-    Every process that is started is ended before this returns or raises.
+    `tell` gets a line of kind "started" of each mode as soon as it is warm: of a run that is killed
+    that is what stays. When SIGTERM comes what there is, is the result. Every process that is
+    started is ended before this returns or raises.
     """
     settings = settings_of(case, settings)
-    result = CaseResult(case.name)
-    runs: list[ModeRun] = []
+    settings = replace(settings, deadline=time.monotonic() + settings.limit_s)
+    result = CaseResult(case.name, complete=False)
+    found: dict[str, ModeRun] = {}
+    left = sorted(settings.modes, key=STARTING.index)
     tried: dict[str, list[dict[str, Any]]] = {mode: [] for mode in settings.modes}
     try:
-        for mode in settings.modes:
-            try:
-                run = start_mode(case, mode, settings, tried[mode])
-            except WorkerError as error:
-                refusal = _refusal(error) if mode == "capture" else None
-                if refusal is not None:
-                    result.notes.append(f"{case.name}: the step is not captured: {refusal}")
-                    tried[mode][-1]["error"] = refusal
-                    result.lines.append(_absent_line(case, mode, settings, tried[mode]))
-                    continue
-                result.failures.append(f"{case.name}: {mode} does not run: {error}")
-                continue
-            if run is None:
-                errors = "; ".join(f"{t['variant']}: {t.get('error')}" for t in tried[mode])
-                result.notes.append(f"{case.name}: no form of {mode} runs: {errors}")
-                result.lines.append(_absent_line(case, mode, settings, tried[mode]))
-            else:
-                runs.append(run)
-        _compare(case, runs, settings, result)
+        for mode in tuple(left):
+            run = _begin(case, mode, settings, tried[mode], result)
+            left.remove(mode)
+            if run is not None:
+                found[mode] = run
+                tell(_started_line(case, run, settings))
+        runs = [found[mode] for mode in MODES if mode in found]
         if runs:
             alternate(runs, settings)
         for run in runs:
             run.memory = run.worker.ask({"do": "memory"}, SETUP_TIMEOUT_S)
+        result.complete = True
+        if settings.suite == "gpu" and {"eager", "acc"} <= found.keys():
+            _judge_start(case, found["eager"], found["acc"], settings, result)
+    except Stopped:
+        result.stopped = True
+        if result.complete:
+            result.notes.append(f"{case.name}: acc with warm caches {STOPPED}")
     finally:
-        for run in runs:
-            run.worker.close()
+        for run in found.values():
+            run.worker.close(0.0 if result.stopped else GRACE_S)  # who stops a run does not wait
+    runs = [found[mode] for mode in MODES if mode in found]
+    _compare(case, runs, settings, result)
     for run in runs:
         result.lines.append(_result_line(case, run, settings, tried[run.mode], result))
-    _judge(case, {run.mode: run for run in runs}, settings, result)
+    for mode in left:
+        result.notes.append(f"{case.name}: {mode} {STOPPED}")
+        result.lines.append(_absent_line(case, mode, settings, tried[mode], STOPPED))
+    _judge(case, found, settings, result)
     return result
+
+
+def _begin(
+    case: Case,
+    mode: str,
+    settings: Settings,
+    tried: list[dict[str, Any]],
+    result: CaseResult,
+) -> ModeRun | None:
+    """Starts `mode`; None, and in `result` why, when it does not run."""
+    try:
+        run = start_mode(case, mode, settings, tried)
+    except WorkerError as error:
+        refusal = _refusal(error) if mode == "capture" else None
+        if refusal is None:
+            result.failures.append(f"{case.name}: {mode} does not run: {error}")
+            return None
+        result.notes.append(f"{case.name}: the step is not captured: {refusal}")
+        tried[-1]["error"] = refusal
+        run = None
+    else:
+        if run is None:
+            errors = "; ".join(f"{t['variant']}: {t.get('error')}" for t in tried)
+            result.notes.append(f"{case.name}: no form of {mode} runs: {errors}")
+    if run is None:
+        result.lines.append(_absent_line(case, mode, settings, tried))
+    return run
 
 
 def _refusal(error: WorkerError) -> str | None:
@@ -305,8 +363,26 @@ def _compare(case: Case, runs: list[ModeRun], settings: Settings, result: CaseRe
             )
 
 
+def _started_line(case: Case, run: ModeRun, settings: Settings) -> dict[str, Any]:
+    """What is known of a mode before the windows that count."""
+    return {
+        "kind": "started",
+        "case": case.name,
+        "mode": run.mode,
+        "threads": len(settings.cores),
+        "variant": run.variant,
+        "first_step_s": run.first_step_s,
+        "step20_s": run.step20_s,
+        "warm_ms": run.step_ms,
+    }
+
+
 def _absent_line(
-    case: Case, mode: str, settings: Settings, tried: list[dict[str, Any]]
+    case: Case,
+    mode: str,
+    settings: Settings,
+    tried: list[dict[str, Any]],
+    why: str = "none runs",
 ) -> dict[str, Any]:
     names = ("median_ms", "min_ms", "max_ms", "first_step_s", "step20_s", "peak_mib", "checksum")
     return {
@@ -318,6 +394,7 @@ def _absent_line(
         **dict.fromkeys(names),
         "suite": settings.suite,
         "variants": tried,
+        "why": why,
     }
 
 
@@ -329,8 +406,10 @@ def _result_line(
     result: CaseResult,
 ) -> dict[str, Any]:
     """The JSON line of one mode; adds a sentence to `result` when foreign load spoils it."""
+    if not result.complete and not run.windows:
+        run.windows.append(run.warm)
     selection = stats.select(run.windows)
-    if not selection.is_valid():
+    if not selection.is_valid() and result.complete:
         result.invalid.append(
             f"{case.name}: {selection.dropped} of {selection.total} windows of {run.mode} had "
             f"foreign load (at most {stats.MAX_DROPPED_FRACTION:.0%} may). Repeat the run on a "
@@ -339,8 +418,8 @@ def _result_line(
     clean = selection.clean
     times = [window.step_ms for window in clean]
     steps = sum(window.steps for window in clean)
-    peak = run.memory["peak_mib"]
-    if settings.suite == "host":
+    peak, host_peak = run.memory.get("peak_mib"), run.memory.get("host_peak_mib", 0.0)
+    if settings.suite == "host" and peak is not None:
         peak = max(peak, run.sampled_peak_mib)
     return {
         "kind": "result",
@@ -360,8 +439,8 @@ def _result_line(
         "steps": steps,
         "cpu_ms": 1000.0 * sum(window.cpu_seconds for window in clean) / steps if steps else None,
         "dropped": selection.dropped,
-        "valid": selection.is_valid(),
-        "host_peak_mib": max(run.memory["host_peak_mib"], run.sampled_peak_mib),
+        "valid": selection.is_valid() and result.complete,
+        "host_peak_mib": max(host_peak, run.sampled_peak_mib),
         "variants": tried,
         "versions": run.versions,
     }
@@ -387,7 +466,9 @@ def _judge(case: Case, runs: dict[str, ModeRun], settings: Settings, result: Cas
             if ratio is None:
                 continue
             must = _musts(case, settings).get(against) if mode == "acc" else None
-            valid = all(stats.select(runs[name].windows).is_valid() for name in (mode, against))
+            valid = result.complete and all(
+                stats.select(runs[name].windows).is_valid() for name in (mode, against)
+            )
             line = {
                 "kind": "ratio",
                 "case": case.name,
@@ -431,7 +512,8 @@ def _judge_memory(case: Case, settings: Settings, result: CaseResult) -> None:
     if peaks.get("acc") is None or not peaks.get("eager"):
         return
     ratio = peaks["acc"] / peaks["eager"]
-    must = case.memory_must if settings.suite == "host" else GPU_MEMORY_MUST
+    on_gpu = settings.suite == "gpu"
+    must = GPU_MEMORY_MUST if on_gpu else case.memory_must
     holds = ratio <= must
     result.lines.append(
         {
@@ -443,6 +525,7 @@ def _judge_memory(case: Case, settings: Settings, result: CaseResult) -> None:
             "threads": len(settings.cores),
             "must": must,
             "holds": holds,
+            "goal": GPU_MEMORY_GOAL if on_gpu else None,
         }
     )
     if not holds:
@@ -450,4 +533,48 @@ def _judge_memory(case: Case, settings: Settings, result: CaseResult) -> None:
             f"{case.name}: acc needs {ratio:.2f}x the memory of eager ({peaks['acc']:.1f} against "
             f"{peaks['eager']:.1f} MiB above the level before the first step), at most "
             f"{must:.2f}x"
+        )
+
+
+def _judge_start(
+    case: Case, eager: ModeRun, acc: ModeRun, settings: Settings, result: CaseResult
+) -> None:
+    """Adds lines of how long acc takes to the end of step 20 over eager, from caches that were
+    empty and, in one more process, from those that the first has filled."""
+    _add_start(case, "cold", acc.step20_s, eager.step20_s, settings, result)
+    spec = worker_spec(case.name, acc.mode, acc.variant, settings)
+    worker = settings.spawn(spec, caches=acc.worker.caches)
+    try:
+        worker.ask({"do": "build"}, SETUP_TIMEOUT_S)
+        again = worker.ask({"do": "cold", "steps": COLD_STEPS}, SETUP_TIMEOUT_S)
+        _add_start(case, "warm", again["total_s"], eager.step20_s, settings, result)
+    except WorkerError as error:
+        result.failures.append(f"{case.name}: acc does not run with caches that are warm: {error}")
+    finally:
+        worker.close()
+
+
+def _add_start(
+    case: Case, cache: str, seconds: float, eager_s: float, settings: Settings, result: CaseResult
+) -> None:
+    over, must = seconds - eager_s, GPU_START_MUST[cache]
+    result.lines.append(
+        {
+            "kind": "start",
+            "case": case.name,
+            "mode": "acc",
+            "against": "eager",
+            "threads": len(settings.cores),
+            "cache": cache,
+            "seconds": seconds,
+            "over_eager_s": over,
+            "must": must,
+            "holds": over <= must,
+            "goal": GPU_START_GOAL[cache],
+        }
+    )
+    if over > must:
+        result.missed.append(
+            f"{case.name}: step 20 of acc, cache {cache}: {over:.2f} s over eager's "
+            f"{eager_s:.2f} s, at most {must:.1f} s"
         )

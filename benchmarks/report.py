@@ -114,7 +114,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             (
                 case,
                 mode,
-                line.get("variant") or "none runs",
+                line.get("variant") or line.get("why") or "none runs",
                 str(line["threads"]),
                 str(line["n"]),
                 _number(line["median_ms"], 3),
@@ -129,6 +129,15 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             )
         )
     return "\n".join([_aligned(rows, 3), *_musts(lines)])
+
+
+def started(line: Mapping[str, Any]) -> str:
+    """A mode that has started, in words."""
+    return (
+        f"{line['case']}: {line['mode']} ({line['variant']}): first step "
+        f"{line['first_step_s']:.2f} s, step 20 after {line['step20_s']:.2f} s, "
+        f"then {line['warm_ms']:.3f} ms a step"
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]], words: int) -> str:
@@ -148,17 +157,22 @@ _ANSWERS = {True: "holds", False: "MISSED", None: "not judged"}
 
 
 def _musts(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence per requirement of speed and memory."""
+    """A sentence per requirement of speed, memory and, on GPUs, the start."""
     text = []
     for line in lines:
-        if line["kind"] not in ("ratio", "memory") or line.get("must") is None:
+        if line["kind"] not in ("ratio", "memory", "start") or line.get("must") is None:
             continue
-        at_least = line["kind"] == "ratio"
-        interval = f" ({line['low']:.3f}..{line['high']:.3f})" if at_least else ""
+        if line["kind"] == "start":
+            found = f"step 20, {line['cache']} cache, {line['over_eager_s']:.2f} s more <="
+        elif line["kind"] == "memory":
+            found = f"memory {line['ratio']:.3f} <="
+        else:
+            interval = f"({line['low']:.3f}..{line['high']:.3f})"
+            found = f"speed {line['ratio']:.3f} {interval} >="
+        goal = "" if line.get("goal") is None else f", goal {line['goal']:.2f}"
         text.append(
-            f"must {_ANSWERS[line['holds']]}: {line['case']} "
-            f"{line['mode']}/{line['against']} {'speed' if at_least else 'memory'} "
-            f"{line['ratio']:.3f}{interval} {'>=' if at_least else '<='} {line['must']:.2f}"
+            f"must {_ANSWERS[line['holds']]}: {line['case']} {line['mode']}/{line['against']} "
+            f"{found} {line['must']:.2f}{goal}"
             + (f" (threads: {line['threads']})" if "threads" in line else "")
         )
     return text

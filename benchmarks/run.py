@@ -6,8 +6,10 @@
     python benchmarks/run.py --suite gpu --json benchmarks/results/DATE-gpu.jsonl
 
 The table is printed at the end; --json writes the lines that benchmarks/results/README.md
-describes. Exit status: 0 all is well; 1 wrong results or a mode that does not run; 2 the run was
-refused; 3 too many windows with foreign load; 4 a requirement does not hold.
+describes, of each mode one as soon as it runs. SIGTERM ends the measuring: the table and the file
+then have what there was, not judged, and name what is missing. Exit status: 0 all is well; 1 wrong
+results or a mode that does not run; 2 the run was refused; 3 too many windows with foreign load;
+4 a requirement does not hold; 143 stopped by SIGTERM.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +33,8 @@ from benchmarks.driver import Worker, clean_up_when_terminated
 from benchmarks.measure import CaseResult, Settings
 
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED, EXIT_INVALID, EXIT_MISSED = range(5)
+EXIT_STOPPED = 128 + signal.SIGTERM
+START = "the first steps"
 
 
 class Refused(RuntimeError):
@@ -84,6 +89,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=Settings.compile_timeout_s,
         help="for the first steps of a form of torch.compile; default: what the case says",
+    )
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=Settings.limit_s,
+        help="seconds of a case, of which torch.compile gets what all else leaves; default: none",
     )
     options = parser.parse_args(arguments)
     options.case = options.case or names_of(options.suite)
@@ -146,6 +157,11 @@ def prepare(
     modes = parse_modes(options.modes)
     if options.alternations < 1 or options.window_s <= 0.0:
         raise Refused("[benchmarks.run] --alternations and --window-s must be positive")
+    if options.limit_s <= 0.0:
+        raise Refused(
+            f"[benchmarks.run] --limit-s {options.limit_s:g}: a case needs time. Give the seconds "
+            "that it has, or leave the option out."
+        )
     if options.suite != "gpu" and "graph" in modes:
         raise Refused("[benchmarks.run] mode graph is a CUDA graph: it is of --suite gpu only")
     if options.suite == "gpu":
@@ -167,6 +183,7 @@ def prepare(
         spawn,
         options.compile_forms,
         options.compile_timeout_s,
+        options.limit_s,
     )
 
 
@@ -196,6 +213,11 @@ def verdict(results: Sequence[CaseResult], claimable: bool) -> tuple[int, list[s
     return (EXIT_MISSED if missed else EXIT_OK), messages
 
 
+def measured_of(options: argparse.Namespace) -> list[str]:
+    """What a round measures, in order: cases and, where it was asked for, how programs start."""
+    return [*options.case, *([START] if options.startup else [])]
+
+
 def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> int:
     """Measures what `options` ask for, prints the table and returns the exit status."""
     rounds = [prepare(options, threads, spawn) for threads in options.threads]
@@ -212,24 +234,35 @@ def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> i
     }
     results: list[CaseResult] = []
     file: TextIO | None = None
+
+    def tell(line: Mapping[str, Any]) -> None:
+        write_lines(file, [line])
+        print(report.started(line), file=sys.stderr, flush=True)
+
+    left = [(each, name) for each in rounds for name in measured_of(options)]
+    stopped = False
     try:
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
             file = options.json.open("w")
         head = report.header(described, os.environ)
         write_lines(file, [head])
-        for each in rounds:
-            for name in options.case:
-                print(f"{name}: {CASES[name].title}", file=sys.stderr, flush=True)
-                results.append(measure.measure_case(CASES[name], each))
-                write_lines(file, results[-1].lines)
-            if options.startup:
-                print(f"the first steps of {startup.CASE}", file=sys.stderr, flush=True)
+        while left and not stopped:
+            each, name = left.pop(0)
+            if name == START:
+                print(f"{START} of {startup.CASE}", file=sys.stderr, flush=True)
                 results.append(startup.measure_startup(each))
-                write_lines(file, results[-1].lines)
+            else:
+                print(f"{name}: {CASES[name].title}", file=sys.stderr, flush=True)
+                results.append(measure.measure_case(CASES[name], each, tell))
+            write_lines(file, results[-1].lines)
+            stopped = results[-1].stopped
     finally:
         if file is not None:
             file.close()
+    if stopped and left:
+        names = ", ".join(dict.fromkeys(name for _, name in left))
+        results[-1].notes.append(f"{measure.STOPPED}: {names}")
     lines = [head, *(line for result in results for line in result.lines)]
     print(report.table(lines), report.summary(lines), sep="\n\n")
     if options.svg is not None:
@@ -237,7 +270,7 @@ def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> i
         options.svg.write_text(report.svg(lines))
     status, messages = verdict(results, settings.claimable)
     print("\n".join(messages))
-    return status
+    return EXIT_STOPPED if stopped else status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

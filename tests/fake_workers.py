@@ -29,15 +29,15 @@ for line in os.fdopen(requests):
     if do == plan.get("dies_at"):
         print("the last words of", key, flush=True)
         os._exit(9)
-    if do == plan.get("hangs_at"):
+    found = os.path.join(os.environ["ACC_CACHE_DIR"], "found")
+    name = "warm" if os.path.exists(found) else "cold"
+    if do == plan.get("hangs_at") or (name == "warm" and do == plan.get("hangs_warm_at")):
         time.sleep(600)
     if do == plan.get("raises_at"):
         answer = {"error": "Traceback\\n" + plan.get("error", "ValueError: from " + key)}
     elif do == "build":
         answer = {"versions": {"torch": "0"}}
     elif do == "cold":
-        found = os.path.join(os.environ["ACC_CACHE_DIR"], "found")
-        name = "warm" if os.path.exists(found) else "cold"
         open(found, "w").close()
         first, total = plan.get(name, (0.5, 2.0))
         answer = {"first_step_s": first, "total_s": total}
@@ -65,8 +65,8 @@ class Fakes:
         self.script.write_text(source.replace("STARTED", repr(str(self.started))))
         self.started.write_text("")
 
-    def spawn(self, spec) -> Worker:
-        return Worker(spec, (sys.executable, str(self.script)))
+    def spawn(self, spec, caches=None) -> Worker:
+        return Worker(spec, (sys.executable, str(self.script)), caches=caches)
 
     def measure(self, plans: dict, modes: tuple[str, ...], **options) -> CaseResult:
         self.plans.write_text(json.dumps(plans))

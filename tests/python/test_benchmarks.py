@@ -506,6 +506,7 @@ def test_every_worker_has_fresh_caches_and_no_autoload(tmp_path, monkeypatch):
         (["--modes", "eager", "--threads", "100000"], "--threads 100000"),
         (["--modes", "eager", "--threads", "0"], "Choose 1 to"),
         (["--modes", "eager", "--alternations", "0"], "must be positive"),
+        (["--modes", "eager", "--limit-s", "0"], "--limit-s 0: a case needs time"),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments, message, capsys):
@@ -535,7 +536,8 @@ def test_a_quick_run_of_the_command(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     # Other tests may load the machine: 3 says so, and the rest of the file is there all the same.
     assert done.returncode in (run.EXIT_OK, run.EXIT_INVALID), done.stdout + done.stderr
-    header, row = map(json.loads, file.read_text().splitlines())
+    header, started, row = map(json.loads, file.read_text().splitlines())
+    assert (started["kind"], started["mode"]) == ("started", "eager") and started["warm_ms"] > 0.0
     assert header["kind"] == "header" and header["claimable"] is False
     assert {"date", "machine", "revision", "environment"} <= set(header)
     assert (row["case"], row["mode"], row["threads"]) == ("mlp_small", "eager", 1)

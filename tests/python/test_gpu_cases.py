@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 
 import pytest
 import torch
 
-from benchmarks import gpu_probe, load, measure, models, programs, run, worker
+from benchmarks import gpu_probe, load, measure, models, programs, report, run, startup, worker
 from benchmarks.cases import CASES, Case, build
+from benchmarks.driver import Worker
 from benchmarks.measure import Settings
 from tests import helpers
 from tests.fake_workers import Fakes
@@ -30,6 +33,51 @@ def test_musts_of_a_gpu(fakes):
     assert (ratio["must"], ratio["holds"], ratio["goal"]) == (3.0, False, 4.0)
     assert (memory["must"], memory["holds"]) == (1.0, False)
     assert len(result.missed) == 2
+
+
+def test_a_start_on_a_gpu_is_judged_with_caches_cold_and_warm(fakes):
+    plans = {"acc": {"cold": [0.9, 12.5], "warm": [0.6, 3.5]}}
+    case = Case("c", "")
+    result = fakes.measure(plans, ("eager", "acc"), case=case, suite="gpu")
+    found = {line["cache"]: line for line in result.lines if line["kind"] == "start"}
+    assert [found[cache]["over_eager_s"] for cache in ("cold", "warm")] == [10.5, 1.5]
+    assert [found[cache]["must"] for cache in ("cold", "warm")] == [10.0, 2.0]
+    assert [found[cache]["holds"] for cache in ("cold", "warm")] == [False, True]
+    (missed,) = result.missed
+    assert missed == "c: step 20 of acc, cache cold: 10.50 s over eager's 2.00 s, at most 10.0 s"
+    said = report.table(result.lines)
+    assert "must MISSED: c acc/eager step 20, cold cache, 10.50 s more <= 10.00, goal 3.00" in said
+    assert "must holds: c acc/eager step 20, warm cache, 1.50 s more <= 2.00, goal 0.50" in said
+    assert "must holds: c acc/eager memory 1.000 <= 1.00, goal 0.80" in said
+    assert fakes.started.read_text().count("acc/plain") == 2 and fakes.alive() == []
+    on_a_host = fakes.measure(plans, ("eager", "acc"), case=case)
+    assert not any(line["kind"] == "start" for line in on_a_host.lines)
+
+
+def test_an_acc_that_does_not_start_again_fails(fakes, monkeypatch):
+    begun = itertools.count()
+
+    def spawn(spec, caches=None) -> Worker:
+        command = [sys.executable, str(fakes.script)] if next(begun) < 2 else ["false"]
+        return Worker(spec, command, caches=caches)
+
+    monkeypatch.setattr(fakes, "spawn", spawn)
+    result = fakes.measure({}, ("eager", "acc"), suite="gpu")
+    assert len(result.failures) == 1
+    assert "acc does not run with caches that are warm" in result.failures[0]
+
+
+def test_the_first_steps_have_musts_of_a_gpu(fakes):
+    fakes.plans.write_text("{}")
+    settings = Settings("gpu", ("eager", "acc"), (load.choose_cores(1)[0],))
+    result = startup.measure_startup(settings, fakes.spawn)
+    musts = {(line["cache"], line["what"]): line["must"] for line in result.lines}
+    assert musts == {
+        ("cold", "first_step_s"): None,
+        ("cold", "step20_s"): 10.0,
+        ("warm", "first_step_s"): None,
+        ("warm", "step20_s"): 2.0,
+    }
 
 
 def test_an_epoch_of_the_seed_repeats_few_examples(monkeypatch):
