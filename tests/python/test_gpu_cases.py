@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import sys
 
@@ -205,3 +206,91 @@ def test_the_work_of_a_gpu_in_a_trace():
     ]
     assert gpu_probe.gpu_work(events) == (3, 1, 16.0, 4.0)
     assert gpu_probe.gpu_work([]) == (0, 0, 0.0, 0.0)
+
+
+class Counters:
+    """In place of the extension: captures at some steps, submits after the first, or never does."""
+
+    def __init__(self, *captures: int) -> None:
+        self.captures, self.steps = captures, 0
+
+    def step(self, index: int) -> None:
+        assert index == self.steps
+        self.steps += 1
+
+    def stats(self) -> dict[str, int]:
+        captures = sum(self.steps > each for each in self.captures)
+        first = min(self.captures, default=math.inf)
+        return {
+            "captures": captures,
+            "captures_submitted": max(0, int(self.steps - first)) if captures else 0,
+        }
+
+
+def test_steps_are_warm_once_they_are_captured_work(monkeypatch):
+    counters = Counters(70, 75)
+    settled, took = gpu_probe.settle(counters, counters.step)
+    assert settled and took.endswith(" s, 86 steps") and counters.steps == 86
+    monkeypatch.setattr(gpu_probe, "PATIENCE_S", 0.05)
+    never = Counters()
+    settled, took = gpu_probe.settle(never, never.step)
+    assert not settled and took.startswith("not within 0.") and never.steps > gpu_probe.CALM
+
+
+def rows_of(capsys) -> dict[str, tuple[str, str]]:
+    """Status and text of what was told, by what."""
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ROW ")]
+    return {what: (status, text) for what, status, text in (json.loads(line[4:]) for line in lines)}
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_what_a_replay_may_take(monkeypatch, capsys, on_gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    bad, note = ("missed", "") if on_gpu else ("ok", "; no GPU: not judged")
+    times = gpu_probe.Times()
+    times.wall = times.cpu = [20e-6] * 197 + [31e-6] * 3
+    gpu_probe.judge_replay("c", times)
+    gpu_probe.judge_launches("c", 200, 200)
+    gpu_probe.judge_launches("d", 201, 200)
+    gpu_probe.judge_replay("none", gpu_probe.Times())
+    assert rows_of(capsys) == {
+        "c: replay, median": ("ok", "20 us of the CPU, at most 30, goal 10" + note),
+        "c: replay, 99 %": (bad, "31 us of the CPU, at most 30, goal 10" + note),
+        "c: launches of graphs in a step": ("ok", "1.00, at most 1" + note),
+        "d: launches of graphs in a step": (bad, "1.00, at most 1" + note),
+        "none: replay, median": (bad, "inf us of the CPU, at most 30, goal 10" + note),
+        "none: replay, 99 %": (bad, "inf us of the CPU, at most 30, goal 10" + note),
+    }
+
+
+@pytest.mark.parametrize(("lasts", "status"), [(115.0, "ok"), (120.0, "missed")])
+def test_bandwidth_is_that_of_the_kernels(acc_only, monkeypatch, capsys, lasts, status):
+    """What submits them, however long it takes, and the arguments that they get, are none of it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    counters = Counters(0)
+    traces = iter(
+        [
+            [{"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 0, "dur": 200.0}],
+            [
+                {"cat": "cpu_op", "name": "slow", "ts": 0, "dur": 1e6},
+                {"cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 5, "dur": 900.0},
+                {"cat": "kernel", "name": "fused", "ts": 1000, "dur": lasts},
+                {"cat": "kernel", "name": "fused", "ts": 5000, "dur": lasts},
+            ],
+        ]
+    )
+    monkeypatch.setattr(gpu_probe, "traced", lambda run: (run(), next(traces))[1])
+    source, target = torch.zeros(4), torch.zeros(4)
+    monkeypatch.setattr(counters, "step", lambda index: None)
+    gpu_probe.judge_bandwidth(
+        counters, "it", lambda: setattr(counters, "steps", counters.steps + 1), 8, 2, source, target
+    )
+    told, text = rows_of(capsys)["it"]
+    assert (
+        told == status and f"{20000 / (2 * lasts):.0f} % of a copy's, at least 85, goal 92" in text
+    )
+
+
+def test_how_exact_a_gelu_must_be_is_what_the_document_says():
+    said = (helpers.ROOT / "docs/gpu.md").read_text()
+    assert f"at most {gpu_probe.GELU_OFF:.1e} in float32".replace("e-0", "e-") in said
