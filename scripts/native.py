@@ -159,9 +159,12 @@ def nvidia_folders() -> list[Path]:
 
 
 def toolkit_folders(environ: dict[str, str]) -> list[Path]:
-    """Installed toolkits in the order they are asked: CUDA_HOME, CUDA_PATH, /usr/local/cuda."""
+    """Installed toolkits as they are asked: CUDA_HOME, CUDA_PATH, that of nvcc, /usr/local/cuda."""
     named = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
-    return [Path(entry) for entry in (*named, "/usr/local/cuda")]
+    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    if nvcc:
+        named.append(str(Path(nvcc).resolve().parents[1]))
+    return [Path(entry) for entry in dict.fromkeys((*named, "/usr/local/cuda"))]
 
 
 def cuda_of_headers(folder: Path) -> str | None:
@@ -186,6 +189,12 @@ def collect_headers(folders: list[Path]) -> tuple[list[Path], list[str]]:
     return used, missing
 
 
+def same_cuda(some: list[Path], others: list[Path]) -> bool:
+    """Whether two sets of folders hold headers of one CUDA version, as far as they say."""
+    versions = {found for folder in (*some, *others) if (found := cuda_of_headers(folder))}
+    return len(versions) < 2
+
+
 def find_library(folders: list[Path], name: str, major: str) -> Path | None:
     """`name` by its full path: wheels ship libX.so.N, and no libX.so for -lX."""
     for folder in folders:
@@ -196,7 +205,7 @@ def find_library(folders: list[Path], name: str, major: str) -> Path | None:
 
 
 def find_cuda(torch: Torch, wheels: list[Path], toolkits: list[Path]) -> Cuda:
-    """Headers and libraries of torch's own CUDA: its wheels first, then a toolkit.
+    """Headers and libraries of torch's own CUDA: its wheels first, a toolkit, both together.
 
     `wheels` are folders of the nvidia namespace, `toolkits` are roots of installed toolkits.
     Raises BuildError that names what is missing and both remedies.
@@ -221,11 +230,18 @@ def find_cuda(torch: Torch, wheels: list[Path], toolkits: list[Path]) -> Cuda:
         folders = [f for f in (include, include / "cccl") if f.is_dir()]
         libraries = [toolkit / "lib64", toolkit / "lib", toolkit / "targets/x86_64-linux/lib"]
         sources.append((str(toolkit), folders, libraries))
+    # Wheels without crt/ and a toolkit without cuBLAS suffice together, if of one version.
+    sources = [source for source in sources if source[1]]
+    if sources and sources[0][0] == "torch's wheels":
+        name, folders, libraries = sources[0]
+        sources += [
+            (f"{name} with {other}", folders + more, libraries + more_libraries)
+            for other, more, more_libraries in sources[1:]
+            if same_cuda(folders, more)
+        ]
 
     tried = []
     for name, folders, libraries in sources:
-        if not folders:
-            continue
         used, missing = collect_headers(folders)
         found = next(filter(None, map(cuda_of_headers, folders)), None)
         cudart = find_library(libraries, "libcudart.so", major)

@@ -195,6 +195,36 @@ def test_a_toolkit_serves_where_the_wheels_are_incomplete(tmp_path: Path) -> Non
     assert (cuda.cudart, cuda.rpaths) == (cudart, ())
 
 
+def test_wheels_and_a_toolkit_complete_each_other(tmp_path: Path) -> None:
+    """A compiler alone has what torch's wheels leave out, and not what they have."""
+    wheels, toolkit = tmp_path / "nvidia", tmp_path / "cuda"
+    fake_headers(wheels / "cu13/include", OF_TORCH)
+    cudart = fake_library(wheels / "cu13/lib", "libcudart.so.13")
+    cublas_lt = fake_library(wheels / "cu13/lib", "libcublasLt.so.13")
+    fake_headers(toolkit / "include", ("cuda_runtime.h", *OF_TWO_WHEELS[:1]))
+    fake_headers(toolkit / "include/cccl", OF_TWO_WHEELS[1:])
+    cuda = native.find_cuda(CUDA_TORCH, [wheels], [toolkit])
+    includes = (wheels / "cu13/include", toolkit / "include", toolkit / "include/cccl")
+    assert cuda.includes == includes
+    assert (cuda.cudart, cuda.libraries) == (cudart, (cublas_lt,))
+    assert cuda.rpaths == ("$ORIGIN/../nvidia/cu13/lib",)
+    # headers of two versions are not mixed
+    fake_headers(toolkit / "include", ("cuda_runtime.h",), cudart=13020)
+    text = refusal(native.find_cuda, CUDA_TORCH, [wheels], [toolkit])
+    assert "torch's wheels: no crt/host_config.h, nv/target" in text
+    assert f"{toolkit}: no cublasLt.h" in text
+
+
+def test_the_toolkit_of_the_compiler_on_path_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "cuda-13/bin").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "cuda-13/bin", "nvcc", "")
+    (tmp_path / "bin/nvcc").symlink_to(tmp_path / "cuda-13/bin/nvcc")
+    folders = native.toolkit_folders({"PATH": str(tmp_path / "bin"), "CUDA_HOME": "/named"})
+    assert folders == [Path("/named"), tmp_path / "cuda-13", Path("/usr/local/cuda")]
+    assert native.toolkit_folders({"PATH": ""}) == [Path("/usr/local/cuda")]
+
+
 def test_a_toolkit_of_another_major_version_is_not_taken(tmp_path: Path) -> None:
     toolkit = tmp_path / "cuda"
     fake_headers(toolkit / "include", native.CUDA_HEADERS, cudart=12080)
