@@ -41,13 +41,16 @@ def machine() -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The commit that is measured; "+changes" when files differ from it, but for new results."""
+    """The commit that is measured; "+changes" when files differ from it, but for new results.
+
+    A copy without git cannot tell; REVISION in the environment may.
+    """
     try:
         commit = _git("rev-parse", "HEAD")
         differs = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
         return commit + ("+changes" if differs else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("REVISION") or None
 
 
 def _git(*arguments: str) -> str:
