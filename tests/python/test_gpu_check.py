@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,12 +58,15 @@ def test_a_missing_tool_costs_its_rows_only(tmp_path):
 
 def test_each_sanitizer_has_its_share(tmp_path, monkeypatch):
     """A tool that takes all of its own leaves the others theirs."""
-    ran = []
+    ran, alone = [], {}
 
-    def judge(check, part, what, command, limit_s):
+    def judge(check, part, what, command, limit_s, **env):
         ran.append((what, command[:3], limit_s))
+        alone[what] = env.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
+        assert "--kernel-regex kns=acc_ --target-processes application-only" in " ".join(command)
+        assert not alone[what] or env["ACC_MODE"] == "nograph"  # captured work has a pool
 
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
     monkeypatch.setattr(gpu_check.Check, "judge", judge)
     gpu_check.part_sanitizer(gpu_check.Check(tmp_path, False, 0.0))
     assert [what for what, *_ in ran] == ["memcheck", "racecheck", "initcheck", "synccheck"]
@@ -69,6 +74,7 @@ def test_each_sanitizer_has_its_share(tmp_path, monkeypatch):
         ["/bin/compute-sanitizer", "--tool", what] for what, *_ in ran
     ]
     assert sum(limit_s for *_, limit_s in ran) <= gpu_check.LIMIT_S
+    assert alone == {"memcheck": True, "racecheck": False, "initcheck": True, "synccheck": False}
 
 
 def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
@@ -86,7 +92,8 @@ def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
     if not torch_sees_a_gpu():
         status, rows = run_check(tmp_path, "--only", "kernels")
         assert status == 1
-        assert all("BAD" in row for row in rows)
+        judged = rows if gpu_check.Check(tmp_path, False, 0.0).unbuilt() == "" else rows[:1]
+        assert all("BAD" in row for row in judged)
 
 
 def torch_sees_a_gpu() -> bool:
@@ -116,17 +123,20 @@ def test_each_part_has_its_share_of_the_time(tmp_path, monkeypatch, capfd):
     began = time.monotonic()
     status = gpu_check.main(["--out", str(tmp_path), "--dry-run"])
     assert (status, time.monotonic() - began < 10.0) == (1, True)
-    rows = [row.split()[:3] for row in (tmp_path / "table.txt").read_text().splitlines()]
+    table = (tmp_path / "table.txt").read_text()
+    rows = [row.split()[:3] for row in table.splitlines()]
     assert rows == [["slow", "not", "run"], ["wrong", "BAD", "wrong"], ["patient", "ok", "sleep"]]
     said = capfd.readouterr().out
-    assert said.endswith("\n\n" + (tmp_path / "table.txt").read_text())
+    slow, wrong, patient = table.splitlines(keepends=True)
+    assert said.endswith(f"\n\n{wrong}{slow}{patient}")  # what is wrong first
     assert "its share of the time was over" in said and "ValueError: no such thing" in said
-    assert gpu_check.main(["--out", str(tmp_path / "one"), "--only", "asked for"]) == 0
+    dry = ["--dry-run", "--only", "asked for"]
+    assert gpu_check.main(["--out", str(tmp_path / "one"), *dry]) == 0
     # and one that is asked for has all of the time, and no more
     monkeypatch.setattr(gpu_check, "LIMIT_S", 0.5)
     parts["asked for"] = (0.0, sleeps("asked for", 30.0))
     began = time.monotonic()
-    assert gpu_check.main(["--out", str(tmp_path / "late"), "--only", "asked for"]) == 0
+    assert gpu_check.main(["--out", str(tmp_path / "late"), *dry]) == 0
     assert time.monotonic() - began < 10.0
     assert (tmp_path / "late/table.txt").read_text().split()[2:4] == ["not", "run"]
 
@@ -136,10 +146,11 @@ def test_the_default_call_goes_through_its_parts(tmp_path, monkeypatch):
 
     What they do is tested part by part: together they start two dozen processes, minutes of them.
     """
-    ran = []
+    ran, words = [], []
 
     def run(check, command, limit_s, **env):
         ran.extend(word.partition("::")[0] for word in map(str, command) if ".py" in word)
+        words.append(" ".join(map(str, command[2:])))
         return 0, ['ROW ["it", "ok", "said"]', "mlp_small acc plain 1 9 1.0 ms 2.0", "", "done"]
 
     monkeypatch.setattr(gpu_check.Check, "run", run)
@@ -149,6 +160,283 @@ def test_the_default_call_goes_through_its_parts(tmp_path, monkeypatch):
     assert list(dict.fromkeys(rows)) == default
     assert ran
     assert all((helpers.ROOT / name).exists() for name in ran)
+    # what nothing else tells comes before what may take all of a part's time
+    probes = [word for word in words if word.startswith(("copies", "steps", "epi", "gradients"))]
+    kinds = list(dict.fromkeys(word.split()[0] for word in probes))
+    assert kinds == ["copies", "steps", "epilogues", "gradients"]
+
+
+def rows_of(check: gpu_check.Check) -> list[tuple[str, str]]:
+    return [(row.what, f"{row.status}: {row.said}") for row in check.rows]
+
+
+def check_for(out: Path, *, dry: bool = True, seconds: float = 60.0) -> gpu_check.Check:
+    out.mkdir(exist_ok=True)
+    return gpu_check.Check(out, dry, time.monotonic() + seconds)
+
+
+def test_what_is_over_its_limit_is_gone_with_all_it_started(tmp_path, monkeypatch):
+    """Processes in sessions of their own, too, and though they hold the output and hear nothing."""
+    monkeypatch.setattr(gpu_check, "GRACE_S", 1.0)
+    deaf = "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    deaf += f"; open({str(tmp_path / 'pid')!r} + sys.argv[1], 'w').write(str(os.getpid()))"
+    deaf += "; time.sleep(100)"
+    code = f"""
+        import pathlib, signal, subprocess, sys, time
+        def put_away(*_):
+            print("put away", flush=True)
+            sys.exit()
+        signal.signal(signal.SIGTERM, put_away)
+        for name in "12":
+            subprocess.Popen([sys.executable, "-c", {deaf!r}, name], start_new_session=True)
+        print("begun", flush=True)
+        time.sleep(100)
+    """
+    check = check_for(tmp_path / "out")
+    began = time.monotonic()
+    status, lines = check.run([sys.executable, "-c", textwrap.dedent(code)], 3.0)
+    assert time.monotonic() - began < 20.0
+    assert (status, lines) == (None, ["begun", "put away"])
+    assert "begun\nput away\n" in (tmp_path / "out/log.txt").read_text()
+    for name in "12":
+        pid = int((tmp_path / f"pid{name}").read_text())
+        deadline = time.monotonic() + 10.0
+        while runs(pid):
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_packages_that_come_along_are_found(tmp_path, monkeypatch):
+    (tmp_path / "one_that_comes_along.py").write_text("print('it is there')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check = check_for(tmp_path / "out")
+    code = "import torchacc, one_that_comes_along; print(torchacc.__file__)"
+    status, lines = check.run([sys.executable, "-c", code], 60.0, ACC_EXECUTOR="host")
+    assert (status, lines[0]) == (0, "it is there")
+    assert lines[-1].startswith(str(helpers.ROOT))
+
+
+HIDES = """
+import importlib.machinery, os
+
+finder = importlib.machinery.PathFinder
+before = finder.find_spec
+
+
+def find(cls, name, path=None, target=None):
+    found = before(name, path, target)
+    hidden = name.partition(".")[0] in os.environ.get("HIDDEN", "").split(",")
+    return None if hidden and found and "-packages" in str(found.origin) else found
+
+
+finder.find_spec = classmethod(find)
+"""
+
+
+def without(tmp_path: Path, *packages: str) -> dict[str, str]:
+    """An environment of processes that find none of these, nor pytest's plugins."""
+    (tmp_path / "hides").mkdir(exist_ok=True)
+    (tmp_path / "hides/sitecustomize.py").write_text(HIDES)
+    return {
+        "PYTHONPATH": str(tmp_path / "hides"),
+        "HIDDEN": ",".join(packages),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+
+
+@pytest.mark.usefixtures("recording")
+def test_missing_packages_cost_their_rows_only(tmp_path, monkeypatch):
+    absent = without(tmp_path, "numpy", "expecttest", "pytest_timeout", "xdist", "torchvision")
+    only = ("--dry-run", "--only", "bench:resnet18_cifar")
+    status, rows = run_check(tmp_path / "out", *only, **absent)
+    assert status == 0 and "torchvision is not installed" in rows[0]
+    if helpers.FULL:
+        status, rows = run_check(tmp_path / "full", "--dry-run", "--only", "tests", **absent)
+        assert status == 0, (tmp_path / "full/log.txt").read_text()[-3000:]
+        assert any(" ok " in row and "of the executor" in row for row in rows)
+        assert any(" not run " in row and "numpy is not installed" in row for row in rows)
+    for name in ("numpy", "pytest"):
+        monkeypatch.setattr(gpu_check, "installed", lambda package, name=name: package != name)
+        check = check_for(tmp_path / name)
+        gpu_check.part_opinfo(check)
+        assert rows_of(check) == [("test_harness", f"not run: {name} is not installed")]
+
+
+def test_without_expecttest_torchs_own_test_tools_work(tmp_path, monkeypatch):
+    for name, value in without(tmp_path, "expecttest").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(gpu_check, "installed", lambda name: name != "expecttest")
+    check = check_for(tmp_path / "out")
+    code = "import expecttest; from torch.testing._internal.common_utils import TestCase"
+    code += "; print(expecttest.__file__, issubclass(TestCase, expecttest.TestCase))"
+    status, lines = check.run([sys.executable, "-c", code], 60.0)
+    assert (status, lines[-1]) == (0, f"{check.scratch / 'site/expecttest.py'} True")
+
+
+def fake_tests(root: Path, **files: str) -> list[str]:
+    """Files of tests below a folder that stands for the repository."""
+    (root / "tests").mkdir(parents=True)
+    (root / "pyproject.toml").write_text((helpers.ROOT / "pyproject.toml").read_text())
+    for name, text in files.items():
+        (root / f"tests/{name}.py").write_text(textwrap.dedent(text))
+    return [f"tests/{name}.py" for name in files]
+
+
+def test_a_test_that_ends_the_process_is_named_and_the_files_after_it_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_check, "LEAST_S", 0.5)
+    for name, value in without(tmp_path, "pytest_timeout").items():
+        monkeypatch.setenv(name, value)
+    files = fake_tests(
+        tmp_path,
+        test_dies="import os\ndef test_well(): pass\ndef test_exits(): os._exit(3)",
+        test_odd="import pytest\n@pytest.mark.timeout(9)\ndef test_wrong(): assert 1 == 2",
+        test_needs="import no_such_thing\ndef test_it(): pass",
+        test_hangs="import time\ndef test_sleeps(): time.sleep(100)",
+        test_fine="def test_it(): pass",
+    )
+    check = check_for(tmp_path / "out")
+    gpu_check.pytest_of(check, "tests", "all", files, 12.0, hangs_s=1)
+    needs, dies, *others = rows_of(check)
+    assert needs == ("test_needs", "not run: no_such_thing is not installed")
+    assert dies[1].startswith("BAD: ended with status 3 in tests/test_dies.py::test_exits")
+    if "faulthandler_exit" in (check.out / "log.txt").read_text():  # pytest knows no such option
+        others = others[:-1] + [("all", "ok")]
+    hangs, fine = others
+    assert hangs[1].startswith("BAD: ")
+    assert " in tests/test_hangs.py::test_sleeps" in hangs[1]
+    assert fine[1].startswith("ok")
+    # and one that hangs for longer than all of them may take
+    check = check_for(tmp_path / "late", seconds=5.0)
+    gpu_check.pytest_of(check, "tests", "late", files[1::2], 60.0)
+    (said,) = rows_of(check)
+    assert said[1].startswith("BAD: stopped in tests/test_hangs.py::test_sleeps")
+
+
+def test_failed_tests_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    files = fake_tests(tmp_path, test_one="def test_a(): assert 0", test_two="def test_b(): pass")
+    check = check_for(tmp_path / "out")
+    gpu_check.pytest_of(check, "tests", "all", files, 30.0)
+    ((_, said),) = rows_of(check)
+    assert said.startswith("BAD: 1 failed, 1 passed in ")
+    assert said.endswith("; FAILED tests/test_one.py::test_a")
+
+
+def test_without_a_build_with_cuda_nothing_else_runs(tmp_path, monkeypatch):
+    """Least of all on the host: that would look like a GPU's results."""
+    ran = []
+
+    def build(check: gpu_check.Check) -> None:
+        code = "import os; raise SystemExit(f'ACC_CUDA={os.environ[\"ACC_CUDA\"]}: no headers')"
+        check.judge("build", "extension", [sys.executable, "-c", code], 30.0)
+
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_check, "part_build", build)
+    parts = {"build": (60.0, build), "steps": (60.0, ran.append), "kernels": (60.0, ran.append)}
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    check = check_for(tmp_path / "all", dry=False)
+    gpu_check.run_parts(check, "", "")
+    first, *others = rows_of(check)
+    assert first[1].startswith("BAD: ACC_CUDA=1: no headers")
+    why = "not run: no CUDA build: the part build says why"
+    assert others == [("steps", why), ("kernels", why)] and not ran
+    # a part that is asked for is built for, and runs with a build that is there
+    check = check_for(tmp_path / "one", dry=False)
+    gpu_check.run_parts(check, "kernels", "")
+    assert [row.part for row in check.rows] == ["build", "kernels"] and not ran
+    torch = gpu_check.native.find_torch().version
+    facts = {"CUDA": "13.0", "PYTHON_TAG": gpu_check.native.python_tag(), "TORCH_VERSION": torch}
+    (tmp_path / "torchacc_device").mkdir()
+    made = tmp_path / "torchacc_device/_build_info.py"
+    for wrong in ({"CUDA": None}, {"PYTHON_TAG": "cp27"}, {"TORCH_VERSION": "2.0.0"}):
+        made.write_text("".join(f"{name} = {value!r}\n" for name, value in (facts | wrong).items()))
+        assert check_for(tmp_path / "no", dry=False).unbuilt().startswith("no CUDA build for")
+    made.write_text("".join(f"{name} = {value!r}\n" for name, value in facts.items()))
+    check = check_for(tmp_path / "built", dry=False)
+    gpu_check.run_parts(check, "kernels", "")
+    assert ran == [check] and not check.rows
+
+
+def test_kernels_are_kept_where_there_is_no_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("ACC_CACHE_DIR", raising=False)
+    check = check_for(tmp_path / "out")
+    folder = Path(check.environment["ACC_CACHE_DIR"])
+    assert folder.parent == check.scratch and check.out not in folder.parents
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "ACC_CACHE_DIR" not in check_for(tmp_path / "out").environment
+
+
+def test_a_copy_without_git_is_told_its_revision(monkeypatch):
+    def no_git(*arguments: str) -> str:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(gpu_check.report, "_git", no_git)
+    monkeypatch.setenv("REVISION", "abc123")
+    assert gpu_check.report.revision() == "abc123"
+    monkeypatch.delenv("REVISION")
+    assert gpu_check.report.revision() is None
+
+
+def test_env_tells_the_driver_and_the_tools_of_the_build(tmp_path, monkeypatch):
+    """cmake of this interpreter's packages is no program of PATH."""
+    (tmp_path / "nvidia-smi").write_text(
+        '#!/bin/sh\ncase "$*" in *power.limit*) echo names; echo "GPU, 580, 700 W" ;; esac\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(gpu_check.Check, "probe", lambda *_, **__: None)
+    monkeypatch.setattr(gpu_check.native, "find_tool", lambda name: f"/packages/{name}")
+    tool_of = gpu_check.tool_of
+    smi = str(tmp_path / "nvidia-smi")
+    monkeypatch.setattr(gpu_check, "tool_of", lambda n: smi if n == "nvidia-smi" else tool_of(n))
+    check = check_for(tmp_path / "out")
+    gpu_check.part_env(check)
+    said = dict(rows_of(check))
+    assert said["cmake"] == "ok: /packages/cmake"
+    assert said["driver, power, clocks"] == "ok: names; GPU, 580, 700 W"
+    # a tool of a toolkit that is not on PATH
+    monkeypatch.setattr(gpu_check.native, "find_tool", lambda name: None)
+    (tmp_path / "cuda/bin").mkdir(parents=True)
+    os.symlink(smi, tmp_path / "cuda/bin/compute-sanitizer")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assert tool_of("compute-sanitizer") == str(tmp_path / "cuda/bin/compute-sanitizer")
+    assert tool_of("no-such-tool") is None
+
+
+def test_a_long_table_is_printed_in_short(tmp_path):
+    rows = [gpu_check.Row("tests", f"row {index}", gpu_check.OK, "x" * 90) for index in range(200)]
+    rows.append(gpu_check.Row("bench", "gpt", gpu_check.MISSED, "y" * 2000))
+    rows.append(gpu_check.Row("ranks", "ddp", gpu_check.BAD, "wrong"))
+    text = gpu_check.in_short(rows)
+    lines = text.splitlines()
+    assert len(text) <= gpu_check.PRINTED
+    assert [line.split()[0] for line in lines[:3]] == ["ranks", "bench", "tests"]
+    assert lines[1].endswith("y...") and len(lines[1]) < 600
+    assert lines[-1] == f"{203 - len(lines)} more rows in table.txt"
+    assert len(gpu_check.in_short(rows[:3]).splitlines()) == 3
+
+
+def test_a_missed_requirement_is_told_apart(tmp_path, monkeypatch):
+    answers = iter([(4, "MISSED: 1.0 of 3.0"), (0, ""), (1, "FAILED: wrong")])
+
+    def run(check, command, limit_s, **env):
+        status, said = next(answers)
+        return status, ["gpt acc plain 1 9 1.0 ms", "", said]
+
+    monkeypatch.setattr(gpu_check.Check, "run", run)
+    check = check_for(tmp_path / "out")
+    for _ in range(3):
+        gpu_check.bench(check, "bench", "gpt", "eager,acc", [])
+    assert [row.status for row in check.rows] == ["missed", "ok", "BAD"]
 
 
 @pytest.mark.usefixtures("recording")
