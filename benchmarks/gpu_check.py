@@ -26,7 +26,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -131,11 +130,12 @@ class Row:
 
 @dataclass
 class Check:
-    """A run of the parts: where results go, and until when the part may go on."""
+    """A run of the parts: where results go, what nobody keeps, until when the part may go on."""
 
     out: Path
+    scratch: Path
     dry: bool
-    deadline: float
+    deadline: float = 0.0
     rows: list[Row] = field(default_factory=list)
 
     @property
@@ -147,11 +147,6 @@ class Check:
     def left_s(self) -> float:
         """Seconds until the part has to end."""
         return self.deadline - time.monotonic()
-
-    @functools.cached_property
-    def scratch(self) -> Path:
-        """A folder for what nobody wants to keep; `main` removes it."""
-        return Path(tempfile.mkdtemp(prefix="acc-gpu-check-"))
 
     @functools.cached_property
     def environment(self) -> dict[str, str]:
@@ -364,10 +359,16 @@ def pytest_once(
     """A row for tests, which need pytest. Answers with the test that they did not come past."""
     # Nothing of pyproject.toml's, which knows options of plugins that may be missing.
     options = ["-v", "--no-header", "-p", "no:cacheprovider", "--tb=short", "-o", "addopts=-rfE"]
-    options += ["--maxfail=40", "-o", f"faulthandler_timeout={hangs_s}"]
+    options += [
+        "--continue-on-collection-errors",
+        "--maxfail=40",
+        "-o",
+        f"faulthandler_timeout={hangs_s}",
+    ]
     options += ["-o", "faulthandler_exit_on_timeout=true"]  # known to some versions
     command = [sys.executable, "-m", "pytest", *options, *arguments]
     began = time.monotonic()
+    env["COLUMNS"] = "200"  # for the reason behind a test's name
     status, lines = check.run(command, limit_s, partial=True, **env)
     took = f"({time.monotonic() - began:.0f} s)"
     test, ended = started(lines)
@@ -378,11 +379,14 @@ def pytest_once(
         how = "stopped" if status is None else f"ended with status {status}"
         check.add(part, what, BAD, f"{how} {'after' if ended else 'in'} {test} {took}")
         return test
-    failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
-    said = "; ".join([f"{last_of(lines).strip('= ')} {took}", *failed[:5]])
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
+    names = [line.split(" - ")[0] for line in failed[1:5]]
+    said = "; ".join([f"{last_of(lines).strip('= ')} {took}", *failed[:1], *names])
     said = said if status in (0, 1) else f"status {status}: {said}"
     check.add(part, what, OK if status == 0 else BAD, said)
-    return test if any("stopping after" in line for line in lines[-5:]) else ""
+    # An error of CUDA fails all that comes after it. Where nothing passed, nothing else will.
+    lost = any("stopping after" in line for line in lines[-5:]) and " passed" in said
+    return test if lost else ""
 
 
 def pytest_of(
@@ -661,11 +665,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if case and case not in (*CASES, "launch"):
         parser.error(f"--only {options.only}: the cases are launch, {', '.join(CASES)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    check = Check(options.out.resolve(), options.dry_run, 0.0)
-    try:
+    with tempfile.TemporaryDirectory(prefix="acc-gpu-check-") as scratch:
+        check = Check(options.out.resolve(), Path(scratch), options.dry_run)
         run_parts(check, name, case)
-    finally:
-        shutil.rmtree(check.scratch, ignore_errors=True)
     print("\n" + in_short(check.rows), end="")
     return 1 if any(row.status == BAD for row in check.rows) else 0
 

@@ -68,7 +68,7 @@ def test_each_sanitizer_has_its_share(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
     monkeypatch.setattr(gpu_check.Check, "judge", judge)
-    gpu_check.part_sanitizer(gpu_check.Check(tmp_path, False, 0.0))
+    gpu_check.part_sanitizer(gpu_check.Check(tmp_path, tmp_path, dry=False))
     assert [what for what, *_ in ran] == ["memcheck", "racecheck", "initcheck", "synccheck"]
     assert [command for _, command, _ in ran] == [
         ["/bin/compute-sanitizer", "--tool", what] for what, *_ in ran
@@ -92,7 +92,9 @@ def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
     if not torch_sees_a_gpu():
         status, rows = run_check(tmp_path, "--only", "kernels")
         assert status == 1
-        judged = rows if gpu_check.Check(tmp_path, False, 0.0).unbuilt() == "" else rows[:1]
+        judged = (
+            rows if gpu_check.Check(tmp_path, tmp_path, dry=False).unbuilt() == "" else rows[:1]
+        )
         assert all("BAD" in row for row in judged)
 
 
@@ -171,8 +173,9 @@ def rows_of(check: gpu_check.Check) -> list[tuple[str, str]]:
 
 
 def check_for(out: Path, *, dry: bool = True, seconds: float = 60.0) -> gpu_check.Check:
-    out.mkdir(exist_ok=True)
-    return gpu_check.Check(out, dry, time.monotonic() + seconds)
+    scratch = out / "scratch"
+    scratch.mkdir(parents=True)
+    return gpu_check.Check(out, scratch, dry, time.monotonic() + seconds)
 
 
 def test_what_is_over_its_limit_is_gone_with_all_it_started(tmp_path, monkeypatch):
@@ -320,14 +323,34 @@ def test_a_test_that_ends_the_process_is_named_and_the_files_after_it_run(tmp_pa
     assert said[1].startswith("BAD: stopped in tests/test_hangs.py::test_sleeps")
 
 
-def test_failed_tests_are_named(tmp_path, monkeypatch):
+def test_failed_tests_and_files_are_named(tmp_path, monkeypatch):
+    """A file that cannot be read costs its own tests."""
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
-    files = fake_tests(tmp_path, test_one="def test_a(): assert 0", test_two="def test_b(): pass")
+    files = fake_tests(
+        tmp_path,
+        test_one="def test_a(): assert 0, 'the reason'",
+        test_bad="raise ValueError",
+        test_two="def test_b(): pass",
+    )
     check = check_for(tmp_path / "out")
     gpu_check.pytest_of(check, "tests", "all", files, 30.0)
     ((_, said),) = rows_of(check)
-    assert said.startswith("BAD: 1 failed, 1 passed in ")
-    assert said.endswith("; FAILED tests/test_one.py::test_a")
+    assert said.startswith("BAD: 1 failed, 1 passed, 1 error in ")
+    failed, error = sorted(said.split("; ")[1:], reverse=True)
+    assert failed.startswith("FAILED tests/test_one.py::test_a - AssertionError: the reason")
+    assert error == "ERROR tests/test_bad.py"
+
+
+@pytest.mark.parametrize("passing", [True, False])
+def test_too_many_failures_cost_a_file_and_where_nothing_passes_all(tmp_path, monkeypatch, passing):
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    first = "import pytest\n" + ("def test_well(): pass\n" if passing else "")
+    first += "@pytest.mark.parametrize('each', range(60))\ndef test_wrong(each): assert 0"
+    files = fake_tests(tmp_path, test_one=first, test_two="def test_b(): pass")
+    check = check_for(tmp_path / "out")
+    gpu_check.pytest_of(check, "tests", "all", files, 30.0)
+    statuses = [row.status for row in check.rows]
+    assert statuses == (["BAD", "ok"] if passing else ["BAD"])
 
 
 def test_without_a_build_with_cuda_nothing_else_runs(tmp_path, monkeypatch):
@@ -358,7 +381,7 @@ def test_without_a_build_with_cuda_nothing_else_runs(tmp_path, monkeypatch):
     made = tmp_path / "torchacc_device/_build_info.py"
     for wrong in ({"CUDA": None}, {"PYTHON_TAG": "cp27"}, {"TORCH_VERSION": "2.0.0"}):
         made.write_text("".join(f"{name} = {value!r}\n" for name, value in (facts | wrong).items()))
-        assert check_for(tmp_path / "no", dry=False).unbuilt().startswith("no CUDA build for")
+        assert check_for(tmp_path / "no" / "".join(wrong), dry=False).unbuilt()
     made.write_text("".join(f"{name} = {value!r}\n" for name, value in facts.items()))
     check = check_for(tmp_path / "built", dry=False)
     gpu_check.run_parts(check, "kernels", "")
@@ -370,9 +393,9 @@ def test_kernels_are_kept_where_there_is_no_home(tmp_path, monkeypatch):
     monkeypatch.delenv("ACC_CACHE_DIR", raising=False)
     check = check_for(tmp_path / "out")
     folder = Path(check.environment["ACC_CACHE_DIR"])
-    assert folder.parent == check.scratch and check.out not in folder.parents
+    assert folder.parent == check.scratch
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "ACC_CACHE_DIR" not in check_for(tmp_path / "out").environment
+    assert "ACC_CACHE_DIR" not in check_for(tmp_path / "at home").environment
 
 
 def test_a_copy_without_git_is_told_its_revision(monkeypatch):
