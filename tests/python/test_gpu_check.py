@@ -328,7 +328,7 @@ def test_failed_tests_and_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     files = fake_tests(
         tmp_path,
-        test_one="def test_a(): assert 0, 'the reason'",
+        test_one="def test_a(): assert 0, 'a reason ' + 60 * 'x' + ' whole'",
         test_bad="raise ValueError",
         test_two="def test_b(): pass",
     )
@@ -337,7 +337,8 @@ def test_failed_tests_and_files_are_named(tmp_path, monkeypatch):
     ((_, said),) = rows_of(check)
     assert said.startswith("BAD: 1 failed, 1 passed, 1 error in ")
     failed, error = sorted(said.split("; ")[1:], reverse=True)
-    assert failed.startswith("FAILED tests/test_one.py::test_a - AssertionError: the reason")
+    assert failed.startswith("FAILED tests/test_one.py::test_a - AssertionError: a reason x")
+    assert "x whole" in failed
     assert error == "ERROR tests/test_bad.py"
 
 
