@@ -507,16 +507,19 @@ def bench(
 ) -> None:
     """A row for a benchmark case: a wrong result is bad, a missed requirement is one to look at.
 
-    It holds the lines of run.py's table: mode, variant, threads, windows, milliseconds, ratios.
+    It holds the lines of run.py's table (mode, variant, threads, windows, milliseconds, ratios) and
+    what was judged. run.py ends by itself before its limit, with what it has.
     """
     suite = "host" if check.dry else "gpu"
     command = [sys.executable, "benchmarks/run.py", "--suite", suite, "--case", case]
-    command += ["--modes", modes, *more]
+    left_s = min(limit_s, check.left_s)
+    command += ["--modes", modes, *more, "--limit-s", str(max(1.0, left_s - 2 * GRACE_S))]
     began = time.monotonic()
-    status, lines = check.run(command, limit_s)
+    status, lines = check.run(command, limit_s, partial=True)
     wrong = [line for line in lines if line.startswith("FAILED: ")]
     rows = [line.split() for line in lines[: lines.index("") if "" in lines else None]]
     said = [" ".join(words[1:]) for words in rows if words[:1] == [case] and len(words) > 4]
+    said += [line for line in lines if line.startswith("must ")]
     text = (wrong or lines or ["no output"])[-1] if wrong or not said else "; ".join(said)
     # 3: foreign load, 4: a requirement was missed
     good = status in (0, 3, 4) and not wrong
@@ -527,6 +530,8 @@ def bench(
         check.add(part, case, MISSED, text)
     else:
         check.add_of(part, case, good, text, lines)
+    if status is None and check.left_s < LEAST_S:
+        raise OutOfTime
 
 
 def part_steps(check: Check) -> None:

@@ -463,6 +463,25 @@ def test_a_missed_requirement_is_told_apart(tmp_path, monkeypatch):
     assert [row.status for row in check.rows] == ["missed", "ok", "BAD"]
 
 
+def test_a_benchmark_knows_its_limit_and_what_it_had_is_told(tmp_path, monkeypatch):
+    """run.py ends by itself before it; where it is stopped all the same the row has its table."""
+    commands = []
+
+    def run(check, command, limit_s, **env):
+        commands.append(command)
+        check.deadline = 0.0
+        return None, ["gpt acc plain 1 9 1.0 ms", "", "must HOLD: gpt acc/eager speed 3.1"]
+
+    monkeypatch.setattr(gpu_check.Check, "run", run)
+    check = check_for(tmp_path / "out", seconds=1000.0)
+    with pytest.raises(gpu_check.OutOfTime):
+        gpu_check.bench(check, "bench", "gpt", "eager,acc", [], 120.0)
+    (command,) = commands
+    assert float(command[command.index("--limit-s") + 1]) == 110.0
+    ((_, said),) = rows_of(check)
+    assert "acc plain 1 9 1.0 ms; must HOLD: gpt acc/eager speed 3.1" in said
+
+
 @pytest.mark.usefixtures("recording")
 def test_wrong_gradients_are_seen(tmp_path):
     """Those of eager, and then others."""
