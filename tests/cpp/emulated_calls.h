@@ -1,0 +1,223 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "lazy/graph/words.h"
+#include "tests/cpp/kernel_builder.h"
+#include "tests/cuda_emulator/emulator.h"
+
+// Calls of kernels in both dialects: the host's, and CUDA's in the emulator.
+namespace acc::testing {
+
+namespace dtype = graph::dtype;
+
+constexpr size_t kGuard = 64;  // bytes before and behind an operand's memory that stay
+
+// A kernel with memory: each operand has its own, with elements at all that its strides reach.
+struct Call {
+  codegen::KernelSpec kernel;
+  std::vector<int64_t> sizes;
+  std::vector<std::vector<int64_t>> strides;  // per operand, then per position
+  std::vector<int64_t> numbers;
+  std::vector<int64_t> first;  // per operand, elements before its first; none: 0
+  double bound = 0;            // relative, of floats; 0: the same bits
+
+  size_t bytes_of(size_t i) const { return graph::element_bytes(kernel.operands[i].dtype); }
+  size_t before(size_t i) const {
+    return kGuard + (first.empty() ? 0 : static_cast<size_t>(first[i])) * bytes_of(i);
+  }
+  size_t elements(size_t i) const {
+    int64_t last = 0;
+    for (size_t loop = 0; loop < sizes.size(); ++loop) last += (sizes[loop] - 1) * strides[i][loop];
+    return static_cast<size_t>(last + 1);
+  }
+  int64_t kept_elements() const {
+    int64_t count = 1;
+    for (size_t loop = 0; loop < sizes.size(); ++loop) {
+      const bool columns = kernel.columns && loop + 1 == sizes.size();
+      const size_t kept = sizes.size() - kernel.reduced - (kernel.columns ? 1 : 0);
+      if (loop < kept || columns) count *= sizes[loop];
+    }
+    return count;
+  }
+  std::vector<int64_t> geometry() const {
+    std::vector<int64_t> words = sizes;
+    for (const auto& each : strides) words.insert(words.end(), each.begin(), each.end());
+    return words;
+  }
+};
+
+using Memory = std::vector<std::vector<char>>;
+
+inline void put(std::vector<char>& memory, size_t at, uint8_t type, int number) {
+  const auto store = [&](auto value) { memcpy(memory.data() + at, &value, sizeof value); };
+  const auto whole = static_cast<float>(number);
+  uint32_t bits = 0;
+  memcpy(&bits, &whole, sizeof bits);
+  switch (type) {
+    case dtype::kF32:
+      return store(whole / 4);
+    case dtype::kF64:
+      return store(static_cast<double>(number) / 4);
+    case dtype::kI32:
+      return store(int32_t{number});
+    case dtype::kI64:
+      return store(int64_t{number});
+    case dtype::kI16:
+      return store(static_cast<int16_t>(number));
+    case dtype::kBF16:
+      return store(static_cast<uint16_t>(bits >> 16));
+    case dtype::kF16:  // of its bits, without infinities and NaN
+      return store(static_cast<uint16_t>(number * 1234 & 0xbbff));
+    case dtype::kBool:
+      return store(static_cast<uint8_t>(number > 0));
+    default:
+      return store(static_cast<int8_t>(number));
+  }
+}
+
+inline Memory make_memory(const Call& call) {
+  std::mt19937 random(7);
+  Memory memory;
+  for (size_t i = 0; i < call.kernel.operands.size(); ++i) {
+    const size_t bytes = call.bytes_of(i);
+    std::vector<char>& made =
+        memory.emplace_back(call.before(i) + call.elements(i) * bytes + kGuard, char{0x55});
+    for (size_t k = 0; k < call.elements(i); ++k) {
+      put(made, call.before(i) + k * bytes, call.kernel.operands[i].dtype,
+          static_cast<int>(random() % 33) - 16);
+    }
+  }
+  return memory;
+}
+
+inline std::vector<char*> pointers_of(const Call& call, Memory& memory) {
+  std::vector<char*> pointers;
+  for (size_t i = 0; i < memory.size(); ++i) pointers.push_back(memory[i].data() + call.before(i));
+  return pointers;
+}
+
+template <class T>
+bool are_close(const char* a, const char* b, double bound) {
+  T x;
+  T y;
+  memcpy(&x, a, sizeof x);
+  memcpy(&y, b, sizeof y);
+  if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && std::isnan(y);
+  return x == y || std::abs(x - y) <= bound * std::abs(y);
+}
+
+inline void expect_same(const Call& call, const Memory& made, const Memory& expected,
+                        const char* what) {
+  for (size_t i = 0; i < made.size(); ++i) {
+    const uint8_t type = call.kernel.operands[i].dtype;
+    if (call.bound == 0 || (type != dtype::kF32 && type != dtype::kF64)) {
+      ASSERT_TRUE(made[i] == expected[i])
+          << what << ", operand " << i << " of " << codegen::render_cuda(call.kernel).text;
+      continue;
+    }
+    for (size_t at = call.before(i); at + kGuard < made[i].size(); at += call.bytes_of(i)) {
+      const char* a = made[i].data() + at;
+      const char* b = expected[i].data() + at;
+      ASSERT_TRUE(type == dtype::kF32 ? are_close<float>(a, b, call.bound)
+                                      : are_close<double>(a, b, call.bound))
+          << what << ", operand " << i << ", byte " << at;
+    }
+  }
+}
+
+inline void run_host(const Call& call, const jit::Job& job, Memory* memory) {
+  const auto host =
+      reinterpret_cast<codegen::HostFunction>(job.function(codegen::render_host(call.kernel).name));
+  host(pointers_of(call, *memory).data(), call.geometry().data(), call.numbers.data(), 0,
+       call.kept_elements());
+}
+
+inline codegen::KernelText text_of(const Call& call) {
+  return codegen::render_cuda(call.kernel, codegen::has_parts(call.kernel, call.sizes));
+}
+
+// Calls of one kernel whose blocks have the same threads.
+class Launches {
+ public:
+  Launches(const std::vector<Call>& calls, const std::vector<std::vector<char*>>& pointers) {
+    const codegen::KernelSpec& kernel = calls.front().kernel;
+    std::vector<std::span<const int64_t>> sizes;
+    for (const Call& call : calls) sizes.emplace_back(call.sizes);
+    const std::vector<codegen::CudaCalls> made = codegen::cuda_launches(kernel, sizes, 2);
+    EXPECT_EQ(made.size(), 1U);
+    made_ = made.front();
+    table_.assign(made_.first_blocks.begin(), made_.first_blocks.end());
+    for (size_t i = 0; i < calls.size(); ++i) {
+      for (char* pointer : pointers[i]) table_.push_back(reinterpret_cast<long>(pointer));
+      const std::vector<int64_t> geometry = calls[i].geometry();
+      table_.insert(table_.end(), geometry.begin(), geometry.end());
+      table_.insert(table_.end(), calls[i].numbers.begin(), calls[i].numbers.end());
+      if (kernel.reduced == 0) continue;
+      const codegen::CudaParts parts = made_.parts[i];
+      const size_t words = codegen::cuda_work_words(kernel, sizes[i], parts);
+      work_.emplace_back(words + 1, kUntouched);
+      table_.push_back(reinterpret_cast<long>(work_.back().data()));
+      table_.push_back(parts.outer);
+      table_.push_back(parts.inner);
+    }
+  }
+
+  void run(const EmulatedKernels& kernels, const std::string& name, bool backwards = false) const {
+    const auto calls = static_cast<int>(made_.calls.size());
+    const int first = made_.stages == 0 ? codegen::kAtOnce : 0;
+    for (int stage = first; stage < made_.stages; ++stage) {
+      kernels.run(name, made_.launch, table_.data(), calls, stage, backwards);
+    }
+    for (const std::vector<long>& work : work_) EXPECT_EQ(work.back(), kUntouched);
+  }
+
+ private:
+  static constexpr long kUntouched = 0x7ff4000000000000;  // NaN
+
+  codegen::CudaCalls made_;
+  std::vector<long> table_;
+  std::vector<std::vector<long>> work_;
+};
+
+inline void run_emulated(const Call& call, const EmulatedKernels& kernels, bool backwards,
+                         Memory* memory) {
+  Launches({call}, {pointers_of(call, *memory)}).run(kernels, text_of(call).name, backwards);
+}
+
+// Both dialects of all calls, compiled together; the threads of a block in either order.
+inline void check(const std::vector<Call>& calls) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  std::vector<codegen::KernelText> texts;
+  std::vector<jit::Source> sources;
+  for (const Call& call : calls) {
+    const codegen::KernelText text = text_of(call);
+    const auto same = [&](const codegen::KernelText& other) { return other.name == text.name; };
+    if (std::ranges::any_of(texts, same)) continue;
+    texts.push_back(text);
+    const codegen::KernelText host = codegen::render_host(call.kernel);
+    sources.push_back({host.name, host.text});
+  }
+  const EmulatedKernels emulated(texts);
+  const auto job = jit::compile(codegen::host_preamble(), sources);
+  job->wait();
+  ASSERT_EQ(job->error(), "");
+  for (const Call& call : calls) {
+    Memory expected = make_memory(call);
+    run_host(call, *job, &expected);
+    for (const bool backwards : {false, true}) {
+      Memory made = make_memory(call);
+      run_emulated(call, emulated, backwards, &made);
+      expect_same(call, made, expected, backwards ? "backwards" : "forwards");
+    }
+  }
+}
+
+}  // namespace acc::testing
