@@ -31,6 +31,7 @@ WIDE = 16  # bytes that an instruction reads at most
 BYTES = {"i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}  # others: 1
 VALUE = re.compile(r"\bv\d+\b")
 DEFINITION = re.compile(r"const \w+ (v\d+) = ")
+TAKEN = re.compile(r"Words<(\w+), V> (w\d+);\n(?:if .* recall\(.*\);\nelse )?take<WHOLE>\(\2,")
 
 
 class Kernels(NamedTuple):
@@ -97,7 +98,7 @@ def planned_loads(text: str) -> int:
     for body in text.split("template <bool WHOLE>"):
         neighbours = [int(number) for number in re.findall(r"constexpr int V = (\d+);", body)]
         needed = without_dead_values(body)
-        for element, words in re.findall(r"Words<(\w+), V> (w\d+);\ntake<WHOLE>\(\2,", body):
+        for element, words in TAKEN.findall(body):
             if f"{words}.v[e])" in needed:
                 count += neighbours[0] * BYTES.get(element, 1) // WIDE
     return count

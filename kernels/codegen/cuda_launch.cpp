@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 
+#include "kernels/codegen/cuda_words.h"
 #include "kernels/codegen/phases.h"
 
 namespace acc::codegen {
@@ -23,6 +24,9 @@ constexpr int64_t kSpread = 128 * kResident;
 // What a thread goes through, at least, in a part; and how many parts are worth more launches.
 constexpr int64_t kElementsOfPart = 16;
 constexpr int64_t kFewestParts = 4;
+
+// No GPU has more memory for a block.
+constexpr int64_t kMostShared = int64_t{256} << 10;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -52,6 +56,23 @@ CudaParts parts_of(const KernelSpec& kernel, std::span<const int64_t> sizes,
   return parts.count() < kFewestParts ? CudaParts{} : parts;
 }
 
+// A slot for each turn of each thread.
+int64_t held_bytes(const KernelSpec& kernel, std::span<const int64_t> sizes,
+                   const CudaLaunch& launch) {
+  if (kernel.reduced == 0 || kernel.columns || launch.parts.count() > 1) return 0;
+  const Held held = find_held(kernel, find_phases(kernel));
+  if (held.bytes == 0) return 0;
+  const std::span<const int64_t> reduced = sizes.last(kernel.reduced);
+  const int64_t neighbours = ceil_div(reduced.back(), int64_t(cuda_neighbours(kernel)));
+  int64_t turns = ceil_div(neighbours, launch.x);
+  if (reduced.size() > 1) {  // where the row is short, threads go through several rows at once
+    const int64_t lanes = power(neighbours, 1, launch.x);
+    turns = ceil_div(neighbours, lanes) * ceil_div(reduced[reduced.size() - 2], launch.x / lanes) *
+            product(reduced.first(reduced.size() - 2));
+  }
+  return turns * launch.x * launch.y * int64_t(held.bytes);
+}
+
 }  // namespace
 
 CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
@@ -76,6 +97,8 @@ CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
   blocks *= made.parts.count();
   const int64_t resident = multiprocessors * kResident / (made.x * made.y);
   made.blocks = static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, resident));
+  made.shared = static_cast<uint32_t>(std::min(
+      static_cast<int64_t>(cuda_scratch(kernel)) + held_bytes(kernel, sizes, made), kMostShared));
   return made;
 }
 
@@ -104,11 +127,13 @@ std::vector<CudaCalls> cuda_launches(const KernelSpec& kernel,
       return each.launch.x == launch.x && each.launch.y == launch.y && each.stages == stages;
     });
     if (group == made.end()) {
-      group = made.insert(made.end(), CudaCalls{{0, launch.x, launch.y, {}}, stages, {}, {}, {0}});
+      group =
+          made.insert(made.end(), CudaCalls{{0, launch.x, launch.y, {}, 0}, stages, {}, {}, {0}});
     }
     group->calls.push_back(call);
     group->parts.push_back(launch.parts);
     group->launch.blocks += launch.blocks;
+    group->launch.shared = std::max(group->launch.shared, launch.shared);
     group->first_blocks.push_back(group->launch.blocks);
   }
   return made;

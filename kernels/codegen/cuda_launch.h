@@ -11,8 +11,18 @@ namespace acc::codegen {
 
 // Threads of a block, at most, and blocks that a multiprocessor is to have room for: registers are
 // dealt out for so many. With fewer threads it would wait for memory most of the time.
-constexpr int64_t most_threads(const KernelSpec& kernel) { return kernel.columns ? 512 : 256; }
 constexpr int64_t kThreadsAtOnce = 512;
+constexpr int64_t kThreadsOfRows = 256;
+constexpr int64_t most_threads(const KernelSpec& kernel) {
+  return kernel.columns ? kThreadsAtOnce : kThreadsOfRows;
+}
+
+// Bytes at the begin of a block's memory, in which its threads exchange values: one of each, or of
+// each warp. What is behind holds of rows what fits, so a block may be given any size.
+constexpr size_t cuda_scratch(const KernelSpec& kernel) {
+  if (kernel.reduced == 0) return 0;
+  return 8 * static_cast<size_t>(most_threads(kernel)) / (kernel.columns ? 1 : 32);
+}
 
 // In how many parts blocks take the reduced elements of each kept one: of the outermost reduced
 // loop, and of the innermost.
@@ -30,6 +40,7 @@ struct CudaLaunch {
   uint32_t x = 1;  // threads of a block
   uint32_t y = 1;
   CudaParts parts;
+  uint32_t shared = 0;  // bytes of memory that a block has use for: cuda_scratch at least
 };
 
 // `sizes`: of the loops, outermost first. `multiprocessors`: of the GPU.

@@ -51,6 +51,33 @@ template <bool WHOLE, int V, class T> DEVICE void put(T* p, const Words<T, V>& w
   }
 }
 
+// Bytes of memory that each block has.
+DEVICE u32 shared_bytes() {
+#if __CUDA_ARCH__
+  u32 bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+#else
+  return emulated.shared;
+#endif
+}
+// V elements in slot `at` of the block's memory, as words of which those of neighbouring threads
+// lie side by side: no two meet in a bank.
+template <int V, class T> DEVICE void hold(char* slots, u32 count, u32 at, Words<T, V>& words) {
+  constexpr int N = 16 / sizeof(T) < V ? 16 / sizeof(T) : V;
+#pragma unroll
+  for (int k = 0; k < V / N; ++k) {
+    ((Words<T, N>*)slots)[k * count + at] = ((Words<T, N>*)&words)[k];
+  }
+}
+template <int V, class T> DEVICE void recall(char* slots, u32 count, u32 at, Words<T, V>& words) {
+  constexpr int N = 16 / sizeof(T) < V ? 16 / sizeof(T) : V;
+#pragma unroll
+  for (int k = 0; k < V / N; ++k) {
+    ((Words<T, N>*)&words)[k] = ((Words<T, N>*)slots)[k * count + at];
+  }
+}
+
 // The call that this block works for: the last that begins with it or before.
 DEVICE int call_of(const long* first_blocks, int calls) {
   int call = 0;

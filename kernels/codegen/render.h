@@ -20,7 +20,8 @@ KernelText render_host(const KernelSpec& kernel);
 // A function in CUDA C++ of a table in the GPU's memory, a count of calls, and a stage: one launch
 // for all calls, as the kernels of an optimizer have. The table is words of 64 bits: the first
 // block of each call, and how many blocks there are; then what each call passes (kernel_spec.h).
-// `cuda_launch` says how many blocks a call gets, and their threads, which are the same for all.
+// `cuda_launch` says how many blocks a call gets, their threads, which are the same for all, and
+// how much memory a block has use for.
 // Stage kAtOnce is all of the kernel; `in_parts`: it can go by stages, too (cuda_launch.h).
 KernelText render_cuda(const KernelSpec& kernel, bool in_parts = false);
 

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "kernels/codegen/cuda_launch.h"
+#include "kernels/codegen/cuda_words.h"
 #include "kernels/codegen/phases.h"
 #include "kernels/codegen/render.h"
 #include "kernels/codegen/writer.h"
@@ -21,7 +22,10 @@ using graph::Fn;
 class CudaWriter : Writer {
  public:
   CudaWriter(const KernelSpec& kernel, bool in_parts)
-      : Writer(kernel), phases_(find_phases(kernel)), in_parts_(in_parts) {}
+      : Writer(kernel), phases_(find_phases(kernel)), in_parts_(in_parts) {
+    // Between stages nothing is held.
+    if (kernel.reduced > 0 && !in_parts) held_ = find_held(kernel, phases_);
+  }
 
   // What a block does, all at once or in the stage that it is told: the function body_<name>.
   KernelText body() {
@@ -66,7 +70,7 @@ class CudaWriter : Writer {
         ";\n", "const long* numbers = parts - ", kernel_.scalars.size(), ";\n",
         "const long block = blockIdx.x - table[call];\n",
         "const long blocks = table[call + 1] - table[call];\n");
-    if (kernel_.reduced > 0) text += concat("__shared__ long scratch[", kScratch, "];\n");
+    if (kernel_.reduced > 0) text += "alignas(16) extern __shared__ long scratch[];\n";
     const std::string given = concat("(pointers, geometry, numbers, parts, stage, block, blocks, ",
                                      kernel_.reduced > 0 ? "scratch" : "nullptr", ");\n");
     const auto call = [&](const char* whole) {
@@ -93,34 +97,15 @@ class CudaWriter : Writer {
   size_t element_size(size_t operand) const {
     return graph::element_bytes(kernel_.operands[operand].dtype);
   }
-  bool by_words(size_t operand) const {
-    return !kernel_.columns && kernel_.operands[operand].walk == Walk::kContiguous &&
-           !kernel_.operands[operand].kept;
+  bool by_words(size_t operand) const { return codegen::by_words(kernel_, operand); }
+  size_t neighbours() const { return cuda_neighbours(kernel_); }
+  std::vector<bool> loaded_by(const Phase& phase) const {
+    return codegen::loaded_by(kernel_, phase.instructions, phase.loads);
   }
 
   // Where it is put: the pointers of many results would take registers all the time.
   bool opened_late(size_t operand) const {
     return kernel_.reduced == 0 && by_words(operand) && !is_loaded(operand);
-  }
-
-  // For 16 bytes of the largest type, within limits: more of them would take registers away from
-  // other threads, and those of very many operands would not have registers.
-  size_t neighbours() const {
-    size_t largest = 0;
-    size_t all = 0;  // of registers
-    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-      if (!by_words(i)) continue;
-      largest = std::max(largest, element_size(i));
-      all += std::max(element_size(i), kRegister);
-    }
-    if (largest == 0) return 1;
-    // Each neighbour has a value to be added, and a sum of its own.
-    for (const Instruction& instruction : kernel_.instructions) {
-      if (graph::is_reduction(instruction.fn)) all += 2 * kRegister;
-    }
-    size_t count = std::clamp(16 / largest, size_t{4}, size_t{8});
-    while (count > 1 && count * all > kBytesOfNeighbours) count /= 2;
-    return count;
   }
 
   // ---- elements
@@ -189,7 +174,7 @@ class CudaWriter : Writer {
     return found;
   }
   std::vector<size_t> operands_of(const Phase& phase) const {
-    std::vector<bool> used = loaded_by(phase.instructions, phase.loads);
+    std::vector<bool> used = loaded_by(phase);
     for (const Store& store : phase.stores) used[store.operand] = true;
     std::vector<size_t> found;
     for (size_t i = 0; i < used.size(); ++i) {
@@ -230,7 +215,7 @@ class CudaWriter : Writer {
   // One after the other: neighbours at `at`, as many as there are left of the row.
   template <class Within>
   void add_neighbours(const std::vector<bool>& loaded, const std::vector<Store>& stores,
-                      const char* guard, const Within& within) {
+                      const char* guard, size_t phase, const Within& within) {
     std::vector<bool> stored(kernel_.operands.size());
     for (const Store& store : stores) stored[store.operand] = true;
     line("const int stop = WHOLE || at + V <= geometry[", loops() - 1, "] ? V : (int)(geometry[",
@@ -238,7 +223,12 @@ class CudaWriter : Writer {
     for (size_t i = 0; i < loaded.size(); ++i) {
       if (!by_words(i) || !(loaded[i] || stored[i])) continue;
       line("Words<", element(i), ", V> w", i, ";");
-      if (loaded[i]) line("take<WHOLE>(w", i, ", p", i, " + at, stop);");
+      if (!loaded[i]) continue;
+      const bool again = is_held(i) && held_.first[i] < phase;
+      if (again) line("if (slot < slots) recall", slot(i));
+      const char* const otherwise = again ? "else " : "";
+      line(otherwise, "take<WHOLE>(w", i, ", p", i, " + at, stop);");
+      if (is_held(i) && !again) line("if (slot < slots) hold", slot(i));
     }
     line("#pragma unroll");
     line("for (int e = 0; e < V; ++e) {");
@@ -250,18 +240,35 @@ class CudaWriter : Writer {
       if (!by_words(i) || !stored[i]) continue;
       if (opened_late(i)) open_pointers("p", {i}, "", 0, loops() - 1);
       line(guard, "put<WHOLE>(p", i, " + at, w", i, ", stop);");
+      if (!is_held(i) || loaded[i] || held_.first[i] < phase) continue;
+      line("if (slot < slots) hold", slot(i));
     }
   }
 
-  std::vector<bool> loaded_by(const std::vector<uint32_t>& instructions,
-                              const std::vector<Store>& loads) const {
-    std::vector<bool> loaded(kernel_.operands.size());
-    for (const uint32_t i : instructions) {
-      const Instruction& instruction = kernel_.instructions[i];
-      if (instruction.fn == Fn::kOperand) loaded[instruction.index] = true;
+  // ---- what is held of a row, a slot for each turn of each thread
+
+  bool is_held(size_t operand) const { return held_.bytes > 0 && held_.operands[operand]; }
+  bool has_slots(size_t phase) const {
+    const std::vector<bool> loaded = loaded_by(phases_.phases[phase]);
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      if (is_held(i) && (loaded[i] || held_.first[i] == phase)) return true;
     }
-    for (const Store& store : loads) loaded[store.operand] = true;
-    return loaded;
+    return false;
+  }
+  std::string slot(size_t operand) const {
+    return concat("(h", operand, ", slots, slot, w", operand, ");");
+  }
+  void open_held() {
+    if (held_.bytes == 0) return;
+    const size_t scratch = cuda_scratch(kernel_);
+    // whole warps of them
+    line("const u32 slots = (shared_bytes() - ", scratch, ") / ", held_.bytes, " / 32 * 32;");
+    size_t before = 0;
+    for (size_t i = 0; i < kernel_.operands.size(); ++i) {
+      if (!is_held(i)) continue;
+      line("char* const h", i, " = (char*)scratch + ", scratch, " + slots * ", before, ";");
+      before += neighbours() * element_size(i);
+    }
   }
 
   // ---- elementwise kernels
@@ -283,7 +290,7 @@ class CudaWriter : Writer {
     std::erase_if(early, [&](size_t i) { return opened_late(i); });
     open_pointers("p", early, "", 0, last);
     open_positions("q", positions(), "", 0, last);
-    add_neighbours(loaded_by(instructions, {}), kernel_.stores, "", [&] {
+    add_neighbours(codegen::loaded_by(kernel_, instructions, {}), kernel_.stores, "", 0, [&] {
       for (const uint32_t i : instructions) define(i);
     });
     line("}");
@@ -463,6 +470,7 @@ class CudaWriter : Writer {
     }
     line("const long kept = ", turns_before(kept_loops()), ";");
     line("const long groups = (kept + blockDim.y - 1) / blockDim.y;");
+    open_held();
     open_groups("groups");
     // Threads without an element take part in barriers, on the last one.
     line("const bool here = group * blockDim.y + threadIdx.y < kept;");
@@ -478,16 +486,18 @@ class CudaWriter : Writer {
       open_stage(stage);
       open_accumulators(phase, "V");
       line("{");
+      if (has_slots(stage)) line("u32 slot = threadIdx.y * blockDim.x + threadIdx.x;");
       open_range(last, "V");
       open_reduced_loops(kept_loops(), last);
       open_pointers("p", operands_of(phase), "b", kept_loops(), last);
       open_positions("q", positions_of(phase), "r", kept_loops(), last);
       line("for (long at = begin + ", lane, " * (long)V; at < end; at += ", lanes, " * (long)V) {");
-      add_neighbours(loaded_by(phase.instructions, phase.loads), phase.stores, "if (here) ", [&] {
+      add_neighbours(loaded_by(phase), phase.stores, "if (here) ", stage, [&] {
         define_loads(phase.loads);
         define_all(phase.instructions);
         accumulate(phase, "e");
       });
+      if (has_slots(stage)) line("slot += blockDim.x * blockDim.y;");
       end_turn(phase, "V", false);
       for (size_t loop = kept_loops(); loop <= last; ++loop) line("}");
       line("}");
@@ -544,16 +554,12 @@ class CudaWriter : Writer {
     line("}");
   }
 
-  static constexpr size_t kRegister = 4;  // bytes
-  // What half the registers of a thread hold.
-  static constexpr size_t kBytesOfNeighbours = 256;
   // Turns whose sum is taken in the type of the elements.
   static constexpr int kTurns = 16;
-  // As many as there are threads in a block of across_y.
-  static constexpr size_t kScratch = 512;
 
   const Phases phases_;
   const bool in_parts_;
+  Held held_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -93,7 +94,8 @@ class CudaKernels final : public DeviceKernels {
   CudaKernels(c10::DeviceIndex device, const runtime::DeviceProperties& properties)
       : device_(device),
         toolchain_(device, properties),
-        multiprocessors_(properties.multiprocessors) {}
+        multiprocessors_(properties.multiprocessors),
+        shared_(shared_of(device)) {}
 
   const jit::Toolchain& toolchain() const override { return toolchain_; }
   int64_t multiprocessors() const override { return multiprocessors_; }
@@ -101,18 +103,37 @@ class CudaKernels final : public DeviceKernels {
     const c10::cuda::CUDAGuard guard(device_);
     cudaFuncAttributes attributes;
     C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, function));
+    C10_CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared_)));
   }
   void launch(void* function, const codegen::CudaLaunch& launch, const int64_t* table, int calls,
               int stage) const override {
     void* arguments[] = {&table, &calls, &stage};
     C10_CUDA_CHECK(cudaLaunchKernel(function, dim3(launch.blocks), dim3(launch.x, launch.y),
-                                    arguments, 0, c10::cuda::getCurrentCUDAStream().stream()));
+                                    arguments, std::min(launch.shared, shared_),
+                                    c10::cuda::getCurrentCUDAStream().stream()));
   }
 
  private:
+  // What a block may have of a multiprocessor's memory, so that as many threads are on it as their
+  // registers have room for at least.
+  static uint32_t shared_of(c10::DeviceIndex device) {
+    constexpr int kBlocks = codegen::kThreadsAtOnce / codegen::kThreadsOfRows;
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+      return value;
+    };
+    return static_cast<uint32_t>(
+        std::min(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / kBlocks -
+                     attribute(cudaDevAttrReservedSharedMemoryPerBlock),
+                 attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)));
+  }
+
   const c10::DeviceIndex device_;
   const CudaToolchain toolchain_;
   const int64_t multiprocessors_;
+  const uint32_t shared_;  // bytes
 };
 
 }  // namespace

@@ -26,6 +26,7 @@ struct Call {
   std::vector<int64_t> numbers;
   std::vector<int64_t> first;  // per operand, elements before its first; none: 0
   double bound = 0;            // relative, of floats; 0: the same bits
+  uint32_t room = ~0U;         // bytes of a block's memory, at most
 
   size_t bytes_of(size_t i) const { return graph::element_bytes(kernel.operands[i].dtype); }
   size_t before(size_t i) const {
@@ -152,6 +153,7 @@ class Launches {
     const std::vector<codegen::CudaCalls> made = codegen::cuda_launches(kernel, sizes, 2);
     EXPECT_EQ(made.size(), 1U);
     made_ = made.front();
+    made_.launch.shared = std::min(made_.launch.shared, calls.front().room);
     table_.assign(made_.first_blocks.begin(), made_.first_blocks.end());
     for (size_t i = 0; i < calls.size(); ++i) {
       for (char* pointer : pointers[i]) table_.push_back(reinterpret_cast<long>(pointer));

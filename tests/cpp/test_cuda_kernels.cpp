@@ -430,7 +430,7 @@ Call call_of(Kind kind) {
     return {scale(), {1000}, {{1}, {1}}, {std::bit_cast<int64_t>(3.0)}, {}};
   }
   const bool columns = kind == Kind::kColumns || kind == Kind::kColumnsInParts;
-  const int64_t length = columns ? 70 : kind == Kind::kRows ? 1002 : 70002;
+  const int64_t length = columns ? 70 : kind == Kind::kRows ? 2002 : 70002;
   const int64_t rows = kind == Kind::kColumnsInParts ? 3000 : kind == Kind::kRowsInParts ? 2 : 300;
   const std::vector<int64_t> kept{columns ? 0 : 1, columns ? 1 : 0};
   return {kept_mean(columns), {rows, length}, {{length, 1}, {length, 1}, kept}, {}, {}};
@@ -448,6 +448,10 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kRows, "0xffffffffu, v, n", "0xffffffffu, v, n / 2", 0},
       {Kind::kRows, "i < warps", "i < warps - 1", 0},
       {Kind::kRows, "threadIdx.x * (long)V", "(threadIdx.x + 1) * (long)V", 1},  // the sum's
+      {Kind::kRows, "[k * count + at]", "[k * count + at / 2]", 0},              // hold
+      {Kind::kRows, "[k * count + at]", "[k * count + (at ^ 1)]", 1},            // recall
+      {Kind::kRows, "slot < slots", "slot < slots / 2", 0},
+      {Kind::kRows, "slot += blockDim.x * blockDim.y;", "", 0},
       {Kind::kColumns, "__syncthreads();", "", 2},  // across_y
       {Kind::kColumns, "__syncthreads();", "", 3},
       {Kind::kColumns, "i < blockDim.y", "i < blockDim.y - 1", 0},

@@ -9,9 +9,9 @@
 #define __forceinline__ inline
 #define __launch_bounds__(threads, blocks)
 // Memory of a block, which the emulator fills before each: the kernel's array is this one.
-#define __shared__ extern
-extern long scratch[512];
-long scratch[512];
+#define __shared__
+alignas(16) extern long scratch[6144];
+alignas(16) long scratch[6144];
 
 #define __isGlobal(pointer) true
 #define __builtin_assume(condition)
@@ -21,6 +21,7 @@ struct Index {
 };
 struct Emulated {
   Index thread, block, block_size, grid_size;
+  unsigned shared;  // bytes of a block's memory
   void (*barrier)();
   void (*exchange)(void* value, unsigned long bytes, unsigned mask, int lane_bits);
 };
@@ -32,9 +33,7 @@ extern "C" __attribute__((visibility("default"))) Emulated* acc_emulated() { ret
 #define blockDim emulated.block_size
 #define gridDim emulated.grid_size
 
-extern "C" __attribute__((visibility("default"))) void acc_poison() {
-  memset(scratch, 0xff, sizeof scratch);
-}
+extern "C" __attribute__((visibility("default"))) long* acc_shared() { return scratch; }
 static inline void __syncwarp() {}
 static inline void __syncthreads() { emulated.barrier(); }
 template <class T>

@@ -29,6 +29,7 @@ struct Index {
 };
 struct Emulated {
   Index thread, block, block_size, grid_size;
+  unsigned shared = 0;
   void (*barrier)() = nullptr;
   void (*exchange)(void*, unsigned long, unsigned, int) = nullptr;
 };
@@ -36,6 +37,7 @@ struct Emulated {
 using Kernel = void (*)(const long* table, int calls, int stage);
 
 constexpr size_t kStack = size_t{64} << 10;
+constexpr unsigned kShared = 48U << 10;  // bytes of device.h's array
 constexpr unsigned kWarp = 32;
 
 enum class State { kReady, kBarrier, kExchange, kDone };
@@ -182,19 +184,25 @@ class Blocks {
   size_t current_ = 0;
 };
 
-// One launch. `poison` fills the memory of a block before each.
-inline void run(Kernel kernel, Emulated* device, void (*poison)(),
-                const codegen::CudaLaunch& launch, const long* table, int calls, int stage,
-                bool backwards) {
+// One launch, which may ask for more of a block's memory than there is. That memory, `shared`, is
+// filled before each block; behind what the launch asked for it is to stay as it is.
+inline void run(Kernel kernel, Emulated* device, long* shared, const codegen::CudaLaunch& launch,
+                const long* table, int calls, int stage, bool backwards) {
   device->block_size = {launch.x, launch.y, 1};
   device->grid_size = {launch.blocks, 1, 1};
+  device->shared = std::min(launch.shared, kShared);
   device->barrier = &Blocks::barrier;
   device->exchange = &Blocks::exchange;
+  static const std::vector<char> filled(kShared, char(0xff));
   Blocks blocks(kernel, table, calls, stage, device, backwards);
   for (unsigned i = 0; i < launch.blocks; ++i) {
-    poison();
+    memcpy(shared, filled.data(), kShared);
     device->block = {backwards ? launch.blocks - 1 - i : i, 0, 0};
     blocks.run(launch.x, launch.y);
+    const char* const behind = reinterpret_cast<const char*>(shared) + device->shared;
+    if (memcmp(behind, filled.data(), kShared - device->shared) != 0) {
+      throw std::runtime_error("a block writes behind the memory that it has");
+    }
   }
 }
 
@@ -229,8 +237,8 @@ class EmulatedKernels {
     const auto kernel = reinterpret_cast<emulator::Kernel>(dlsym(library_, name.c_str()));
     const auto of = reinterpret_cast<emulator::Emulated* (*)()>(dlsym(library_, "acc_emulated"));
     if (kernel == nullptr) throw std::runtime_error("no kernel " + name);
-    const auto poison = reinterpret_cast<void (*)()>(dlsym(library_, "acc_poison"));
-    emulator::run(kernel, of(), poison, launch, table, calls, stage, backwards);
+    const auto shared = reinterpret_cast<long* (*)()>(dlsym(library_, "acc_shared"));
+    emulator::run(kernel, of(), shared(), launch, table, calls, stage, backwards);
   }
 
  private:

@@ -20,7 +20,7 @@ namespace {
 struct Function {
   emulator::Kernel kernel;
   emulator::Emulated* device;
-  void (*poison)();
+  long* shared;
 };
 
 class EmulatedToolchain final : public jit::Toolchain {
@@ -79,7 +79,7 @@ class EmulatedToolchain final : public jit::Toolchain {
     if (kernel == nullptr) return nullptr;
     return new Function{reinterpret_cast<emulator::Kernel>(kernel),
                         reinterpret_cast<emulator::Emulated* (*)()>(find("acc_emulated"))(),
-                        reinterpret_cast<void (*)()>(find("acc_poison"))};
+                        reinterpret_cast<long* (*)()>(find("acc_shared"))()};
   }
 
  private:
@@ -98,7 +98,7 @@ class EmulatedDevice final : public device::DeviceKernels {
     const std::lock_guard lock(mutex);
     backwards = !backwards;
     const auto& kernel = *static_cast<const Function*>(function);
-    emulator::run(kernel.kernel, kernel.device, kernel.poison, launch, table, calls, stage,
+    emulator::run(kernel.kernel, kernel.device, kernel.shared, launch, table, calls, stage,
                   backwards);
   }
 
