@@ -69,7 +69,8 @@ class Report:
         """The counters that are named `group`/KEY, by KEY, the largest first.
 
         `of("fallback")` has operators that ran at once, `of("flush_read")` the lines of the program
-        that read values while work was recorded, `of("not_captured/failed")` the operators that
+        that read values while work was recorded, `of("waits")` those that read or waited for what
+        had been submitted before, `of("not_captured/failed")` the operators that
         are called between the pieces of captured work because their capture failed.
         """
         start = group + "/"
@@ -91,6 +92,7 @@ class Report:
         sections: dict[str, dict[str, object]] = {
             "steps": dict(self._steps()),
             "submitted between the ends of steps": dict(self._cuts()),
+            "read or waited for, of what was submitted before": dict(self.of("waits")),
             "plans": dict(self._plans()),
             "captured work": dict(self._captured()),
             "called between the pieces of captured work": dict(self._outside()),
@@ -111,6 +113,8 @@ class Report:
         for reason, text in _ENDS.items():
             if count := self._count(f"flush_{reason}"):
                 yield f"ended by {text}", count
+                for place, times in self.of(f"flush_{reason}").items():
+                    yield f"  {place} ({reason})", times
         yield "operators recorded", self._count("nodes")
         yield "errors", self._count("errors")
 
@@ -178,7 +182,8 @@ def report(since: Report | None = None) -> Report:
         ...
         print(torchacc.report(since=before))
 
-    Says what was submitted between the ends of steps, by which line of the program, and what is
+    Says what was submitted between the ends of steps, by which line of the program, where it read
+    or waited for what was submitted before (on a GPU the program stands still there), and what is
     called between the pieces of captured work, and why; of exchanges with other processes, how
     much of their time steps went on computing (`Report.overlap`). Submits nothing itself: memory is
     what tensors hold whose contents have been computed.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 
 #include "csrc/runtime/backend.h"
 #include "lazy/record/recorder.h"
@@ -56,18 +57,28 @@ std::vector<c10::DeviceIndex> with_pending(c10::DeviceIndex device) {
   return found;
 }
 
+// Returns the place in the program where this is called.
+static uint32_t count_here(std::string_view what) {
+  const uint32_t source = record::source_here();
+  const std::string place = record::short_source_text(source);
+  base::count_keyed(what, place.empty() ? "elsewhere" : place);
+  return source;
+}
+
 uint32_t count_place(c10::DeviceIndex device, FlushReason reason) {
   if (reason == FlushReason::kStep || reason == FlushReason::kLoader ||
       reason == FlushReason::kEager || reason == FlushReason::kExit ||
       reason == FlushReason::kIdle) {
     return 0;
   }
-  if (with_pending(device).empty()) return 0;
-  const uint32_t source = record::source_here();
-  const std::string place = record::short_source_text(source);
-  base::count_keyed(base::name(counter_of(reason)), place.empty() ? "elsewhere" : place);
-  return source;
+  if (with_pending(device).empty()) {
+    if (reason == FlushReason::kExplicit) count_wait();
+    return 0;
+  }
+  return count_here(base::name(counter_of(reason)));
 }
+
+void count_wait() { count_here("waits"); }
 
 void note_cuts(c10::DeviceIndex device, FlushReason reason) {
   for (const c10::DeviceIndex index : with_pending(device)) record::note_cut(reason, index);

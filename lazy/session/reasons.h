@@ -24,6 +24,10 @@ std::vector<c10::DeviceIndex> with_pending(c10::DeviceIndex device);
 // returns that place. The ends of steps are many, and no surprise: 0.
 uint32_t count_place(c10::DeviceIndex device, record::FlushReason reason);
 
+// Counts where in the program the device is waited for though there is nothing to submit: for the
+// results of what was submitted before.
+void count_wait();
+
 // A call that is being captured is submitted at its end; what does so earlier cuts it.
 void note_cuts(c10::DeviceIndex device, record::FlushReason reason);
 

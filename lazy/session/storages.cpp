@@ -14,6 +14,7 @@
 #include "lazy/record/recorder.h"
 #include "lazy/record/storage.h"
 #include "lazy/record/watch.h"
+#include "lazy/session/reasons.h"
 #include "lazy/session/session_impl.h"
 
 // What is done to a storage between two operators that are recorded.
@@ -115,6 +116,7 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     }
   }
   if (reads && record::watching()) record::note_cut(reason, tensor.device().index());
+  if (reads && memory && reason == FlushReason::kRead) count_wait();
   if (!memory) {
     try {
       flush(tensor.device().index(), reason);

@@ -420,7 +420,7 @@ def steady(way):
             scaler.step(optimizer)
             scaler.update()
         steps.append({key: counted[key] for key in counted.after
-                      if re.fullmatch("flush_[a-z_]+|plans_built", key) and counted[key]})
+                      if re.fullmatch("flush_[a-z_]+|waits/.*|plans_built", key) and counted[key]})
     state = torch.cat([whole(p).detach().cpu().flatten() for p in parameters(model)])
     return steps[WARM_UP:], state
 

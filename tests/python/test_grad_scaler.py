@@ -167,6 +167,8 @@ def test_a_steady_state_reads_nothing_and_makes_no_plan(name: str) -> None:
     reasons = {key for key in counted.after if re.fullmatch("flush_[a-z_]+", key)}
     found = {key: counted[key] for key in reasons if counted[key]}
     assert found == {"flush_step": steps - warm_up} and counted["flushes"] == steps - warm_up
+    # Nor is anything read of what was submitted before, as behind the end of the step.
+    assert not [key for key in counted.after if key.startswith("waits/") and counted[key]]
     assert training.scaler.get_scale() != 256.0
 
 

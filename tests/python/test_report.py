@@ -36,11 +36,26 @@ def test_lines_that_read_values_are_named(device, since):
     assert "a value was read" in text
 
 
-def test_reading_what_is_there_is_not_counted(device, since):
+def test_reading_what_is_there_is_counted_apart(device, since):
     x = torch.ones(4, 4, device=device) + 1
     x.cpu()  # submits
-    x.cpu()
-    assert torchacc.report(since=since).of("flush_read") == {line("submits"): 1}
+    x.cpu()  # waits
+    for _ in range(2):
+        x[0, 0].item()  # element
+    total = x.sum()
+    torchacc.sync()  # ends
+    total.item()  # number
+    torch.acc.synchronize()  # stands still
+    found = torchacc.report(since=since)
+    assert found.of("flush_read") == {line("submits"): 1}
+    assert found.of("waits") == {
+        line("element"): 2,
+        line("number"): 1,
+        line("stands still"): 1,
+        line("waits"): 1,
+    }
+    assert "read or waited for, of what was submitted before" in str(found)
+    assert f"{line('ends')} (explicit)" in str(found)
 
 
 def test_operators_without_a_kernel_are_named(device, since):
