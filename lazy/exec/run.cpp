@@ -121,8 +121,10 @@ bool may_repeat(const plan::Plan& plan, const plan::Step& step) {
          });
 }
 
-// The stride of a dimension of one element does not matter.
+// The stride of a dimension of one element does not matter. Some operators leave a number on the
+// CPU: the efficient attention its seed, unless it is captured.
 bool as_promised(const at::Tensor& tensor, const graph::TensorWords& promised) {
+  if (tensor.device().type() != runtime::backend().alias_type()) return false;
   if (tensor.storage_offset() != 0 || tensor.is_conj() || tensor.is_neg()) return false;
   if (tensor.sizes().size() != promised.strides.size()) return false;
   for (size_t d = 0; d < promised.strides.size(); ++d) {
@@ -299,8 +301,8 @@ void Run::release(uint32_t buffer) {
   held_.give(buffer);
 }
 
-// The operator's memory becomes the buffer's, unless its layout is another one than the user was
-// told, or it is the memory of an operand.
+// The operator's memory becomes the buffer's, unless its layout or its device is another one than
+// the user was told, or it is the memory of an operand.
 void Run::adopt(const Result& result, const at::Tensor& tensor) {
   const graph::TensorWords promised = graph::read_tensor(result.word);
   const uint32_t buffer = promised.buffer;
@@ -319,7 +321,8 @@ void Run::adopt(const Result& result, const at::Tensor& tensor) {
   }
   count(Counter::StrideCopies);
   own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
-  library::alias(result.word, prepared_.slots[buffer]).copy_(tensor);
+  // A number on the CPU is in memory that CUDA has read when this returns, without a wait.
+  library::alias(result.word, prepared_.slots[buffer]).copy_(tensor, /*non_blocking=*/true);
 }
 
 void keep_for_ever(Run& run, c10::DeviceIndex device) {

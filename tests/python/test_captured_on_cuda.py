@@ -50,6 +50,23 @@ def test_a_copy_of_a_cuda_tensor_waits_for_what_makes_it(device):
         assert torch.equal(copied.cpu(), y.cpu())
 
 
+def test_what_attention_leaves_on_the_cpu_is_given_to_another_plan(device):
+    """The forward of a step that ended, its backward in a step that is captured."""
+    q, k, v = (helpers.drawn(2, 4, 32, 16, device=device, seed=i, grad=True) for i in range(3))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    expected = [each.detach().cpu().requires_grad_() for each in (q, k, v)]
+    attend(*expected).square().sum().backward()
+    for _ in range(6):
+        made = attend(q, k, v)
+        helpers.flush()
+        for each in (q, k, v):
+            each.grad = None
+        made.square().sum().backward()
+        helpers.flush()
+        for each, same in zip((q, k, v), expected, strict=True):
+            torch.testing.assert_close(each.grad.cpu(), same.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_a_copy_from_the_host_waits_for_no_work(device):
     """Copies are on a stream of their own, and work that is submitted later waits for them."""
     x = torch.randn(4096, 4096, device=device)

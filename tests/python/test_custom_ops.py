@@ -270,6 +270,23 @@ def test_an_operator_that_raises_harms_nothing(device):
     assert (x + y).tolist() == [5.0, 5.0, 5.0]
 
 
+def test_memory_of_another_device_is_not_taken_for_the_device_s(acc_only):
+    """A kernel that leaves a result elsewhere: it is copied, or the error names the operator."""
+    code = """
+import pytest
+from tests import helpers
+kernels = torch.library.Library("aten", "IMPL")
+def kthvalue(x, k, dim=-1, keepdim=False):
+    values = x.sort(dim)[0].select(dim, k - 1).contiguous()
+    return values, torch.empty_like(values, dtype=torch.long, device="meta")
+kernels.impl("kthvalue", kthvalue, "CPU")
+values, indices = torch.kthvalue(torch.rand(4, 4, device=DEVICE), 2, 1)
+with pytest.raises(NotImplementedError, match="aten::kthvalue.*copy out of meta"):
+    helpers.synchronize()
+"""
+    helpers.run_python(code, fresh=True)
+
+
 def test_without_a_kernel_for_the_cpu_the_error_names_the_operator(acc_only):
     library.define("acc_test::nowhere", "(Tensor x) -> Tensor")
     with pytest.raises(NotImplementedError, match="acc_test::nowhere"):
