@@ -60,7 +60,6 @@ bool receive(const at::Tensor& source, const at::Tensor& destination, bool non_b
   const runtime::OnDevice on_device(copies);
   memory->copy_(source, non_blocking);
   if (copies == work) return true;
-  backend.record_stream(memory->storage().data_ptr(), work);
   backend.block(*backend.mark(copies, /*timing=*/false, nullptr), work);
   return true;
 }

@@ -60,7 +60,7 @@ std::shared_ptr<const record::Poison> poison_of(const at::Tensor& tensor);
 at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);
 
 // For a tensor that nothing was recorded on and that has no contents: its memory, made on `stream`,
-// which it belongs to. Nothing for others.
+// which it belongs to, for use by the device's work. Nothing for others.
 std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream stream);
 
 // The same as `alias` for a library that keeps it: from now on operators on this storage run at

@@ -73,6 +73,10 @@ std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream strea
     return std::nullopt;
   }
   materialise(storage, stream);
+  // Now, since nothing is captured while the lock is held: torch's allocator takes it that what it
+  // hears of during a capture is captured itself, and forgets it when the memory is freed.
+  const c10::Stream work = runtime::backend().default_stream(storage.device().index());
+  if (stream != work) runtime::backend().record_stream(storage.memory().data_ptr(), work);
   return over(storage.memory(), tensor);
 }
 
