@@ -74,16 +74,18 @@ std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device, bool make) {
   return pool;
 }
 
-// A stream of torch's pool for each device. Always the same, since the allocator keeps its free
-// blocks by stream.
+// A stream of ours for each device. Always the same, since the allocator keeps its free blocks by
+// stream; and none of torch's pool, which hands its 32 out again to a program that makes more.
 class OwnStreams {
  public:
   CUDAStream of(DeviceIndex device) {
     const std::lock_guard lock(mutex_);
     const auto known = streams_.find(device);
     if (known != streams_.end()) return known->second;
-    return streams_.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
-        .first->second;
+    const CUDAGuard guard(device);
+    cudaStream_t stream = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return streams_.emplace(device, c10::cuda::getStreamFromExternal(stream, device)).first->second;
   }
 
  private:
