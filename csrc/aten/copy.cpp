@@ -47,18 +47,23 @@ bool same_elements(const at::Tensor& a, const at::Tensor& b) {
          record::overlap_status(a, b) == at::MemOverlapStatus::Full;
 }
 
-// From the host into a tensor that nothing can have touched yet: the copy waits for no work of the
-// device, and all that is submitted later waits for the copy. False for other tensors.
+// From the host, or from a CUDA tensor of the program's own, into a tensor that nothing can have
+// touched yet: a copy from the host waits for no work of the device, and all that is submitted
+// later waits for the copy. False for other tensors.
 bool receive(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   const c10::DeviceIndex device = destination.device().index();
   runtime::Backend& backend = runtime::backend();
   const c10::Stream work = backend.default_stream(device);
-  // CUDA tensors of the program's own are made in the order of the default stream.
   const c10::Stream copies = source.is_cpu() ? backend.copy_stream(device) : work;
   const auto memory = session::new_memory(destination, copies);
   if (!memory.has_value()) return false;
-  const runtime::OnDevice on_device(copies);
-  memory->copy_(source, non_blocking);
+  // A CUDA tensor of the program's own is made, and freed, in the order of its stream.
+  if (!source.is_cpu()) runtime::follow_current_stream(device);
+  {
+    const runtime::OnDevice on_device(copies);
+    memory->copy_(source, non_blocking);
+  }
+  if (!source.is_cpu()) runtime::let_current_stream_follow(device);
   if (copies == work) return true;
   backend.block(*backend.mark(copies, /*timing=*/false, nullptr), work);
   return true;

@@ -55,6 +55,8 @@ class DirectCall {
       check_cpu((*stack_)[base_ + i], argument);
       call.push_back(lower((*stack_)[base_ + i], *argument.type()));
     }
+    // What is the program's own is made, read and freed in the order of its stream.
+    if (with_own_) runtime::follow_current_stream(device_);
     {
       const runtime::OnDevice on_device(device_);
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
@@ -62,6 +64,7 @@ class DirectCall {
       runtime::await_program_settings();
       handle_.callBoxed(call);
     }
+    if (with_own_) runtime::let_current_stream_follow(device_);
     for (const Pair& pair : pairs_) follow(pair);
     torch::jit::drop(*stack_, schema_.arguments().size());
     for (size_t i = 0; i < call.size(); ++i) {
@@ -134,6 +137,7 @@ class DirectCall {
                   "acc:",
                   static_cast<int>(device_), " and ", tensor.device(), "! (in ", schema_.name(),
                   "). Move it with .to(\"acc\") first.");
+      with_own_ |= tensor.defined() && tensor.is_cuda();
       return tensor;
     }
     TORCH_CHECK(tensor.layout() == c10::kStrided, "acc has no sparse tensors (in ", schema_.name(),
@@ -242,6 +246,7 @@ class DirectCall {
   const size_t base_;
   c10::DeviceIndex device_ = -1;
   c10::DeviceIndex tensor_device_ = -1;
+  bool with_own_ = false;  // CUDA tensors of the program's own are among the arguments
   FlushReason reason_ = FlushReason::kFallback;
   std::vector<Pair> pairs_;
 };

@@ -50,6 +50,28 @@ def test_a_copy_of_a_cuda_tensor_waits_for_what_makes_it(device):
         assert torch.equal(copied.cpu(), y.cpu())
 
 
+def test_a_cuda_tensor_of_another_stream_is_read_in_its_order(device):
+    """By copies, and by operators that run at once: it may be freed and used again there."""
+    x = torch.randn(4096, 4096, device="cuda")
+    mine = torch.arange(4096, device=device)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    for number in range(6):
+        with torch.cuda.stream(stream):
+            y = x
+            for _ in range(20):
+                y = y @ x * 1e-2
+            number_there = (y[0] * 0 + number).long()
+            copied = y.to(device)
+            taken = torch.take(mine, number_there)
+            kept = y.clone()
+            del y, number_there
+            torch.empty_like(x).zero_()
+            wanted = kept.cpu()
+        assert torch.equal(copied.cpu(), wanted)
+        assert taken.tolist() == [number] * 4096
+
+
 def test_what_attention_leaves_on_the_cpu_is_given_to_another_plan(device):
     """The forward of a step that ended, its backward in a step that is captured."""
     q, k, v = (helpers.drawn(2, 4, 32, 16, device=device, seed=i, grad=True) for i in range(3))
