@@ -16,6 +16,7 @@
 #include "csrc/aten/schema.h"
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/record/overlap.h"
 #include "lazy/record/recorder.h"
@@ -61,7 +62,7 @@ bool receive(const at::Tensor& source, const at::Tensor& destination, bool non_b
   if (!source.is_cpu()) runtime::follow_current_stream(device);
   {
     const runtime::OnDevice on_device(copies);
-    memory->copy_(source, non_blocking);
+    runtime::await_device(device, [&] { memory->copy_(source, non_blocking); });
   }
   if (!source.is_cpu()) runtime::let_current_stream_follow(device);
   if (copies == work) return true;
@@ -105,8 +106,9 @@ void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool n
     copy_from_host(self, destination, non_blocking);
   } else if (destination.is_cpu()) {
     const at::Tensor from = session::alias(self, FlushReason::kRead);
-    const runtime::OnDevice of_source(self.device().index());
-    destination.copy_(from, non_blocking);
+    const c10::DeviceIndex device = self.device().index();
+    const runtime::OnDevice of_source(device);
+    runtime::await_device(device, [&] { destination.copy_(from, non_blocking); });
   } else {
     // To a tensor of the program's own: in the order of its stream.
     const at::Tensor from = session::alias(self, FlushReason::kRead);
@@ -136,8 +138,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   const at::Tensor from = session::alias(self, FlushReason::kRead);
-  const runtime::OnDevice of_source(self.device().index());
-  return at::_local_scalar_dense(from);
+  const c10::DeviceIndex device = self.device().index();
+  const runtime::OnDevice of_source(device);
+  return runtime::await_device(device, [&] { return at::_local_scalar_dense(from); });
 }
 
 // As copies of parts: FSDP2 takes apart what it gathers so, and its Meta kernel knows no `out`.

@@ -14,6 +14,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/generator.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/graph/op_table.h"
@@ -62,7 +63,7 @@ class DirectCall {
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                                c10::autocast_dispatch_keyset);
       runtime::await_program_settings();
-      handle_.callBoxed(call);
+      runtime::await_device(device_, [&] { handle_.callBoxed(call); });
     }
     if (with_own_) runtime::let_current_stream_follow(device_);
     for (const Pair& pair : pairs_) follow(pair);

@@ -9,6 +9,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/hooks_table.h"
@@ -88,7 +89,7 @@ void synchronize(c10::DeviceIndex device) {
   check_device(device);
   flush(device, Cause::kExplicit);
   const GilRelease release;
-  backend().synchronize(device);
+  await_device(device, [&] { backend().synchronize(device); });
 }
 
 }  // namespace acc::runtime

@@ -1,13 +1,20 @@
 #include "csrc/runtime/errors.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <set>
 
+#include "csrc/base/check.h"
+#include "csrc/runtime/hooks_table.h"
+
 namespace acc::runtime {
+namespace {
+
+std::atomic<int32_t> injected{0};
+
+}  // namespace
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -21,7 +28,7 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-bool ends_the_device(int cuda_error) {
+std::string advice_after(int32_t cuda_error) {
   // By their names in driver_types.h; the host's build has no such header.
   constexpr std::array kLast{
       46,   // cudaErrorDevicesUnavailable
@@ -40,7 +47,31 @@ bool ends_the_device(int cuda_error) {
       719,  // cudaErrorLaunchFailure
       999,  // cudaErrorUnknown
   };
-  return std::ranges::find(kLast, cuda_error) != kLast.end();
+  if (std::ranges::find(kLast, cuda_error) == kLast.end()) return "";
+  return " The device is of no more use to this process: end it. nvidia-smi says whether the GPU "
+         "is "
+         "there, the kernel's log (dmesg, Xid) what happened to it; CUDA_LAUNCH_BLOCKING=1 with "
+         "ACC_MODE=eager finds an operator that is to blame.";
+}
+
+void fail_waits(int32_t cuda_error) { injected.store(cuda_error); }
+
+void about_to_wait() {
+  const int32_t code = injected.load(std::memory_order_relaxed);
+  if (code == 0) return;
+  throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, code,
+                              base::concat("injected: CUDA error ", code, "."));
+}
+
+void rethrow_awaited(c10::DeviceIndex device, const c10::AcceleratorError& error) {
+  const int32_t code = error.get_error_code();
+  const std::string advice = advice_after(code);
+  if (advice.empty()) throw;
+  throw c10::AcceleratorError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, code,
+      base::concat(error.what_without_backtrace(),
+                   " This was heard of when acc:", static_cast<int>(device),
+                   " was waited for; any work before may be to blame.", last_work(device), advice));
 }
 
 void warn_once(const std::string& what) {

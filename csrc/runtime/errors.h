@@ -1,5 +1,9 @@
 #pragma once
 
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
 #include <exception>
 #include <string>
 
@@ -9,9 +13,30 @@ namespace acc::runtime {
 // Without the backtrace that PyTorch's errors carry.
 std::string text_of(const std::exception_ptr& error);
 
-// Whether an error of CUDA's, by its number, is one after which the process gets nothing done on a
-// GPU any more: the device is gone, or what ran on it went wrong.
-bool ends_the_device(int cuda_error);
+// What to do after an error of CUDA's, by its number, after which the process gets nothing done on
+// a GPU any more: the device is gone, or what ran on it went wrong. "" after others.
+std::string advice_after(int32_t cuda_error);
+
+// For tests: all that waits for a device fails from now on as on a GPU that is lost, with this
+// number of CUDA's; 0 ends it.
+void fail_waits(int32_t cuda_error);
+
+void about_to_wait();
+// With what was submitted last to the device, and the advice.
+[[noreturn]] void rethrow_awaited(c10::DeviceIndex device, const c10::AcceleratorError& error);
+
+// Does what waits for work of a device, or reads what that made. What went wrong on a GPU in work
+// that was submitted long before is heard of only here, from whoever waits first. The caller holds
+// no mutex.
+template <class Wait>
+auto await_device(c10::DeviceIndex device, const Wait& wait) {
+  try {
+    about_to_wait();
+    return wait();
+  } catch (const c10::AcceleratorError& error) {
+    rethrow_awaited(device, error);
+  }
+}
 
 // Warns with `what` unless it was said before or is empty. Thread safe.
 void warn_once(const std::string& what);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/hooks_table.h"
@@ -131,21 +132,25 @@ void Event::block_stream(c10::Stream stream) {
 bool Event::query() {
   if (device_ < 0) return true;
   settle();
-  return backend().passed(*recorded_) && (direct_ == nullptr || backend().passed(*direct_));
+  return await_device(device_, [&] {
+    return backend().passed(*recorded_) && (direct_ == nullptr || backend().passed(*direct_));
+  });
 }
 
 void Event::synchronize() {
   if (device_ < 0) return;
   settle();
   const GilRelease release;
-  backend().wait(*recorded_);
-  if (direct_ != nullptr) backend().wait(*direct_);
+  await_device(device_, [&] {
+    backend().wait(*recorded_);
+    if (direct_ != nullptr) backend().wait(*direct_);
+  });
 }
 
 double Event::elapsed_ms(Event& later) {
   settle();
   later.settle();
-  return backend().elapsed_ms(*recorded_, *later.recorded_);
+  return await_device(device_, [&] { return backend().elapsed_ms(*recorded_, *later.recorded_); });
 }
 
 void events_submitted(c10::DeviceIndex device) {

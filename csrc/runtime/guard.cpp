@@ -3,6 +3,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/event.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
@@ -67,14 +68,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryStream(const Stream& stream) const override {
     note_use();
     flush(stream.device_index(), Cause::kEvent);
-    return backend().query_stream(stream) && backend().query_stream(work_stream(stream));
+    return await_device(stream.device_index(), [&] {
+      return backend().query_stream(stream) && backend().query_stream(work_stream(stream));
+    });
   }
   void synchronizeStream(const Stream& stream) const override {
     note_use();
     flush(stream.device_index(), Cause::kEvent);
     const GilRelease release;
-    backend().synchronize_stream(stream);
-    backend().synchronize_stream(work_stream(stream));
+    await_device(stream.device_index(), [&] {
+      backend().synchronize_stream(stream);
+      backend().synchronize_stream(work_stream(stream));
+    });
   }
   void synchronizeDevice(const DeviceIndex device) const override { synchronize(device); }
 

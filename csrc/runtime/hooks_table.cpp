@@ -28,4 +28,8 @@ void release_cached(c10::DeviceIndex device) {
   if (installed.release_cached != nullptr) installed.release_cached(device);
 }
 
+std::string last_work(c10::DeviceIndex device) {
+  return installed.last_work == nullptr ? "" : installed.last_work(device);
+}
+
 }  // namespace acc::runtime

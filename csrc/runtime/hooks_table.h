@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 // What the runtime asks of the part that records work. The session installs these functions, so
 // that nothing in this folder includes anything lazy. With nothing installed there is no pending
@@ -29,6 +30,8 @@ struct FlushHooks {
   void (*resize_storage)(c10::StorageImpl& storage, size_t nbytes) = nullptr;
   // Frees memory that no tensor uses and that is kept only to be fast. Plans stay.
   void (*release_cached)(c10::DeviceIndex device) = nullptr;
+  // What was submitted last, for people: a sentence behind a blank, or nothing.
+  std::string (*last_work)(c10::DeviceIndex device) = nullptr;
 };
 void install_flush_hooks(const FlushHooks& hooks);
 
@@ -37,5 +40,6 @@ void flush(c10::DeviceIndex device, Cause cause);
 bool pending(c10::DeviceIndex device) noexcept;
 void resize_storage(c10::StorageImpl& storage, size_t nbytes);
 void release_cached(c10::DeviceIndex device);
+std::string last_work(c10::DeviceIndex device);
 
 }  // namespace acc::runtime

@@ -39,12 +39,7 @@ void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::stri
     std::rethrow_exception(error);
   } catch (const c10::AcceleratorError& failed) {
     const int32_t code = failed.get_error_code();
-    constexpr const char* kAdvice =
-        " The device is of no more use to this process: end it. nvidia-smi says whether the GPU is "
-        "there, the kernel's log (dmesg, Xid) what happened to it; CUDA_LAUNCH_BLOCKING=1 with "
-        "ACC_MODE=eager finds an operator that is to blame.";
-    throw c10::AcceleratorError(
-        where, code, base::concat(message, runtime::ends_the_device(code) ? kAdvice : ""));
+    throw c10::AcceleratorError(where, code, message + runtime::advice_after(code));
   } catch (const std::exception& failed) {
     if (runtime::add_note(failed, message)) throw;  // Python's own: an interrupt, say
     throw_like<c10::IndexError, c10::ValueError, c10::TypeError, c10::NotImplementedError,

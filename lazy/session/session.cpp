@@ -299,10 +299,7 @@ std::string Session::flush(Recorder& recorder, FlushReason reason, uint32_t plac
     made = submit(recorder, reason, place, nullptr, may_begin);
     if (reason == FlushReason::kStep || reason == FlushReason::kLoader) oldest = end_step(recorder);
   }
-  if (oldest != nullptr) {
-    count(Counter::StepWaits);
-    runtime::backend().wait(*oldest);
-  }
+  if (oldest != nullptr) await(recorder, *oldest);
   return tell(std::move(made));
 }
 
@@ -318,6 +315,20 @@ std::unique_ptr<runtime::Marker> Session::end_step(Recorder& recorder) {
   std::unique_ptr<runtime::Marker> oldest = std::move(in_flight.front());
   in_flight.pop_front();
   return oldest;
+}
+
+void Session::await(Recorder& recorder, const runtime::Marker& end) {
+  count(Counter::StepWaits);
+  runtime::await_device(recorder.device(), [&] { runtime::backend().wait(end); });
+}
+
+std::string Session::last_work(Recorder& recorder) {
+  const auto lock = recorder.lock();
+  const Cached& plan = devices_[static_cast<size_t>(recorder.device())].last.plan;
+  if (plan == nullptr) return "";
+  const uint32_t source = plan->graph.nodes.front().source;
+  return base::concat(" Submitted last: ", plan->graph.nodes.size(), " operators",
+                      source == 0 ? "" : ", first recorded" + record::source_text(source), ".");
 }
 
 Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place, const Look& look,
@@ -427,9 +438,7 @@ void Session::replay(Recorder& recorder, const Cached& plan, const Replay& repla
     oldest = end_step(recorder);
   }
   if (made.has_value()) tell(std::move(*made));
-  if (oldest == nullptr) return;
-  count(Counter::StepWaits);
-  runtime::backend().wait(*oldest);
+  if (oldest != nullptr) await(recorder, *oldest);
 }
 
 static std::atomic<bool> stopped{false};
@@ -520,6 +529,9 @@ void start() {
     if (recorder.suspended()) return;
     Session::get().release_captures(device);
     exec::release_arena(device);
+  };
+  hooks.last_work = [](c10::DeviceIndex device) {
+    return Session::get().last_work(record::recorder(device));
   };
   runtime::install_flush_hooks(hooks);
 }

@@ -44,6 +44,7 @@ class Session {
   // Whether work that waits for memory is going to write the storage.
   bool waits_to_write(record::Recorder& recorder, const record::LazyStorage& storage);
   std::optional<LastPlan> describe(c10::DeviceIndex device, bool largest);
+  std::string last_work(record::Recorder& recorder);
   void time_plans(bool on);
   void forget_plans(c10::DeviceIndex device);
   void drop_plans(c10::DeviceIndex device);
@@ -98,6 +99,7 @@ class Session {
                    const Look& look = nullptr, const MayBegin& may_begin = nullptr);
   void run(record::Recorder& recorder, Work work, const MayBegin& may_begin = nullptr);
   std::unique_ptr<runtime::Marker> end_step(record::Recorder& recorder);
+  static void await(record::Recorder& recorder, const runtime::Marker& end);
   void resume(record::Recorder& recorder, const MayBegin& may_begin = nullptr);
   void give_up(record::Recorder& recorder);
 

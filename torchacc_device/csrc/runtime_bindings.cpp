@@ -10,6 +10,7 @@
 #include "csrc/runtime/address_space.h"
 #include "csrc/runtime/allocator.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/generator.h"
@@ -77,6 +78,8 @@ void bind_devices(py::module_& m) {
         py::arg("after"), py::arg("times"), py::arg("at_least") = 0, py::arg("lost") = false,
         "For tests: `after` allocations of CPU memory succeed, then `times` fail; 0 ends it. Those "
         "of less than `at_least` bytes do not count. `lost`: as those of a device that is gone.");
+  m.def("fail_waits", guarded([](int32_t error) { runtime::fail_waits(error); }), py::arg("error"),
+        "For tests: waits for a device fail with this number of CUDA's; 0 ends it.");
   m.def("allocations_counted", guarded([] { return runtime::allocations_counted(); }),
         "For tests: allocations of CPU memory since the last call of fail_allocations.");
   m.def("is_initialized", guarded([] { return runtime::was_used() && !runtime::in_bad_fork(); }));
