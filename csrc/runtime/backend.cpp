@@ -37,6 +37,9 @@ Backend& choose() {
   const std::optional<std::string> problem = unusable_gpu(probe);
   if (cuda != nullptr && probe.devices > 0 && !problem) {
     note_driver();
+    if (const auto beside = unusable_beside(probe)) {
+      TORCH_WARN("[acc] not all GPUs of this machine can be used: ", *beside);
+    }
     return *cuda;
   }
   if (executor == Executor::Cuda) {

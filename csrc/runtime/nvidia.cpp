@@ -51,18 +51,31 @@ std::vector<std::string_view> codes(std::string_view options) {
   return found;
 }
 
-// The reason why torch's kernels run on none of the devices.
+void add(std::string& list, std::string_view item) {
+  list += base::concat(list.empty() ? "" : ", ", item);
+}
+
+// The devices that torch's kernels do not run on, and what to do about them.
 std::optional<std::string> unsupported(const GpuProbe& probe) {
   const std::vector<std::string_view> known = codes(probe.architectures);
-  if (known.empty() || probe.capabilities.empty()) return std::nullopt;
-  std::string built;
-  for (const std::string_view code : known) built += base::concat(built.empty() ? "" : ", ", code);
-  for (const int capability : probe.capabilities) {
-    if (runs_on(capability, probe.architectures)) return std::nullopt;
+  if (known.empty()) return std::nullopt;
+  std::string unfit;
+  std::string fit;
+  for (size_t i = 0; i < probe.capabilities.size(); ++i) {
+    if (runs_on(probe.capabilities[i], probe.architectures)) {
+      add(fit, base::concat("GPU ", i));
+    } else {
+      add(unfit, base::concat("GPU ", i, " is sm_", probe.capabilities[i]));
+    }
   }
-  return base::concat("its architecture is sm_", probe.capabilities.front(),
-                      ", and this torch was built for ", built,
-                      ". Install a build of torch for it, and build acc again.");
+  if (unfit.empty()) return std::nullopt;
+  std::string built;
+  for (const std::string_view code : known) add(built, code);
+  const std::string hide =
+      fit.empty() ? "Install"
+                  : base::concat("Leave only ", fit, " visible (CUDA_VISIBLE_DEVICES), or install");
+  return base::concat(unfit, ", and this torch was built for ", built, ". ", hide,
+                      " a build of torch for it, and build acc again.");
 }
 
 }  // namespace
@@ -101,9 +114,19 @@ bool runs_on(int capability, std::string_view options) {
   });
 }
 
+std::optional<std::string> unusable_beside(const GpuProbe& probe) {
+  if (probe.devices == 0 || unusable_gpu(probe)) return std::nullopt;
+  return unsupported(probe);
+}
+
 std::optional<std::string> unusable_gpu(const GpuProbe& probe) {
   if (!probe.present || probe.none_visible) return std::nullopt;
-  if (probe.devices > 0) return unsupported(probe);
+  if (probe.devices > 0) {
+    // Who names no device uses the first.
+    const bool fits =
+        probe.capabilities.empty() || runs_on(probe.capabilities[0], probe.architectures);
+    return fits ? std::nullopt : unsupported(probe);
+  }
   const std::string driver =
       probe.driver_version.empty() ? "of unknown version" : probe.driver_version;
   if (!probe.built_with_cuda) {

@@ -24,9 +24,12 @@ struct GpuProbe {
 // Looks at this machine. Makes no CUDA context.
 GpuProbe probe_gpu();
 
-// The reason and what to do about it, in whole sentences; nothing when there is no GPU, when it is
-// usable, or when it is hidden on purpose.
+// The reason and what to do about it, in whole sentences; nothing when there is no GPU, when the
+// first one is usable, or when they are hidden on purpose.
 std::optional<std::string> unusable_gpu(const GpuProbe& probe);
+
+// So of devices behind the first, where that one is usable.
+std::optional<std::string> unusable_beside(const GpuProbe& probe);
 
 // The oldest driver that runs programs built for a CUDA version, as its major number; 0: unknown.
 int required_driver(int cuda_version);

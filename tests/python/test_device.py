@@ -253,14 +253,23 @@ OLD = {"devices": 1, "capabilities": [61], "architectures": TORCH}
         ({"driver_version": "590.1", "error": "boom"}, ["590.1", "boom", "nvidia-smi"]),
         ({"driver_version": ""}, ["unknown version", "580"]),
         ({"cuda_version": 12060}, ["CUDA 12.6 needs 525", "nvidia-smi"]),
-        (OLD, ["is sm_61", "for sm_75, sm_90a, sm_120, compute_120", "Install a build of torch"]),
-        ({**OLD, "capabilities": [80, 70]}, ["sm_80"]),
+        (
+            OLD,
+            [
+                "GPU 0 is sm_61",
+                "for sm_75, sm_90a, sm_120, compute_120",
+                "Install a build of torch",
+            ],
+        ),
+        ({**OLD, "capabilities": [80, 70]}, ["GPU 0 is sm_80, GPU 1 is sm_70", "Install a"]),
         ({**OLD, "capabilities": [100]}, ["sm_100"]),
+        ({**OLD, "capabilities": [61, 90]}, ["GPU 0 is sm_61", "only GPU 1 visible"]),
     ],
 )
 def test_an_unusable_gpu_is_explained(changes: dict[str, object], words: list[str]) -> None:
-    text = extension().unusable_gpu(**{**GPU, **changes})
+    text, beside = extension().unusable_gpu(**{**GPU, **changes})
     assert all(word in text for word in words), text
+    assert beside == ""
 
 
 @pytest.mark.parametrize(
@@ -271,11 +280,18 @@ def test_an_unusable_gpu_is_explained(changes: dict[str, object], words: list[st
         {"none_visible": True},
         {**OLD, "architectures": ""},  # nobody knows
         *({**OLD, "capabilities": [each]} for each in (75, 90, 120, 121)),
-        {**OLD, "capabilities": [61, 90]},  # one of two
+        {**OLD, "capabilities": [75, 90]},
     ],
 )
 def test_a_machine_without_that_problem_is_not_warned(changes: dict[str, object]) -> None:
-    assert extension().unusable_gpu(**{**GPU, **changes}) == ""
+    assert extension().unusable_gpu(**{**GPU, **changes}) == ("", "")
+
+
+def test_a_gpu_behind_the_first_that_is_unusable_is_named() -> None:
+    changes = {"devices": 3, "capabilities": [90, 61, 120]}
+    problem, beside = extension().unusable_gpu(**{**GPU, **OLD, **changes})
+    assert problem == ""
+    assert all(word in beside for word in ["GPU 1 is sm_61,", "only GPU 0, GPU 2 visible"]), beside
 
 
 # --- other torch, no build --------------------------------------------------------------------

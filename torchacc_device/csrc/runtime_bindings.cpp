@@ -117,14 +117,17 @@ void bind_devices(py::module_& m) {
         guarded([](bool present, const std::string& driver_version, bool built_with_cuda,
                    int cuda_version, int devices, bool none_visible, const std::string& error,
                    const std::vector<int>& capabilities, const std::string& architectures) {
-          return runtime::unusable_gpu({present, driver_version, built_with_cuda, cuda_version,
-                                        devices, error, none_visible, capabilities, architectures})
-              .value_or("");
+          const runtime::GpuProbe probe{present,      driver_version, built_with_cuda,
+                                        cuda_version, devices,        error,
+                                        none_visible, capabilities,   architectures};
+          return std::make_pair(runtime::unusable_gpu(probe).value_or(""),
+                                runtime::unusable_beside(probe).value_or(""));
         }),
         py::arg("present"), py::arg("driver_version"), py::arg("built_with_cuda"),
         py::arg("cuda_version"), py::arg("devices"), py::arg("none_visible"), py::arg("error"),
         py::arg("capabilities"), py::arg("architectures"),
-        "Why a GPU that was found in this state cannot be used; empty if there is no problem.");
+        "Why a GPU that was found in this state cannot be used, and why those beside one that can "
+        "be; empty if there is no problem.");
   m.def("gpu_problem",
         unlocked([] { return runtime::unusable_gpu(runtime::probe_gpu()).value_or(""); }),
         "Why this machine's NVIDIA GPU cannot be used; empty if it can or if there is none.");
