@@ -135,6 +135,8 @@ class Backend {
   // what a later submission has to do is told by `note`.
   virtual void begin_capture(c10::DeviceIndex device) = 0;
   virtual void note(std::function<void()> work) = 0;
+  // Throws where what was submitted last has made the capture invalid and did not say so.
+  virtual void check_capture(c10::DeviceIndex device) = 0;
   // The work has now been submitted once.
   virtual std::unique_ptr<CapturedWork> end_capture(c10::DeviceIndex device) = 0;
   // Something could not be captured, if only the begin or the end. Returns whether what was

@@ -425,6 +425,13 @@ class CudaBackend final : public Backend {
     capturing = std::make_unique<CudaWork>(device);
   }
   void note(std::function<void()>) override {}  // the stream knows
+  void check_capture(DeviceIndex device) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+    C10_CUDA_CHECK(cudaStreamIsCapturing(capture_stream(device).stream(), &status));
+    ACC_CHECK(status == cudaStreamCaptureStatusActive,
+              "CUDA's capture is invalid after it: it did what no capture may do (wait for the "
+              "device, use another stream) and threw nothing");
+  }
   std::unique_ptr<CapturedWork> end_capture(DeviceIndex) override {
     capturing->end();
     return std::move(capturing);

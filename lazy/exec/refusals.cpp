@@ -10,9 +10,15 @@ namespace acc::exec {
 namespace {
 
 std::mutex refusals_mutex;
+bool refused_late = false;  // in the capture under way
 std::string& refused_names() {
   static auto& names = *new std::string;
   return names;
+}
+
+bool refused(std::string_view name) {
+  const std::string all = base::concat(",", refused_names(), ",");
+  return all.find(base::concat(",", name, ",")) != std::string::npos;
 }
 
 }  // namespace
@@ -32,9 +38,24 @@ bool like_a_gpu() {
 
 void refuse(std::string_view name) {
   const std::lock_guard lock(refusals_mutex);
-  const std::string all = base::concat(",", refused_names(), ",");
-  ACC_CHECK(all.find(base::concat(",", name, ",")) == std::string::npos,
-            "injected: operation not permitted when stream is capturing: ", name);
+  ACC_CHECK(!refused_late,
+            "injected: operation failed due to a previous error during capture: ", name);
+  ACC_CHECK(!refused(name), "injected: operation not permitted when stream is capturing: ", name);
+  refused_late = refused(base::concat("late ", name));
+}
+
+void refuse_begin(size_t begin) {
+  {
+    const std::lock_guard lock(refusals_mutex);
+    refused_late = false;
+  }
+  refuse("begin");
+  if (begin > 0) refuse("begin later");
+}
+
+void check_refused() {
+  const std::lock_guard lock(refusals_mutex);
+  ACC_CHECK(!refused_late, "injected: the operator made the capture invalid");
 }
 
 Contents::Contents(Blocks blocks) : blocks_(std::move(blocks)) {

@@ -10,13 +10,19 @@
 // capture ends, and some operators refuse to be captured.
 namespace acc::exec {
 
-// From now on these refuse: names of operators, "begin" and "end" for whole captures, apart by
-// commas; "nothing" for none of them. Empty: the host captures as a host does.
+// From now on these refuse: names of operators; "late" and a name for one that says nothing, but
+// the one behind it cannot be captured any more; "begin" and "end" for whole captures, "begin
+// later" for a capture of later steps; all apart by commas; "nothing" for none of them. Empty: the
+// host captures as a host does.
 void refuse_captures(const std::string& names);
 bool like_a_gpu();
 
-// Throws where `name` is one of them.
+// Throws where `name` is one of them, or one before it has refused late.
 void refuse(std::string_view name);
+// A capture begins with step `begin`: throws where it is refused.
+void refuse_begin(size_t begin);
+// Throws where the operator before has refused late.
+void check_refused();
 
 // The contents of memory, for who forgets what was done since.
 class Contents {

@@ -345,6 +345,7 @@ class Stopped {
   void capture(std::span<const int64_t> values, runtime::AmbientScope& ambient) {
     runtime::Backend& backend = runtime::backend();
     const size_t begin = step_;
+    called_ = false;
     std::vector<c10::Storage> memory = run_->memory();
     std::optional<Contents> before;
     if (like_a_gpu()) {
@@ -353,13 +354,17 @@ class Stopped {
     }
     runtime::fork_transfers();
     try {
-      refuse("begin");
+      refuse_begin(begin);
       backend.begin_capture(device_);
       for (; step_ < schedule_.steps.size() && capture_->takes(step_); ++step_) {
         called_ = false;
         ambient.set(ambient_of(step_));
         run_->step(step_, values, &called_);
-        if (before) refuse(first_node(step_).op->name);
+        if (before) {
+          refuse(first_node(step_).op->name);
+          check_refused();
+        }
+        backend.check_capture(device_);
         capture_->note(step_);
       }
       refuse("end");

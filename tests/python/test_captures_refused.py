@@ -141,6 +141,34 @@ def counted_captures() -> int:
     return helpers.stats().get("captures", 0)
 
 
+def test_a_later_piece_that_cannot_begin_is_no_operators_fault(device):
+    helpers.extension().refuse_captures("aten::cumsum,begin later")
+    steps = Steps(device)
+    before = torchacc.report()
+    with helpers.counting() as counted:
+        for _ in range(8):
+            steps.run()
+    assert counted["not_captured/failed/all"] == 1
+    assert (counted["captures"], counted["captures_submitted"]) == (2, 0)
+    names = torchacc.report(since=before).of("not_captured/failed")
+    assert sorted(name.split(" at ")[0] for name in names) == ["all", "aten::cumsum"]
+
+
+def test_an_operator_that_spoils_a_capture_in_silence_is_found(device, told):
+    """Not the one behind it, whose call fails."""
+    helpers.extension().refuse_captures("late aten::cumsum")
+    steps = Steps(device)
+    before = torchacc.report()
+    for _ in range(4):
+        steps.run()
+    with helpers.counting() as counted:
+        for _ in range(4):
+            steps.run()
+    assert (counted["captures"], counted["captures_submitted"]) == (0, 4)
+    names = torchacc.report(since=before).of("not_captured/failed")
+    assert [name.split(" at ")[0] for name in names] == ["aten::cumsum"]
+
+
 @pytest.mark.parametrize("runs", [1, 5], ids=["the run that is captured", "a submission"])
 def test_what_is_lost_with_the_device_says_so(device, runs):
     """A GPU that is gone: the error has eager's type, says what to do, and nothing is repeated."""

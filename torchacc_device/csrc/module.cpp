@@ -210,7 +210,8 @@ void bind_session(py::module_& m) {
         session::refuse_captures(names);
       },
       py::arg("names"),
-      "For tests: the host captures as a GPU does, and these operators, \"begin\" or \"end\" (or "
+      "For tests: the host captures as a GPU does, and these operators (\"late\" and a name: those "
+      "that spoil the capture without a word), \"begin\", \"begin later\" or \"end\" (or "
       "\"nothing\") refuse; empty ends it.");
   m.def(
       "emulate_gpu",
