@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("acc_only", "one_thread")
 F = nn.functional
 
 # The tests that hold as well where each operator is a plan.
-OF_ANY_PLANS = ("test_values_are_those_of_the_cpu", "test_numbers_are_those_that_are_drawn_anyway")
+OF_ANY_PLANS = ("test_values_are_those_of_the_cpu", "test_numbers_and_addresses_stay")
 
 
 @pytest.fixture(autouse=True, params=["operators", "kernels", "kernels of a GPU"])
@@ -256,6 +256,49 @@ def compare(program: Callable[[str], list[Tensor]], device: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, i=i: f"{i}: {m}")
 
 
+def numbers_are_those_that_are_drawn_anyway(device: str) -> None:
+    """Dropout, in a step that is captured and in one that is not."""
+
+    def train() -> list[Tensor]:
+        torch.manual_seed(5)
+        model, batch = nn.Sequential(network(device), nn.Dropout(0.3)), Batches(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        made = [step(model, optimizer, *batch()) for _ in range(10)]
+        return [*made, *(p.detach().clone() for p in model.parameters())]
+
+    with helpers.counting() as counted:
+        mine = [each.cpu() for each in train()]
+    assert counted["captures_submitted"] >= 3
+    helpers.extension().capture_plans(False)
+    with helpers.counting() as counted:
+        theirs = [each.cpu() for each in train()]
+    assert counted["captures_submitted"] == 0
+    helpers.extension().capture_plans(True)
+    assert len(set(map(float, mine[:10]))) == 10
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+def an_address_that_was_told_stays(device: str) -> None:
+    model, batch = network(device), Batches(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    told = []
+    with helpers.counting() as counted:
+        for i in range(16):
+            step(model, optimizer, *batch())
+            gradient = model[0].weight.grad
+            if i % 3 == 0:
+                told.append((gradient, gradient.data_ptr(), gradient.cpu()))
+    assert counted["captures_submitted"] >= 3
+    assert counted["captured_again/result"] >= 1
+    for gradient, address, value in told:
+        assert gradient.data_ptr() == address
+        assert torch.equal(gradient.cpu(), value)
+
+
+TOLD_AND_DRAWN = [numbers_are_those_that_are_drawn_anyway, an_address_that_was_told_stays]
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_values_are_those_of_the_cpu(device, program):
     with helpers.counting() as counted:
@@ -278,6 +321,8 @@ for each in programs.PROGRAMS:
     before = helpers.stats()["captures_submitted"]
     programs.compare(each, DEVICE)
     assert helpers.stats()["captures_submitted"] - before >= 12, each
+for each in programs.TOLD_AND_DRAWN:
+    each(DEVICE)
 """,
         ACC_MODE="nofuse",
         ACC_HOST_GRAPHS="1",
@@ -285,26 +330,9 @@ for each in programs.PROGRAMS:
     )
 
 
-def test_numbers_are_those_that_are_drawn_anyway(device):
-    """Dropout, in a step that is captured and in one that is not."""
-
-    def train() -> list[Tensor]:
-        torch.manual_seed(5)
-        model, batch = nn.Sequential(network(device), nn.Dropout(0.3)), Batches(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        made = [step(model, optimizer, *batch()) for _ in range(10)]
-        return [*made, *(p.detach().clone() for p in model.parameters())]
-
-    with helpers.counting() as counted:
-        mine = [each.cpu() for each in train()]
-    assert counted["captures_submitted"] >= 3
-    helpers.extension().capture_plans(False)
-    with helpers.counting() as counted:
-        theirs = [each.cpu() for each in train()]
-    assert counted["captures_submitted"] == 0
-    assert len(set(map(float, mine[:10]))) == 10
-    for a, b in zip(mine, theirs, strict=True):
-        assert torch.equal(a, b)
+@pytest.mark.parametrize("program", TOLD_AND_DRAWN, ids=lambda program: program.__name__)
+def test_numbers_and_addresses_stay(device, program):
+    program(device)
 
 
 def test_a_loop_is_captured_once(device):
@@ -399,23 +427,6 @@ def test_arguments_of_kernels_are_not_written_over(device, n):
     wanted = torch.tanh(host) * host.sum() + (n * (n - 1) / 2 + x.cpu().sum())
     for result in results:
         torch.testing.assert_close(result.cpu(), wanted)
-
-
-def test_an_address_that_was_told_stays(device):
-    model, batch = network(device), Batches(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    told = []
-    with helpers.counting() as counted:
-        for i in range(16):
-            step(model, optimizer, *batch())
-            gradient = model[0].weight.grad
-            if i % 3 == 0:
-                told.append((gradient, gradient.data_ptr(), gradient.cpu()))
-    assert counted["captures_submitted"] >= 3
-    assert counted["captured_again/result"] >= 1
-    for gradient, address, value in told:
-        assert gradient.data_ptr() == address
-        assert torch.equal(gradient.cpu(), value)
 
 
 def test_what_is_shared_stays(device):
