@@ -51,6 +51,9 @@ class CapturedWork {
   virtual ~CapturedWork() = default;
   // In order with everything that was submitted to its device.
   virtual void submit() = 0;
+  // After `submit` has thrown: whether it may have done something, so that it must not be called
+  // again for the same submission.
+  virtual bool begun() const noexcept = 0;
   // After a call of it has thrown: whether the calls before are done and the rest can be. On a GPU
   // none throws by itself, and none allocates.
   virtual bool may_go_on() const noexcept { return false; }

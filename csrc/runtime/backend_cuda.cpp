@@ -211,6 +211,7 @@ class CudaWork final : public CapturedWork {
     alone_.unlock();
     guard_.reset();
     pool_.open();
+    graph_.instantiate();
     const CUDAStream stream = c10::cuda::getDefaultCUDAStream(device_);
     wait(capture_stream(device_), stream);
     for (const Upload& each : uploads_) {
@@ -239,7 +240,17 @@ class CudaWork final : public CapturedWork {
     alone_.unlock();
     guard_.reset();
   }
-  void submit() override { graph_.replay(); }
+  // Where the driver finds no memory for it, a graph is not launched.
+  void submit() override {
+    launched_ = true;
+    try {
+      graph_.replay();
+    } catch (const c10::AcceleratorError& error) {
+      launched_ = error.get_error_code() != cudaErrorMemoryAllocation;
+      throw;
+    }
+  }
+  bool begun() const noexcept override { return launched_; }
 
  private:
   // `second` goes on when `first` has come to this point: torch sets what its generators use in a
@@ -260,7 +271,8 @@ class CudaWork final : public CapturedWork {
   CudaPool& pool_;                             // only until the end of the capture
   std::unique_lock<std::shared_mutex> alone_;  // so, too
   std::optional<c10::cuda::CUDAStreamGuard> guard_;
-  at::cuda::CUDAGraph graph_;
+  at::cuda::CUDAGraph graph_{/*keep_graph=*/true};  // what is abandoned is not instantiated
+  bool launched_ = false;
 };
 
 thread_local std::unique_ptr<CudaWork> capturing;

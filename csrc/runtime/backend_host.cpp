@@ -18,6 +18,7 @@
 #include "csrc/base/check.h"
 #include "csrc/base/env.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/host_heap.h"
 #include "csrc/runtime/memory.h"
 #include "csrc/runtime/pinned.h"
@@ -104,11 +105,16 @@ class HostPool final : public Pool {
 struct HostWork final : CapturedWork {
   std::vector<std::function<void()>> calls;
   size_t next = 0;
+  bool has_begun = false;
 
   void submit() override {
+    has_begun = false;
+    about_to_submit();
+    has_begun = true;
     next = 0;
     go_on();
   }
+  bool begun() const noexcept override { return has_begun; }
   bool may_go_on() const noexcept override { return next < calls.size(); }
   void go_on() override {
     for (; next < calls.size(); ++next) calls[next]();
@@ -221,6 +227,7 @@ class HostBackend final : public Backend {
   }
   void begin_capture(DeviceIndex) override {
     ACC_CHECK(deferring == nullptr);
+    about_to_capture();
     deferring = std::make_unique<HostWork>();
   }
   void note(std::function<void()> work) override {

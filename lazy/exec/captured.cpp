@@ -264,7 +264,7 @@ void Captured::go_on(std::span<const int64_t> values, const Submission& submissi
     if (piece.work == nullptr) {
       *submission.step = piece.begin;
       if (is_needed(piece.begin)) call_outside(piece.begin, values);
-    } else if (in_piece_) {
+    } else if (in_piece_ && piece.work->begun()) {
       piece.work->go_on();
       in_piece_ = false;
     } else {
@@ -308,6 +308,7 @@ void Captured::call_outside(size_t step, std::span<const int64_t> values) {
 bool Captured::may_go_on() const {
   if (submission_ == nullptr || piece_ == pieces_.size()) return false;
   const Piece& piece = pieces_[piece_];
+  if (piece.work != nullptr && !piece.work->begun()) return true;
   if (piece.work != nullptr && !piece.work->may_go_on()) return false;
   return may_repeat(plan_, schedule_.steps[*submission_->step]);
 }

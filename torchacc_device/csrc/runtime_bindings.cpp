@@ -66,18 +66,36 @@ py::dict as_dict(const std::vector<MemoryRow>& rows) {
   return result;
 }
 
+runtime::Failure failure_named(const std::string& name) {
+  using runtime::Failure;
+  const std::pair<const char*, Failure> known[] = {{"memory", Failure::kNoMemory},
+                                                   {"cuda", Failure::kCuda},
+                                                   {"cublas", Failure::kCublas},
+                                                   {"lost", Failure::kLost}};
+  for (const auto& [each, failure] : known) {
+    if (name == each) return failure;
+  }
+  TORCH_CHECK_VALUE(false, "failure is \"", name, "\": use memory, cuda, cublas or lost");
+}
+
 void bind_devices(py::module_& m) {
   m.def("init", unlocked([] {
           runtime::note_use();
           backend();
         }),
         "Chooses the executor and makes the device ready. Throws where it cannot be used.");
-  m.def("fail_allocations", guarded([](int64_t after, int64_t times, size_t at_least, bool lost) {
-          runtime::fail_allocations(after, times, at_least, lost);
+  m.def("fail_allocations",
+        guarded([](int64_t after, int64_t times, size_t at_least, const std::string& failure) {
+          runtime::fail_allocations(after, times, at_least, failure_named(failure));
         }),
-        py::arg("after"), py::arg("times"), py::arg("at_least") = 0, py::arg("lost") = false,
+        py::arg("after"), py::arg("times"), py::arg("at_least") = 0, py::arg("failure") = "memory",
         "For tests: `after` allocations of CPU memory succeed, then `times` fail; 0 ends it. Those "
-        "of less than `at_least` bytes do not count. `lost`: as those of a device that is gone.");
+        "of less than `at_least` bytes do not count. `failure`: \"memory\" as on a host, \"cuda\" "
+        "or \"cublas\" as theirs, \"lost\" as those of a device that is gone.");
+  m.def("fail_captured_work", guarded(runtime::fail_captured_work), py::arg("captures"),
+        py::arg("submissions"),
+        "For tests: the host's next captures, and submissions of captured work, fail before they "
+        "have begun, as CUDA's do for want of memory.");
   m.def("fail_waits", guarded([](int32_t error) { runtime::fail_waits(error); }), py::arg("error"),
         "For tests: waits for a device fail with this number of CUDA's; 0 ends it.");
   m.def("allocations_counted", guarded([] { return runtime::allocations_counted(); }),
