@@ -59,20 +59,50 @@ c10::cuda::CUDAEvent& event_of(const Marker& marker) {
   return const_cast<CudaMarker&>(static_cast<const CudaMarker&>(marker)).event;
 }
 
-// The private pool of torch's allocator that captured work of a device has its memory from, while
-// there is any: the allocator forgets a pool that nobody holds. Null without one, unless it is
-// made.
-std::shared_ptr<const c10::MempoolId_t> pool_of(DeviceIndex device, bool make) {
-  static std::mutex mutex;
-  static auto& pools = *new std::map<DeviceIndex, std::weak_ptr<const c10::MempoolId_t>>;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<const c10::MempoolId_t> pool = pools[device].lock();
-  if (pool == nullptr && make) {
-    pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
-    pools[device] = pool;
+// The private pools of torch's allocator that captured work of a device has its memory from. All of
+// it has one, while there is any: the allocator forgets a pool that nobody holds, once nothing is
+// left in it.
+class Pools {
+ public:
+  static Pools& of(DeviceIndex device) {
+    static std::mutex mutex;
+    static auto& all = *new std::map<DeviceIndex, Pools>;
+    const std::lock_guard lock(mutex);
+    return all[device];
   }
-  return pool;
-}
+
+  std::shared_ptr<const c10::MempoolId_t> current() {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<const c10::MempoolId_t> pool = current_.lock();
+    if (pool == nullptr) {
+      pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
+      current_ = pool;
+      known_.push_back(*pool);
+    }
+    return pool;
+  }
+
+  // Of those that nobody holds, too: results of captured work may be in them.
+  uint64_t bytes(DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    const auto current = current_.lock();
+    uint64_t bytes = 0;
+    std::erase_if(known_, [&](const c10::MempoolId_t& id) {
+      uint64_t has = 0;
+      for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(id, false).segments) {
+        if (segment.device == device) has += segment.total_size;
+      }
+      bytes += has;
+      return has == 0 && (current == nullptr || *current != id);
+    });
+    return bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<const c10::MempoolId_t> current_;
+  std::vector<c10::MempoolId_t> known_;
+};
 
 // A stream of ours for each device. Always the same, since the allocator keeps its free blocks by
 // stream; and none of torch's pool, which hands its 32 out again to a program that makes more.
@@ -101,9 +131,12 @@ CUDAStream capture_stream(DeviceIndex device) {
 
 class CudaPool final : public Pool {
  public:
-  explicit CudaPool(DeviceIndex device) : device_(device), id_(pool_of(device, true)) { open(); }
+  explicit CudaPool(DeviceIndex device) : device_(device), id_(Pools::of(device).current()) {
+    open();
+  }
   ~CudaPool() override {
     close();
+    if (id_.use_count() == 1) wait_for_work();
     for (; held_ > 0; --held_) c10::cuda::CUDACachingAllocator::releasePool(device_, *id_);
   }
 
@@ -159,6 +192,17 @@ class CudaPool final : public Pool {
       graph.capture_end();
     } catch (const std::exception&) {
       (void)cudaGetLastError();  // the next capture that ends well does it
+    }
+  }
+
+  // The pool's memory is about to be anybody's. What the allocator waits for, where it unmaps
+  // expandable segments, is the stream they belong to, that of captures; the work runs on another.
+  void wait_for_work() const noexcept {
+    try {
+      const CUDAGuard guard(device_);
+      c10::cuda::device_synchronize();
+    } catch (const std::exception&) {
+      (void)cudaGetLastError();  // a later call says what has become of the device
     }
   }
 
@@ -338,15 +382,7 @@ class CudaBackend final : public Backend {
     start_cuda();
     return c10::cuda::CUDACachingAllocator::getDeviceStats(device);
   }
-  uint64_t captured_bytes(DeviceIndex device) override {
-    const auto pool = pool_of(device, false);
-    if (pool == nullptr) return 0;
-    uint64_t bytes = 0;
-    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(*pool, false).segments) {
-      if (segment.device == device) bytes += segment.total_size;
-    }
-    return bytes;
-  }
+  uint64_t captured_bytes(DeviceIndex device) override { return Pools::of(device).bytes(device); }
   // A guess: nodes of a graph and of its executable form. gpu_check tells what it is.
   uint64_t host_bytes_per_call() const noexcept override { return 4096; }
   void reset_peak_memory(DeviceIndex device) override {

@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <new>
 
@@ -30,6 +31,9 @@ constexpr uint64_t kHugePage = 2 << 20;
 
 thread_local bool in_heap_scope = false;
 thread_local c10::DeviceIndex in_pool_of = -1;
+
+// Bytes that all heaps together may keep. Until a test asks for a limit there is none.
+std::atomic<uint64_t> most_kept{std::numeric_limits<uint64_t>::max()};
 
 // Under a limit the range would take from others what they need.
 bool address_space_is_limited() {
@@ -70,11 +74,12 @@ class Heap {
     return nullptr;
   }
   static void trim_all() {
-    get().trim();
-    for (const std::atomic<Heap*>& pool : pools()) {
-      Heap* const heap = pool.load(std::memory_order_acquire);
-      if (heap != nullptr) heap->trim();
-    }
+    for_each([](Heap& heap) { heap.trim(); });
+  }
+  static uint64_t kept_by_all() {
+    uint64_t bytes = 0;
+    for_each([&](Heap& heap) { bytes += heap.kept_bytes(); });
+    return bytes;
   }
 
   bool usable() const { return begin_ != nullptr; }
@@ -89,6 +94,7 @@ class Heap {
       blocks_.give(*offset);
       return nullptr;
     }
+    most_used_ = std::max(most_used_, blocks_.used());
     return begin_ + *offset;
   }
 
@@ -99,9 +105,15 @@ class Heap {
     blocks_.give(static_cast<uint64_t>(static_cast<char*>(memory) - begin_));
   }
 
-  uint64_t used() {
+  // In blocks, and what was in some since they were given back to the system.
+  uint64_t kept_bytes() {
     const std::lock_guard lock(mutex_);
-    return blocks_.used();
+    return most_used_;
+  }
+  // How much more it will keep once it has a block of `nbytes`.
+  uint64_t growth(uint64_t nbytes) {
+    const std::lock_guard lock(mutex_);
+    return blocks_.used() + nbytes - std::min(blocks_.used() + nbytes, most_used_);
   }
 
   bool owns(const void* memory) const {
@@ -120,6 +132,7 @@ class Heap {
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     const std::lock_guard lock(mutex_);
     if (kept_ > 0) return;
+    most_used_ = blocks_.used();
     blocks_.for_each_gap([&](uint64_t offset, uint64_t bytes) {
       const uint64_t first = (offset + page - 1) / page * page;
       const uint64_t last = std::min(offset + bytes, committed_) / page * page;
@@ -128,6 +141,14 @@ class Heap {
   }
 
  private:
+  template <class Visit>
+  static void for_each(const Visit& visit) {
+    visit(get());
+    for (const std::atomic<Heap*>& pool : pools()) {
+      Heap* const heap = pool.load(std::memory_order_acquire);
+      if (heap != nullptr) visit(*heap);
+    }
+  }
   static std::array<std::atomic<Heap*>, base::env::kMaxHostDevices>& pools() {
     static std::array<std::atomic<Heap*>, base::env::kMaxHostDevices> all{};
     return all;
@@ -161,6 +182,7 @@ class Heap {
   std::mutex mutex_;
   base::Blocks blocks_;
   uint64_t committed_ = 0;  // from the beginning, usable
+  uint64_t most_used_ = 0;  // since the last trim
   int kept_ = 0;
 };
 
@@ -175,13 +197,25 @@ void release(void* memory) {
   Heap::owner(memory)->give(memory);
 }
 
+// Throws where a block is beyond the limit. As in torch's allocator on CUDA, what is cached is
+// given back first, but not for a pool that is open.
+void check_limit(Heap& heap, size_t nbytes) {
+  const uint64_t limit = most_kept.load(std::memory_order_relaxed);
+  if (limit == std::numeric_limits<uint64_t>::max()) return;
+  const auto fits = [&] { return Heap::kept_by_all() + heap.growth(nbytes) <= limit; };
+  if (fits()) return;
+  if (in_pool_of < 0) Heap::trim_all();
+  if (!fits()) throw std::bad_alloc();
+}
+
 void* take(size_t nbytes) {
-  if (in_pool_of >= 0) {
-    void* const memory = Heap::pool(in_pool_of).take(nbytes);
-    if (memory == nullptr && nbytes > 0) throw std::bad_alloc();
-    return memory;
-  }
-  return nbytes < kSmallestBlock ? nullptr : Heap::get().take(nbytes);
+  const bool in_pool = in_pool_of >= 0;
+  if (!in_pool && nbytes < kSmallestBlock) return nullptr;
+  Heap& heap = in_pool ? Heap::pool(in_pool_of) : Heap::get();
+  check_limit(heap, nbytes);
+  void* const memory = heap.take(nbytes);
+  if (in_pool && memory == nullptr && nbytes > 0) throw std::bad_alloc();
+  return memory;
 }
 
 c10::DataPtr allocate_here(size_t nbytes) {
@@ -256,12 +290,18 @@ HostPoolScope::~HostPoolScope() { in_pool_of = -1; }
 
 bool HostPoolScope::possible(c10::DeviceIndex device) { return Heap::pool(device).usable(); }
 
-uint64_t HostPoolScope::bytes(c10::DeviceIndex device) { return Heap::pool(device).used(); }
+uint64_t HostPoolScope::bytes(c10::DeviceIndex device) { return Heap::pool(device).kept_bytes(); }
 
 void HostPoolScope::keep(c10::DeviceIndex device) { Heap::pool(device).keep(1); }
 
 void HostPoolScope::let_go(c10::DeviceIndex device) { Heap::pool(device).keep(-1); }
 
 void trim_host_heap() { Heap::trim_all(); }
+
+void limit_host_heap(std::optional<uint64_t> more) {
+  trim_host_heap();
+  most_kept.store(more.has_value() ? Heap::kept_by_all() + *more
+                                   : std::numeric_limits<uint64_t>::max());
+}
 
 }  // namespace acc::runtime

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 // Memory of the host executor: large blocks from one range that is kept between steps.
 //
@@ -46,7 +47,7 @@ class HostPoolScope {
 
   // False where no such range can be had (a limit on virtual memory).
   static bool possible(c10::DeviceIndex device);
-  // In blocks of the device's range.
+  // In blocks of the device's range, and in freed ones that were not given back to the system.
   static uint64_t bytes(c10::DeviceIndex device);
   // While it is kept, what is written to freed blocks of the range stays there: captured work has
   // its intermediates in them. As often let go as kept.
@@ -56,5 +57,9 @@ class HostPoolScope {
 
 // Gives the memory of freed blocks back to the system, but for ranges that are kept.
 void trim_host_heap();
+
+// For tests: from now on there is room for `more` bytes beyond what is in blocks now, as on a GPU
+// of that size: freed blocks of one range are in the way of another until they are given back.
+void limit_host_heap(std::optional<uint64_t> more);
 
 }  // namespace acc::runtime

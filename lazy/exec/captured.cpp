@@ -190,9 +190,9 @@ void Captured::fix(size_t index) {
 }
 
 void Captured::give_up() noexcept {
-  pool_->close();
   capturing_ = false;
   pieces_.clear();
+  pool_.reset();
 }
 
 bool Captured::fits(const std::vector<Given>& given, std::span<const int64_t> values) const {
@@ -377,14 +377,27 @@ Captured* Captures::find(const std::vector<Given>& given, std::span<const int64_
   return nullptr;
 }
 
+bool Captures::wants_more() {
+  if (limits_.begun >= kMost) return false;
+  if (limits_.passed == 0) return true;
+  --limits_.passed;
+  return false;
+}
+
+void Captures::found_no_memory() {
+  --limits_.begun;
+  limits_.passed = std::min(1 << std::min(limits_.no_memory++, 16), kMostPassed) - 1;
+}
+
 void Captures::keep(std::unique_ptr<Captured> captured) {
+  limits_.no_memory = 0;
   kept_.insert(kept_.begin(), std::move(captured));
   if (kept_.size() > kKept) kept_.pop_back();
 }
 
-void Captures::drop_all(const Captured* in_use) {
-  std::erase_if(kept_, [&](const auto& kept) { return kept.get() != in_use; });
-  limits_.begun = static_cast<int>(kept_.size());
+void Captures::drop_all() {
+  kept_.clear();
+  limits_.begun = 0;
 }
 
 uint64_t Captures::host_bytes() const {

@@ -34,7 +34,9 @@ struct CaptureLimits {
   // to run, and is copied to a place of its own.
   std::vector<int> moved;
   std::vector<bool> copied;
-  int begun = 0;  // captures, but for those that were worth it
+  int begun = 0;      // captures, but for those that were worth it or found no memory
+  int no_memory = 0;  // captures that found none, since the last that was made
+  int passed = 0;     // runs that are not captured, while memory is short
 
   // The step is called between the pieces, and so is what waits for a transfer that it begins.
   // False: it was so before.
@@ -64,7 +66,8 @@ class Captured {
   }
   // All of the steps were. Nothing happens after `give_up`.
   void finish(const Run& run);
-  // The rest of the run goes step by step, and nothing is captured.
+  // The rest of the run goes step by step, and nothing is captured. The pool's memory is that of
+  // others, once this run has let go of it.
   void give_up() noexcept;
   // Whether the run has been captured to its end.
   bool captured() const { return captured_; }
@@ -140,8 +143,8 @@ class Captured {
   CaptureLimits& limits_;
   std::shared_ptr<const uint64_t> number_;
   const std::unique_ptr<Prepared>
-      prepared_;  // before the pool: it has memory that is not from there
-  const std::unique_ptr<runtime::Pool> pool_;
+      prepared_;                         // before the pool: it has memory that is not from there
+  std::unique_ptr<runtime::Pool> pool_;  // null when it was given up
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   bool capturing_ = true;
   bool captured_ = false;
@@ -169,8 +172,11 @@ class Captures {
   // What can be submitted for these inputs and numbers; null when nothing can.
   Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
 
-  // Whether the next run is worth capturing. Where captures never fit it is not.
-  bool wants_more() const { return limits_.begun < kMost; }
+  // Whether the next run is worth capturing. Where captures never fit it is not; after those that
+  // found no memory only one of 2, 4, 8 and so on is.
+  bool wants_more();
+  // For the capture that was begun last.
+  void found_no_memory();
   std::unique_ptr<Captured> begin(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::DeviceIndex device, std::span<const int64_t> values) {
     ++limits_.begun;
@@ -178,8 +184,8 @@ class Captures {
   }
   void keep(std::unique_ptr<Captured> captured);
   void drop(const Captured* captured);
-  // For their memory; they fitted. `in_use`: is kept, if it is one of them.
-  void drop_all(const Captured* in_use);
+  // For their memory; they fitted.
+  void drop_all();
   uint64_t host_bytes() const;
   // The step cannot be captured, none can; `error` said so. Users are told once.
   void leave_outside(size_t step, const std::exception_ptr& error);
@@ -190,6 +196,8 @@ class Captures {
   static constexpr size_t kKept = 2;
   // Each failure teaches something, so that few are needed; what still changes then always will.
   static constexpr int kMost = 16;
+  // A capture that finds no memory costs a run and empties the allocator's cache.
+  static constexpr int kMostPassed = 64;
 
   const plan::Plan& plan_;
   const plan::Schedule& schedule_;

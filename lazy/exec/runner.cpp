@@ -110,19 +110,20 @@ std::shared_ptr<Captures> captures_of(const plan::Plan& plan, plan::Schedule& sc
   return std::static_pointer_cast<Captures>(schedule.captures);
 }
 
-void drop_captures(c10::DeviceIndex device, const Captured* in_use) {
+void drop_captures(c10::DeviceIndex device) {
   for (const std::weak_ptr<Captures>& each : all_captures(device)) {
-    if (const auto captures = each.lock()) captures->drop_all(in_use);
+    if (const auto captures = each.lock()) captures->drop_all();
   }
 }
 
-// Frees what has been captured on a device, except for `in_use`, and what allocators keep. Returns
-// the bytes of captured work.
-uint64_t give_back(c10::DeviceIndex device, const Captured* in_use) {
+// Frees what has been captured on a device, all of it: captures share a pool, which has its memory
+// until the last of them is gone. Frees what allocators keep, too. Returns the bytes of captured
+// work.
+uint64_t give_back(c10::DeviceIndex device) {
   const uint64_t before = runtime::backend().captured_bytes(device);
-  drop_captures(device, in_use);
-  const uint64_t after = runtime::backend().captured_bytes(device);
+  drop_captures(device);
   runtime::backend().empty_cache();
+  const uint64_t after = runtime::backend().captured_bytes(device);
   return before - std::min(before, after);  // other threads use it too
 }
 
@@ -161,12 +162,15 @@ class Stopped {
         if (!ended) outcome.stopped = std::make_shared<Stopped>(std::move(*this));
       } catch (...) {
         outcome.error = std::current_exception();
+        const bool was_captured = std::exchange(is_captured_, false);
         if (capture_ != nullptr) capture_->give_up();
         if (may_repeat() && runtime::is_out_of_memory(outcome.error) && joined(&outcome.error)) {
           once_more = tried_again != step_;
           tried_again = step_;
           if (once_more) {
-            outcome.given_back += give_back(device_, nullptr);
+            found_no_memory_ = true;
+            if (was_captured) captures_->found_no_memory();
+            outcome.given_back += give_back(device_);
             outcome.recaptured = true;
           }
           if (!once_more) {
@@ -250,8 +254,8 @@ class Stopped {
 
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
-  // What is captured is submitted. A step of it that finds no memory is made once more, without
-  // what others have captured, and then waits.
+  // What is captured is submitted. A step of it that finds no memory waits: to drop what others
+  // have captured would free nothing, since what is submitted keeps the pool.
   Outcome submit(std::span<const int64_t> values, bool begins) {
     Outcome outcome;
     outcome.schedule = &schedule_;
@@ -261,24 +265,15 @@ class Stopped {
     Profile profile(plan_, schedule_, places_);
     Surroundings surroundings(device_);
     const Captured::Submission submission{surroundings.ambient, profile, needed_, &step_};
-    const auto may_wait = [&](const std::exception_ptr& error) {
-      return runtime::is_out_of_memory(error) && submitted_->may_go_on();
-    };
     try {
       if (begins) submitted_->begin(given_, values);
-      try {
-        submitted_->go_on(values, submission);
-      } catch (...) {
-        if (!may_wait(std::current_exception())) throw;
-        outcome.given_back = give_back(device_, submitted_);
-        outcome.recaptured = true;
-        submitted_->go_on(values, submission);
-      }
+      submitted_->go_on(values, submission);
     } catch (...) {
       outcome.error = std::current_exception();
     }
     outcome.failed_step = step_;
-    if (outcome.error != nullptr && may_wait(outcome.error) && joined(&outcome.error)) {
+    if (outcome.error != nullptr && runtime::is_out_of_memory(outcome.error) &&
+        submitted_->may_go_on() && joined(&outcome.error)) {
       outcome.stopped = std::make_shared<Stopped>(std::move(*this));
       outcome.outputs.clear();
     } else if (outcome.error != nullptr) {
@@ -327,7 +322,12 @@ class Stopped {
 
   void begin(std::span<const int64_t> values) {
     captures_ = captures_of(plan_, schedule_, device_, places_);
-    if (captures_ != nullptr && captures_->wants_more() && needed_.empty()) {
+    if (captures_ != nullptr && needed_.empty() && !found_no_memory_ && captures_->wants_more()) {
+      is_captured_ = true;
+      // The pool gets nothing that is cached elsewhere, where earlier runs have left as much as
+      // this one needs.
+      runtime::backend().synchronize(device_);
+      runtime::backend().empty_cache();
       capture_ = captures_->begin(plan_, schedule_, device_, values);
       run_.emplace(capture_->begin(given_));
       return;
@@ -382,11 +382,13 @@ class Stopped {
       const bool step_failed = called_ && step_ < schedule_.steps.size() && capture_->takes(step_);
       if (runtime::is_out_of_memory(std::current_exception())) {
         count_keyed("not_captured/failed", "no memory");
+        captures_->found_no_memory();
       } else if (step_failed) {
         captures_->leave_outside(step_, std::current_exception());
       } else {
         captures_->leave_all_outside(std::current_exception());
       }
+      is_captured_ = false;
       capture_->give_up();
       run_->go_back(std::move(memory));
       step_ = begin;
@@ -459,6 +461,8 @@ class Stopped {
   std::vector<bool> touched_;  // per buffer, by a needed step that did not run
   bool called_ = false;        // the operator of the step was called
   bool stops_ = false;         // before the step
+  bool is_captured_ = false;   // so far, and goes on to be
+  bool found_no_memory_ = false;
 };
 
 Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
@@ -524,7 +528,7 @@ uint64_t captures_bytes(c10::DeviceIndex device) {
   return bytes;
 }
 
-void release_captures(c10::DeviceIndex device) { drop_captures(device, nullptr); }
+void release_captures(c10::DeviceIndex device) { drop_captures(device); }
 
 void capture_plans(bool on) { capturing().store(on, std::memory_order_relaxed); }
 

@@ -144,6 +144,62 @@ def counted_captures() -> int:
     return helpers.stats().get("captures", 0)
 
 
+def test_while_memory_is_short_captures_are_tried_more_and_more_rarely(device):
+    """For as long as that may be, and then one is made."""
+    extension = helpers.extension()
+    extension.refuse_captures("nothing")
+    steps = Steps(device)
+    try:
+        extension.fail_captured_work(captures=1 << 40, submissions=0)
+        with helpers.counting() as counted:
+            for _ in range(80):
+                steps.run()
+    finally:
+        extension.fail_captured_work(captures=0, submissions=0)
+    assert counted["captures"] == counted["not_captured/failed/no memory"]
+    assert 6 <= counted["captures"] <= 8
+    assert counted["errors"] == 0
+    with helpers.counting() as counted:
+        for _ in range(70):
+            steps.run()
+    assert counted["captures"] == 1
+    assert counted["captures_submitted"] >= 5
+
+
+def test_so_are_those_whose_run_finds_no_memory_outside_of_its_pieces(device):
+    extension = helpers.extension()
+    extension.refuse_captures("aten::mm,aten::cumsum,aten::cumprod,aten::flip")
+    steps = Steps(device)
+    steps.run()
+    with helpers.counting() as counted:
+        for _ in range(40):
+            extension.fail_allocations(0, 1, 48 * 48 * 4)
+            steps.run()
+            extension.fail_allocations(0, 0)
+    assert 4 <= counted["captures"] <= 12
+    assert counted["errors"] == 0
+
+
+def test_captured_work_that_is_not_launched_for_want_of_memory_waits(device):
+    """The driver needs some for that, too. Nothing of the work was done, and it is done once."""
+    extension = helpers.extension()
+    steps = Steps(device)
+    for _ in range(5):
+        steps.run()
+    with helpers.counting() as counted:
+        made = steps.record()
+        extension.fail_captured_work(captures=0, submissions=1)
+        try:
+            with pytest.raises(torch.OutOfMemoryError, match="goes on at this operator"):
+                helpers.synchronize()
+        finally:
+            extension.fail_captured_work(captures=0, submissions=0)
+        helpers.synchronize()
+    assert (counted["errors"], counted["captures_submitted"]) == (1, 1)
+    steps.check(made)
+    steps.run()
+
+
 @pytest.mark.parametrize("failure", ["cuda", "cublas"])
 def test_memory_that_is_missing_elsewhere_is_memory(device, failure):
     """In calls of CUDA beside torch's allocator, and in libraries: what is captured makes way."""

@@ -14,6 +14,7 @@
 #include "csrc/runtime/exhaustion.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/generator.h"
+#include "csrc/runtime/host_heap.h"
 #include "csrc/runtime/nvidia.h"
 #include "csrc/runtime/pinned.h"
 #include "lazy/session/session.h"
@@ -98,6 +99,9 @@ void bind_devices(py::module_& m) {
         "have begun, as CUDA's do for want of memory.");
   m.def("fail_waits", guarded([](int32_t error) { runtime::fail_waits(error); }), py::arg("error"),
         "For tests: waits for a device fail with this number of CUDA's; 0 ends it.");
+  m.def("limit_memory", unlocked(runtime::limit_host_heap), py::arg("more").none(true),
+        "For tests: room for so many bytes more on the host executor, where cached memory counts; "
+        "None ends it.");
   m.def("allocations_counted", guarded([] { return runtime::allocations_counted(); }),
         "For tests: allocations of CPU memory since the last call of fail_allocations.");
   m.def("is_initialized", guarded([] { return runtime::was_used() && !runtime::in_bad_fork(); }));
