@@ -26,7 +26,9 @@ def save(
     """`torch.save` of what may lie on the device, as if it lay on the CPU.
 
     So the file can be loaded where there is no such device. A file that is there already stays
-    whole until the new one is on the disk. Every process may call it, and none waits for another.
+    whole until the new one is on the disk. Every process may call it, and none waits for another:
+    so of shards that are saved over old ones, a process that is killed leaves some of both. Save to
+    a new folder each time (`docs/checkpoints.md`).
 
     Args:
         data: anything that torch.save takes. Tensors may share memory, and do so when loaded.

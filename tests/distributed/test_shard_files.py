@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import resource
 import shutil
-import signal
 
 import pytest
 import torch
 
+from tests.killed import at_each_operation as killed_at_each_operation
 from tests.terminal import said_to
 from torchacc import files
 from torchacc.__main__ import main
@@ -572,7 +571,7 @@ def test_a_terminal_shows_how_much_is_written(tmp_path, monkeypatch):
     slowly(monkeypatch, utils, "write", stream, shown.format(0))
     on_disk = slowly(monkeypatch, files, "_to_disk", stream, shown.format(8))
     utils.save_checkpoints(states, [{}, {}], [tmp_path / "a", tmp_path / "b"], "model")
-    assert len(on_disk) == 3  # the folder last
+    assert len(on_disk) == 11  # both, and folders each time that names have changed
 
 
 @pytest.mark.parametrize(
@@ -651,39 +650,89 @@ def test_files_that_are_read_are_not_written_to(tmp_path, kind, capsys):
     assert consolidate.main([*arguments, "--save_dir", str(tmp_path / "new")]) == 0
 
 
-@pytest.mark.parametrize("renamed", [0, 1])
-def test_a_process_killed_among_its_renames_leaves_complete_shards(tmp_path, renamed):
-    """What is read always; what was there before until the first rename, and then it is told."""
-    source, target = tmp_path / "source", tmp_path / "target"
-    write(source, model_shards(2), optimizer_shards(2))
-    write(target, model_shards(3))
-    pid = os.fork()
-    if pid == 0:
-        synced = []
-        sync, replace = os.fsync, os.replace
-        os.fsync = lambda descriptor: synced.append(descriptor) or sync(descriptor)
+def converted(folder, kinds, number, save_dir):
+    convert = {
+        ("model",): utils.consolidate_and_reshard_fsdp_model_dict,
+        ("optimizer",): utils.consolidate_and_reshard_fsdp_optim_dict,
+    }.get(kinds, utils.consolidate_and_reshard_fsdp_checkpoint)
+    convert(folder, save_dir=save_dir, reshard_num=number)
 
-        def replace_or_die(part, to):
-            if len(list(target.glob(".*.part"))) == 6 - renamed:
-                (tmp_path / "synced").write_text(str(len(synced)))
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(part, to)
 
-        os.replace = replace_or_die
-        try:
-            utils.consolidate_and_reshard_fsdp_checkpoint(source, save_dir=target, reshard_num=3)
-        finally:  # the tests go on in the parent only
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    assert (tmp_path / "synced").read_text() == "6"  # all of them were on the disk
-    whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(source, save_model=False)
-    assert same(whole, WHOLE)
-    if renamed:
-        with pytest.raises(ValueError, match="not saved at the same time"):
-            utils.load_checkpoints(target, utils.MODEL_PATTERN)
-        utils.consolidate_and_reshard_fsdp_checkpoint(source, save_dir=target, reshard_num=3)
-    whole, _ = utils.consolidate_and_reshard_fsdp_model_dict(target, save_model=False)
-    assert same(whole, WHOLE)
+def found(folder, kinds, number):
+    """How often each kind was counted up when it was saved: it must be whole."""
+    counts = []
+    for kind in kinds:
+        if number == 1:  # as any program reads it
+            whole = torch.load(folder / f"{kind}_consolidated.pth")
+        else:
+            pattern = utils.MODEL_PATTERN if kind == "model" else utils.OPTIMIZER_PATTERN
+            make = getattr(utils, f"consolidate_sharded_{kind}_checkpoints")
+            whole = make(folder, utils.load_checkpoints(folder, pattern))
+        if kind == "optimizer":
+            whole = {key: value["exp_avg"] for key, value in whole["state"].items()}
+        expected = {name: WHOLE[name] + (whole["a"] - A).view(-1)[0] for name in NAMES}
+        assert same({name: whole[name] for name in NAMES}, expected)
+        counts.append(int((whole["a"] - A).view(-1)[0]))
+    return counts
+
+
+def counted_up(shards):
+    for shard in shards:
+        state = shard["optimizer"]["state"] if "optimizer" in shard else {"": shard["model"]}
+        for values in state.values():
+            for key in ("exp_avg", *UNITS):
+                if key in values:
+                    values[key] = values[key] + 1
+    return shards
+
+
+@pytest.mark.parametrize("kinds", [("model",), ("optimizer",), ("model", "optimizer")])
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_process_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, kinds, number):
+    """All files of the old one or all of the new one, whoever reads; and the next save is done."""
+    first = write(tmp_path / "first", model_shards(2), optimizer_shards(2))
+    second = write(
+        tmp_path / "second", counted_up(model_shards(2)), counted_up(optimizer_shards(2))
+    )
+    converted(first, kinds, number, tmp_path / "before")
+    names = names_in(tmp_path / "before")
+    target, seen = tmp_path / "target", []
+    for killed in killed_at_each_operation(
+        tmp_path / "before", target, lambda: converted(second, kinds, number, target)
+    ):
+        counts = found(target, kinds, number)
+        assert counts in ([0] * len(kinds), [1] * len(kinds)), f"killed at operation {killed}"
+        seen.append(counts[0])
+        if number > 1 and len(kinds) == 2:
+            utils.consolidate_and_reshard_fsdp_checkpoint(target, save_checkpoint=False)
+        if killed % 10 == 0:
+            converted(second, kinds, number, target)
+            assert found(target, kinds, number) == [1] * len(kinds)
+            assert [name for name in names_in(target) if name[0] != "."] == names
+            assert not any((target / name).is_symlink() for name in names)
+    assert seen == sorted(seen) and {*seen} == {0, 1}
+    if len(seen) > 10:  # several files
+        assert seen.count(0) > 5 * len(names) and seen.count(1) > 3 * len(names)
+    assert names_in(target) == names
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_process_killed_while_it_saves_for_the_first_time_leaves_all_or_nothing(tmp_path, number):
+    source = write(tmp_path / "source", model_shards(2), optimizer_shards(2))
+    kinds, target = ("model", "optimizer"), tmp_path / "target"
+    (tmp_path / "before").mkdir()
+    seen = []
+    for _ in killed_at_each_operation(
+        tmp_path / "before", target, lambda: converted(source, kinds, number, target)
+    ):
+        there = [path for path in target.glob("[!.]*") if path.exists()]
+        seen.append(bool(there))
+        if there:
+            assert found(target, kinds, number) == [0, 0]
+        elif number > 1:
+            with pytest.raises(FileNotFoundError, match="no file matches"):
+                utils.load_checkpoints(target, utils.MODEL_PATTERN)
+    assert seen == sorted(seen) and {*seen} == {False, True}
 
 
 def test_numbers_of_shards_and_paths_have_to_agree(tmp_path):

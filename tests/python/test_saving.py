@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import torchacc
+from tests.killed import at_each_operation as killed_at_each_operation
 from torchacc import files
 from torchacc.files import replacing, replacing_all
 
@@ -218,6 +219,134 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     with replacing(tmp_path / "pipe") as path:
         assert path == tmp_path / "pipe"
     assert names_in(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()
+
+
+# --- replacing several ----------------------------------------------------------------------------
+
+
+def replace(*paths, text="new"):
+    with replacing_all(paths) as parts:
+        for part in parts:
+            part.write_text(text)
+
+
+def shown(*paths):
+    """What the paths show: text, or nothing."""
+    return [path.read_text() if path.exists() else None for path in paths]
+
+
+def test_several_files_change_at_once_wherever_they_are(tmp_path):
+    """In two folders, one through a link, one of them not there before."""
+    before, now = tmp_path / "before", tmp_path / "now"
+    (before / "a").mkdir(parents=True)
+    (before / "b").mkdir()
+    for name in ("a/one", "b/two"):
+        (before / name).write_text("old")
+    (before / "link").symlink_to("b/two")
+    paths = [now / name for name in ("a/one", "link", "b/three")]
+    states = []
+    for _ in killed_at_each_operation(before, now, lambda: replace(*paths)):
+        states.append(shown(*paths))
+        moved = tmp_path / "moved"  # links stay right
+        now.rename(moved)
+        assert shown(*(moved / path.relative_to(now) for path in paths)) == states[-1]
+        moved.rename(now)
+        was_link = (now / "b/two").is_symlink()
+        replace(paths[1], text="later")
+        assert shown(*paths) == [states[-1][0], "later", states[-1][2]]
+        assert (now / "link").is_symlink()
+        if was_link:  # then the others are put in order before
+            assert not any((now / name).is_symlink() for name in ("a/one", "b/two", "b/three"))
+        replace(*paths, text="last")
+        assert shown(*paths) == ["last"] * 3
+        assert not any((now / name).is_symlink() for name in ("a/one", "b/two", "b/three"))
+    old, new = ["old", "old", None], ["new"] * 3
+    assert states == [old] * states.count(old) + [new] * states.count(new)
+    assert states.count(old) > 20 and states.count(new) > 20
+    assert names_in(now) == ["a", "b", "link"]
+    assert [names_in(now / name) for name in "ab"] == [["one"], ["three", "two"]]
+
+
+def test_a_save_that_was_killed_may_be_put_in_order_by_one_that_is_killed(tmp_path):
+    before, now, then = (tmp_path / name for name in ("before", "now", "then"))
+    before.mkdir()
+    (before / "one").write_text("old")
+    states = []
+    for _ in killed_at_each_operation(before, now, lambda: replace(now / "one", now / "two")):
+        first = shown(now / "one", now / "two")
+        if not any((now / name).is_symlink() for name in ("one", "two")):
+            continue
+        for _ in killed_at_each_operation(now, then, lambda: replace(then / "one", then / "two")):
+            states.append(shown(then / "one", then / "two"))
+            assert states[-1] in (first, ["new", "new"])
+    assert ["old", None] in states and states.count(["new", "new"]) > 20
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_several_files_stay_where_a_rename_fails(tmp_path, monkeypatch, failing):
+    """The third is that of the moment, and what comes into the places after it is new."""
+    (tmp_path / "one").write_text("old")
+    rename, calls = os.replace, []
+
+    def fail(source, target):
+        calls.append(target)
+        if len(calls) == failing + 1:
+            raise OSError(5, "Input/output error", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace(tmp_path / "one", tmp_path / "two")
+    expected = ["new", "new"] if failing == 3 else ["old", None]
+    assert shown(tmp_path / "one", tmp_path / "two") == expected
+    if failing < 3:
+        assert names_in(tmp_path) == ["one"]
+    replace(tmp_path / "one", tmp_path / "two", text="later")
+    assert shown(tmp_path / "one", tmp_path / "two") == ["later", "later"]
+    assert names_in(tmp_path) == ["one", "two"]
+
+
+def test_several_new_files_are_on_the_disk_before_any_takes_its_place(tmp_path, monkeypatch):
+    (tmp_path / "one").write_text("old")
+    sync, rename, events = os.fsync, os.replace, []
+
+    def synced(descriptor):
+        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    def replaced(source, target):
+        events.append("replace")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    with replacing_all([tmp_path / "one", tmp_path / "two"]) as parts:
+        pass
+    files = [event for event in events if event in (str(tmp_path), "replace", *map(str, parts))]
+    # Links come into the places, then the moment, then files; and the folder after each of them.
+    links = [*map(str, parts), str(tmp_path), "replace", "replace", str(tmp_path)]
+    assert files == [*links, "replace", "replace", "replace", str(tmp_path), str(tmp_path)]
+
+
+@pytest.mark.parametrize("missing", ["symlink", "link"])
+def test_without_links_several_files_are_not_replaced(tmp_path, monkeypatch, missing):
+    def refuse(*arguments, **keywords):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, missing, refuse)
+    replace(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(PermissionError, match=r"hard and symbolic links.*a new folder.*one'"):
+        replace(tmp_path / "one", tmp_path / "two", text="later")
+    assert shown(tmp_path / "one", tmp_path / "two") == ["new", "new"]
+    assert names_in(tmp_path) == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["n" * 254, "\U0001f600" * 63], ids=["ascii", "wide"])
+def test_several_names_may_be_long_and_begin_alike(tmp_path, name):
+    paths = [tmp_path / (name + end) for end in "ab"]
+    replace(*paths, text="old")
+    replace(*paths)
+    assert shown(*paths) == ["new", "new"] and len(names_in(tmp_path)) == 2
 
 
 # --- to the device --------------------------------------------------------------------------------

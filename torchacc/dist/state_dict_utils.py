@@ -83,7 +83,9 @@ def load_checkpoints(ckpt_dir: str | os.PathLike[str], ckpt_name: str) -> Shards
 
 
 def _matching(ckpt_dir: str | os.PathLike[str], ckpt_name: str) -> list[str]:
-    return sorted(glob.glob(os.path.join(glob.escape(os.fspath(ckpt_dir)), ckpt_name)))
+    """The files, without links to nothing: an interrupted save leaves some for what is new."""
+    found = glob.glob(os.path.join(glob.escape(os.fspath(ckpt_dir)), ckpt_name))
+    return sorted(path for path in found if os.path.exists(path))
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def save_checkpoints(
     """Writes shards to their files, or one dictionary (what is consolidated) to a single file.
 
     What was there before is replaced when all files are complete, and stays if any cannot be. They
-    take their places at once, but one by one: write to others than those that were read.
+    take their places at once: a process that is killed leaves all of the old files or all of the
+    new ones (`torchacc.files.replacing_all`).
 
     Args:
         shard_metadata_list: those of the shards; None for a single dictionary.
@@ -537,9 +540,9 @@ def _check_apart(
         for path in [paths] if isinstance(paths, str) else paths:
             if os.path.realpath(path) in read:
                 raise ValueError(
-                    f"[checkpoint] {path} is one of the files that are read: an interruption while "
-                    "they are replaced would leave a mixture. Write to another folder (save_dir), "
-                    "or under other names (model_save_name_pattern, optimizer_save_name_pattern)."
+                    f"[checkpoint] {path} is one of the files that are read, which are never "
+                    "replaced. Write to another folder (save_dir), or under other names "
+                    "(model_save_name_pattern, optimizer_save_name_pattern)."
                 )
 
 
