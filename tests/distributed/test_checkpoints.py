@@ -203,7 +203,9 @@ def test_two_shards_made_of_four_are_those_that_were_saved(device, saved, way, t
         for rank in range(2):
             before = expected[rank]["shard_metadata"]
             assert metadata[rank]["save_id"] not in ("", before["save_id"])  # a save of its own
-            assert metadata[rank] | {"save_id": before["save_id"]} == before
+            assert metadata[rank]["save_id"] == models_[1][0]["save_id"]  # of both kinds
+            assert metadata[rank]["kinds"] == ["model", "optimizer"] and before["kinds"] == []
+            assert metadata[rank] | {"save_id": before["save_id"], "kinds": []} == before
             if kind == "optimizer":
                 assert same(states[rank], expected[rank][kind])
                 continue

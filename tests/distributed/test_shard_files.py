@@ -14,7 +14,7 @@ from tests.killed import at_each_operation as killed_at_each_operation
 from tests.terminal import said_to
 from torchacc import files
 from torchacc.__main__ import main
-from torchacc.dist import consolidate
+from torchacc.dist import consolidate, shard_format
 from torchacc.dist import state_dict_utils as utils
 from torchacc.dist.optimizer_states import same
 from torchacc.dist.shard_format import Layout, Part, Unit
@@ -218,6 +218,10 @@ def test_metadata_are_plain_values():
     metadata = layout(1, 2, save_id="x").to_dict()
     assert json.loads(json.dumps(metadata)) == metadata
     assert (metadata["format"], metadata["version"]) == ("torchacc.fsdp", 1)
+    read = shard_format.read_layout(metadata | {"kinds": ["model"]}, "here")
+    assert read == layout(1, 2, save_id="x", kinds=("model",))
+    del metadata["kinds"]  # as it was before there were any
+    assert shard_format.read_layout(metadata, "here") == layout(1, 2, save_id="x")
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -733,6 +737,24 @@ def test_a_process_killed_while_it_saves_for_the_first_time_leaves_all_or_nothin
             with pytest.raises(FileNotFoundError, match="no file matches"):
                 utils.load_checkpoints(target, utils.MODEL_PATTERN)
     assert seen == sorted(seen) and {*seen} == {False, True}
+
+
+def test_a_model_and_an_optimizer_of_two_saves_are_told(tmp_path):
+    """Where they say that they were saved together; as every process saves them they do not."""
+    source = write(tmp_path / "source", model_shards(2), optimizer_shards(2, save_id="its own"))
+    for name in ("one", "other"):
+        utils.consolidate_and_reshard_fsdp_checkpoint(
+            source, save_dir=tmp_path / name, reshard_num=2
+        )
+    for path in (tmp_path / "one").glob("*-model.pth"):
+        shutil.copy(path, tmp_path / "other")
+    before = names_in(tmp_path / "other")
+    with pytest.raises(ValueError, match="the model and the optimizer were not saved at the same"):
+        utils.consolidate_and_reshard_fsdp_checkpoint(tmp_path / "other")
+    assert names_in(tmp_path / "other") == before
+    utils.consolidate_and_reshard_fsdp_model_dict(tmp_path / "other")
+    utils.consolidate_and_reshard_fsdp_optim_dict(tmp_path / "other")
+    assert found(tmp_path / "other", ("model", "optimizer"), 1) == [0, 0]
 
 
 def test_numbers_of_shards_and_paths_have_to_agree(tmp_path):

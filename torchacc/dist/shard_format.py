@@ -89,6 +89,7 @@ class Layout:
 
     `order` has the names of what an optimizer of all parameters holds, in its order: units, or
     parameters where `flatten_parameters` is off. `shared` has other names of tied parameters.
+    `kinds` says which kinds of files have this `save_id`; nothing, where each has its own.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class Layout:
     shared: dict[str, str]
     replica: int = 0
     save_id: str = ""
+    kinds: tuple[str, ...] = ()
 
     def parts(self) -> dict[str, tuple[Part, Unit]]:
         """Every parameter, and the unit in which it lies."""
@@ -137,6 +139,7 @@ def read_layout(metadata: Any, where: str) -> Layout:
             shared=dict(metadata["shared"]),
             replica=int(metadata["replica"]),
             save_id=str(metadata["save_id"]),
+            kinds=tuple(map(str, metadata.get("kinds", ()))),
         )
         unnamed = [name for name in layout.order if not isinstance(name, str)]
         if unnamed:
@@ -267,6 +270,17 @@ def check_same_job(layouts: Sequence[Layout], names: Sequence[str]) -> None:
                 f"[checkpoint] {name} and {other} are both shard {layout.rank} of "
                 f"{layout.world_size}. Name the files of one checkpoint only."
             )
+
+
+def check_same_save(model: Layout, optimizer: Layout, where: str) -> None:
+    """Raises ValueError where a model's files say that the optimizer's are of another save."""
+    together = set(KINDS) in (set(model.kinds), set(optimizer.kinds))
+    if together and model.save_id != optimizer.save_id:
+        raise ValueError(
+            f"[checkpoint] {where}: the model and the optimizer were not saved at the same time "
+            f"(save_id {model.save_id!r} and {optimizer.save_id!r}): one was saved over, or copied "
+            "here. Use files of one save, or convert each by itself (--ckpt_type model, optimizer)."
+        )
 
 
 def check_whole(value: Any, part: Part, what: str) -> None:

@@ -499,8 +499,10 @@ def consolidate_and_reshard_fsdp_checkpoint(
             f"[checkpoint] {ckpt_dir}: the optimizer is of another model than the model's files: "
             f"{shard_format.difference(one, other)}."
         )
-    model = _converted("model", ckpt_dir, models, reshard_num)
-    optimizer = _converted("optimizer", ckpt_dir, optimizers, reshard_num)
+    shard_format.check_same_save(one, other, os.fspath(ckpt_dir))
+    save = {"save_id": uuid.uuid4().hex, "kinds": list(shard_format.KINDS)}
+    model = _converted("model", ckpt_dir, models, reshard_num, save)
+    optimizer = _converted("optimizer", ckpt_dir, optimizers, reshard_num, save)
     if save_checkpoint:
         files = _files(*model, to_model, "model")
         _write(files + _files(*optimizer, to_optimizer, "optimizer"))
@@ -512,7 +514,9 @@ def _converted(
     ckpt_dir: str | os.PathLike[str],
     checkpoints: Shards,
     reshard_num: int,
+    save: Mapping[str, Any] | None = None,
 ) -> tuple[Any, list[dict[str, Any]] | None]:
+    """What is to be written. `save`: what its metadata say of it; a save of its own if None."""
     is_model = kind == "model"
     logger.info("[checkpoint] making the %s whole: %d shards", kind, len(checkpoints))
     consolidate = (
@@ -525,9 +529,9 @@ def _converted(
         logger.info("[checkpoint] dividing the %s into %d shards", kind, reshard_num)
         reshard = reshard_model_dict if is_model else reshard_optim_dict
         states, metadata = reshard(made[0], checkpoints[0], reshard_num)
-        # A save of its own: mixed with the files of another one it is told.
-        save_id = uuid.uuid4().hex
-        made = states, [{**each, "save_id": save_id} for each in metadata]
+        # Mixed with the files of another save it is told.
+        save = save or {"save_id": uuid.uuid4().hex, "kinds": [kind]}
+        made = states, [{**each, **save} for each in metadata]
     return made
 
 
