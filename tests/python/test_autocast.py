@@ -136,6 +136,22 @@ def test_what_the_lists_leave_out_runs_in_the_type_of_its_macro(name: str) -> No
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"])
+def test_a_dtype_that_the_call_names_is_kept(name: str, dtype: torch.dtype) -> None:
+    """The operators that compute in float32 unless they are told otherwise."""
+    where = {"sum": [(), (0,)], "prod": [(), (0,)]}.get(name, [(0,)])
+    x = torch.linspace(0.5, 1.5, 12).reshape(3, 4).to(ACC, torch.float16)
+    for dims in where:
+        for call in (getattr(torch, name), getattr(torch.Tensor, name)):
+            expected = call(x, *dims, dtype=dtype)
+            with torch.autocast(ACC):
+                found = call(x, *dims, dtype=dtype)
+                unnamed = call(x, *dims)
+            assert (found.dtype, unnamed.dtype) == (dtype, torch.float32)
+            assert torch.equal(found, expected)
+
+
 def test_types_are_promoted_as_ever() -> None:
     lists = AutocastTestLists(ACC)
     for module, cases in (

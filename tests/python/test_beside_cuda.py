@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import torchacc
 import torchacc_device
 from tests import helpers
 
@@ -50,6 +51,31 @@ def test_backward_on_cuda_tensors_fails_and_nothing_else_does() -> None:
     x = torch.ones(2, device="acc", requires_grad=True)
     (x * 2).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2, 2]
+
+
+@pytest.mark.usefixtures("acc_only")
+@pytest.mark.parametrize("patched", [False, True])
+def test_regions_of_cuda_act_on_cuda_tensors(
+    monkeypatch: pytest.MonkeyPatch, patched: bool
+) -> None:
+    """Patched they are acc's, and CUDA's as well."""
+    # torch disables a region where it knows of no GPU.
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    without_gpu = contextlib.nullcontext() if torch.cuda.is_available() else FakeTensorMode()
+    if patched:
+        torchacc.patch()
+    try:
+        with without_gpu:
+            x = on_cuda(4, 4)
+            ours = torch.ones(4, 4, device="acc")
+            with torch.autocast("cuda"):
+                kinds = (x @ x).dtype, (x @ x).softmax(0).dtype, (ours @ ours).dtype
+            after = (x @ x).dtype
+    finally:
+        torchacc.unpatch()
+    half, single = torch.float16, torch.float32
+    assert kinds == (half, single, half if patched else single)
+    assert x.device.type == "cuda" and after == single
 
 
 @pytest.mark.usefixtures("acc_only")
