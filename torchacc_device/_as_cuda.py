@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -65,10 +67,46 @@ def _chosen_for_cuda() -> torch.dtype | None:
     return None if dtype == _untouched.dtype else dtype
 
 
+# Regions and scalers that torch has switched off because there is no CUDA, and the arguments of
+# their `__init__`: nothing of theirs tells them from those that the program made so.
+_switched_off: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def noting_switched_off(original: Callable[[], bool]) -> Callable[[], bool]:
+    """`torch.cuda.amp.common.amp_definitely_not_available`.
+
+    The two `__init__` ask, where they are enabled. They are not wrapped before `patch()`:
+    `torch.jit.script` compiles them.
+    """
+
+    def amp_definitely_not_available() -> bool:
+        absent = original()
+        caller = sys._getframe(1)
+        made = caller.f_locals.get("self")
+        if absent and isinstance(made, (autocast_mode.autocast, torch.amp.GradScaler)):
+            code = caller.f_code
+            names = code.co_varnames[1 : code.co_argcount]
+            _switched_off[made] = {name: caller.f_locals[name] for name in names}
+        return absent
+
+    return amp_definitely_not_available
+
+
+def switch_scalers_on() -> None:
+    """Scalers that the program made before `patch()` are acc's; regions are once they begin."""
+    for made in list(_switched_off):
+        if isinstance(made, torch.amp.GradScaler):
+            torch.amp.GradScaler.__init__(made, **_switched_off.pop(made))
+
+
 def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
     """Who asks for the state of CUDA's autocast (`is_autocast_enabled()`) gets that of acc's."""
 
     def __enter__(self: Any) -> Any:
+        if (given := _switched_off.pop(self, None)) is not None:
+            autocast_mode.autocast.__init__(self, **given)
+        elif self.device == "cuda":  # made before `patch()`
+            self.device = _DEVICE
         result = original(self)
         if self.device == _DEVICE:
             before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")

@@ -13,7 +13,8 @@ its own, that one goes first.
 One more function tells Meta kernels for which device they infer: where the layout of a result
 differs between CPU and CUDA (FFTs, decompositions, embedding bags), they take CUDA for granted.
 
-A GradScaler's step asks the device nothing (_scaling.py). `torch.compile` leaves compiling to acc
+A GradScaler's step asks the device nothing (_scaling.py). What torch switches off where there is no
+CUDA is noted, for acc to switch on (_as_cuda.py). `torch.compile` leaves compiling to acc
 where tensors are on it (_compile.py).
 
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
@@ -364,6 +365,11 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
     (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
     (torch.amp.GradScaler, "_check_scale_growth_tracker", _scaling.with_scale),
+    (
+        torch.cuda.amp.common,
+        "amp_definitely_not_available",
+        _as_cuda.noting_switched_off,
+    ),
     (torch._TorchCompileInductorWrapper, "__call__", _compile.instead_of_inductor),
     (torch._TorchCompileWrapper, "__init__", _compile.registering),
     (distributed_c10d, "_new_process_group_helper", _named_backend),
@@ -502,6 +508,7 @@ def apply_exchanging(construct: Callable[..., None]) -> None:
 def apply_as_cuda() -> None:
     """From now on what acts on CUDA in a program acts on acc (_as_cuda.py)."""
     _apply(_as_cuda.TABLE)
+    _as_cuda.switch_scalers_on()
     _devices.other_names = _as_cuda.MEANT
 
 

@@ -287,6 +287,7 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.UntypedStorage._share_fd_cpu_",
         "torch.UntypedStorage._share_filename_cpu_",
         "torch.UntypedStorage._share_cuda_",
+        "torch.cuda.amp.common.amp_definitely_not_available",
         "torch._meta_registrations.device_hint",
         "torch._TorchCompileWrapper.__init__",
         "torch._TorchCompileInductorWrapper.__call__",

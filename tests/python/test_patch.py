@@ -325,6 +325,60 @@ print(len({{batch.item() for _ in range(2) for batch in loader}}))
     assert done.stdout == "8\n"
 
 
+@pytest.mark.parametrize("absent", [True, False], ids=["no GPU", "a GPU"])
+def test_what_was_made_before_is_acc_s_too(absent: bool) -> None:
+    """Whether torch has switched it off for want of CUDA, or made it CUDA's."""
+    code = f"""
+import warnings
+warnings.simplefilter("ignore")
+absent = {absent}
+if absent:
+    torch.cuda.is_available = lambda: False
+else:
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+def product():
+    x = torch.ones(2, 2, device=DEVICE)
+    return str((x @ x).dtype)
+regions = [
+    torch.cuda.amp.autocast(),
+    torch.cuda.amp.autocast(enabled=False),
+    torch.autocast("cuda", dtype=torch.float16),
+]
+scalers = [
+    torch.cuda.amp.GradScaler(4.0),
+    torch.amp.GradScaler("cuda", init_scale=8.0),
+    torch.amp.GradScaler(enabled=False),
+]
+forwards = [region(product) for region in regions]
+enabled = [each.is_enabled() for each in scalers]
+print([call() for call in forwards], enabled == [not absent, not absent, False])
+import torchacc
+torchacc.patch()
+print([call() for call in forwards], [each.is_enabled() for each in scalers])
+with torch.autocast("cuda"):
+    print([call() for call in forwards], product())
+weight = torch.ones(2, device=DEVICE, requires_grad=True)
+for scaler in scalers:
+    weight.grad = None
+    scaler.scale(weight.sum()).backward()
+    scaler.step(torch.optim.SGD([weight], lr=0.0))
+    scaler.update()
+    print(weight.grad.tolist(), scaler.get_scale())
+torchacc.unpatch()
+print(torch.is_autocast_enabled(), torch.is_autocast_enabled(DEVICE), product())
+"""
+    half, single = "torch.float16", "torch.float32"
+    assert helpers.run_python(code).stdout.splitlines() == [
+        f"{[single] * 3} True",
+        f"{[half, single, half]} [True, True, False]",
+        f"{[half, single, half]} {half}",
+        "[1.0, 1.0] 4.0",  # unscaled by the step
+        "[1.0, 1.0] 8.0",
+        "[1.0, 1.0] 1.0",
+        f"False False {single}",
+    ]
+
+
 def test_inside_a_region_it_is_not_taken_back() -> None:
     torchacc.patch()
     with autocast():
