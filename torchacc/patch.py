@@ -18,8 +18,8 @@ def patch(devices: bool = False) -> tuple[str, ...]:
     Concerned are `torch.autocast("cuda")`, `torch.cuda.amp.autocast` and `GradScaler`, however they
     were imported and those that were made before, `custom_fwd`, `torch.is_autocast_enabled()`, and
     the functions of `torch.cuda` for memory, streams, events, random states and properties. What
-    decides where tensors go stays:
-    `torch.cuda.is_available`, `torch.cuda.device_count`, and devices themselves.
+    decides where tensors go stays: `torch.cuda.is_available`, `torch.cuda.device_count`, and
+    devices themselves.
 
     With `devices` that changes too: the name "cuda" stands for the lazy device wherever torch takes
     one, `torch.cuda.is_available()` is true, tensors of the device say `is_cuda`, and a process

@@ -92,11 +92,16 @@ def noting_switched_off(original: Callable[[], bool]) -> Callable[[], bool]:
     return amp_definitely_not_available
 
 
-def switch_scalers_on() -> None:
-    """Scalers that the program made before `patch()` are acc's; regions are once they begin."""
+def switch_on() -> None:
+    """What the program made before `patch()` is acc's; a region that may be open, when it begins.
+
+    What torch.compile traces has no beginning.
+    """
     for made in list(_switched_off):
-        if isinstance(made, torch.amp.GradScaler):
-            torch.amp.GradScaler.__init__(made, **_switched_off.pop(made))
+        if "prev" not in vars(made):
+            scaler = isinstance(made, torch.amp.GradScaler)
+            kind: Any = torch.amp.GradScaler if scaler else torch.autocast
+            kind.__init__(made, **_switched_off.pop(made))
 
 
 def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +109,7 @@ def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def __enter__(self: Any) -> Any:
         if (given := _switched_off.pop(self, None)) is not None:
-            autocast_mode.autocast.__init__(self, **given)
+            torch.autocast.__init__(self, **given)
         elif self.device == "cuda":  # made before `patch()`
             self.device = _DEVICE
         result = original(self)

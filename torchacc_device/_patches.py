@@ -508,7 +508,7 @@ def apply_exchanging(construct: Callable[..., None]) -> None:
 def apply_as_cuda() -> None:
     """From now on what acts on CUDA in a program acts on acc (_as_cuda.py)."""
     _apply(_as_cuda.TABLE)
-    _as_cuda.switch_scalers_on()
+    _as_cuda.switch_on()
     _devices.other_names = _as_cuda.MEANT
 
 

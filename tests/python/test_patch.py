@@ -350,6 +350,7 @@ scalers = [
     torch.amp.GradScaler(enabled=False),
 ]
 forwards = [region(product) for region in regions]
+square = torch.autocast("cuda")(lambda x: x @ x)  # not called before
 enabled = [each.is_enabled() for each in scalers]
 print([call() for call in forwards], enabled == [not absent, not absent, False])
 import torchacc
@@ -364,6 +365,7 @@ for scaler in scalers:
     scaler.step(torch.optim.SGD([weight], lr=0.0))
     scaler.update()
     print(weight.grad.tolist(), scaler.get_scale())
+print(torch.compile(square, backend="eager")(torch.ones(2, 2, device=DEVICE)).dtype)
 torchacc.unpatch()
 print(torch.is_autocast_enabled(), torch.is_autocast_enabled(DEVICE), product())
 """
@@ -375,6 +377,7 @@ print(torch.is_autocast_enabled(), torch.is_autocast_enabled(DEVICE), product())
         "[1.0, 1.0] 4.0",  # unscaled by the step
         "[1.0, 1.0] 8.0",
         "[1.0, 1.0] 1.0",
+        half,
         f"False False {single}",
     ]
 
