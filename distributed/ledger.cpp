@@ -223,9 +223,9 @@ void Ledger::tick() {
   show();
   hear();
   if (!failure().empty()) return;
-  if (const std::string why = kernels_.exchange(*store_, rank_); !why.empty()) return fail(why);
   if (compared_ != shown_ && compare_with_neighbours()) compared_ = shown_;
   answer();
+  if (const std::string why = kernels_.exchange(*store_, rank_, size_); !why.empty()) fail(why);
 }
 
 std::string Ledger::key(const char* what, uint64_t number) const {

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
-#include <vector>
 
 namespace c10d {
 class Store;
@@ -16,19 +14,18 @@ namespace acc::distributed {
 
 class MissedKernels {
  public:
-  // Tells the other ranks which kernels this one has missed since it told them last, and hears of
-  // theirs. Returns why the group is of no more use; "" while it is. Few requests to the store.
-  std::string exchange(c10d::Store& store, int rank);
+  // Of a new group: what was missed before only once is not its business.
+  MissedKernels();
+
+  // Shows the other ranks which kernels this one has missed, and looks at what its neighbours show:
+  // where one rank has what another misses, so it is with two neighbours. Returns why the group is
+  // of no more use; "" while it is.
+  std::string exchange(c10d::Store& store, int rank, int size);
 
  private:
-  struct Missed {
-    std::string rank;
-    std::string kernel;
-  };
-
-  size_t told_ = 0;
-  uint64_t heard_ = 0;  // messages of the group, in which each has a number
-  std::vector<Missed> missed_;
+  const size_t before_;
+  size_t seen_ = 0;
+  std::string own_;  // their names, a blank before each
 };
 
 }  // namespace acc::distributed

@@ -105,7 +105,8 @@ void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool n
                 ". Make it dense with .to_dense() first.");
     copy_from_host(self, destination, non_blocking);
   } else if (destination.is_cpu()) {
-    const at::Tensor from = session::alias(self, FlushReason::kRead);
+    const at::Tensor from =
+        non_blocking ? session::alias(self, FlushReason::kRead) : session::await(self);
     const c10::DeviceIndex device = self.device().index();
     const runtime::OnDevice of_source(device);
     runtime::await_device(device, [&] { destination.copy_(from, non_blocking); });
@@ -137,7 +138,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& destin
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  const at::Tensor from = session::alias(self, FlushReason::kRead);
+  const at::Tensor from = session::await(self);
   const c10::DeviceIndex device = self.device().index();
   const runtime::OnDevice of_source(device);
   return runtime::await_device(device, [&] { return at::_local_scalar_dense(from); });

@@ -144,14 +144,17 @@ class CudaPool final : public Pool {
     if (!std::exchange(open_, false)) return;
     c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, *id_);
     opened() = nullptr;
+    const std::lock_guard lock(opening());
+    --open_pools();
   }
   void open() {
+    const std::lock_guard lock(opening());
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
         device_, *id_, [thread = std::this_thread::get_id()](cudaStream_t) {
           return std::this_thread::get_id() == thread;
         });
     ++held_;
-    open_ = true;
+    if (!std::exchange(open_, true)) ++open_pools();
     opened() = this;
   }
   // After a capture that failed: torch 2.11 then leaves both of its allocators in the pool, later
@@ -171,6 +174,16 @@ class CudaPool final : public Pool {
     open();
   }
   c10::MempoolId_t id() const { return *id_; }
+
+  // How many are open, on all devices, and what guards the number.
+  static int& open_pools() {
+    static int count = 0;
+    return count;
+  }
+  static std::mutex& opening() {
+    static std::mutex mutex;
+    return mutex;
+  }
 
   // The one that this thread has open.
   static CudaPool*& opened() {
@@ -403,7 +416,9 @@ class CudaBackend final : public Backend {
   }
   void empty_cache() override {
     start_cuda();
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    // It is that of all devices, and an error while one of them is captured.
+    const std::lock_guard lock(CudaPool::opening());
+    if (CudaPool::open_pools() == 0) c10::cuda::CUDACachingAllocator::emptyCache();
   }
   void record_stream(const c10::DataPtr& memory, Stream stream) override {
     start_cuda();

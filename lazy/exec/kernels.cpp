@@ -47,22 +47,24 @@ constexpr int kSilent = 3;
 constexpr const char* kNothing =
     "extern \"C\" __attribute__((visibility(\"default\"))) void acc_nothing() {}\n";
 
-// By name, what became of the kernels that this process needed, for other processes that train with
-// it.
+// What became of the kernels that this process needed, for other processes that train with it.
 struct Needed {
   std::mutex mutex;
   std::unordered_set<std::string> used;
-  std::vector<std::string> missed;
+  std::vector<MissedKernel> missed;
 
-  void miss(const std::string& name) {
+  bool is_missed(const std::string& name) const {
+    return std::ranges::find(missed, name, &MissedKernel::name) != missed.end();
+  }
+
+  void miss(const std::string& name, bool for_good) {
     const std::lock_guard lock(mutex);
-    used.erase(name);
-    if (std::ranges::find(missed, name) == missed.end()) missed.push_back(name);
+    if (!is_missed(name)) missed.push_back({name, for_good});
   }
 
   void use(const std::string& name) {
     const std::lock_guard lock(mutex);
-    if (std::ranges::find(missed, name) == missed.end()) used.insert(name);
+    used.insert(name);
   }
 };
 
@@ -157,7 +159,7 @@ bool await_all(const Compilation& compilation) {
   for (int waits = 1; !job.wait_for(kPatience); ++waits) {
     if (runtime::interrupted()) {
       if (!runtime::chooses_alike()) return false;
-      for (const std::string& name : compilation.names) needed().miss(name);
+      for (const std::string& name : compilation.names) needed().miss(name, /*for_good=*/false);
       return false;
     }
     if (waits < kSilent) continue;
@@ -190,7 +192,7 @@ void use_what_is_there(plan::Plan& plan) {
     if (usable.back()) {
       needed().use(name);
     } else {
-      needed().miss(name);
+      needed().miss(name, /*for_good=*/true);
     }
   }
   std::string error = compilation.job->error();
@@ -316,16 +318,22 @@ std::string kernels_problem() {
   return job->error();
 }
 
-std::vector<std::string> missed_kernels(size_t from) {
+std::vector<MissedKernel> missed_kernels(size_t from) {
   const std::lock_guard lock(needed().mutex);
-  const std::vector<std::string>& missed = needed().missed;
+  const std::vector<MissedKernel>& missed = needed().missed;
   if (from >= missed.size()) return {};
   return {missed.begin() + static_cast<std::ptrdiff_t>(from), missed.end()};
 }
 
 bool relies_on_kernel(const std::string& name) {
   const std::lock_guard lock(needed().mutex);
-  return needed().used.contains(name);
+  return needed().used.contains(name) && !needed().is_missed(name);
+}
+
+void forget_needed_kernels() {
+  const std::lock_guard lock(needed().mutex);
+  needed().used.clear();
+  needed().missed.clear();
 }
 
 bool for_gpus() { return device::are_of_gpus(); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/codegen/render.h"
+#include "lazy/exec/missed_kernel.h"
 #include "lazy/plan/plan.h"
 
 // Generated kernels of a plan: made while its first run goes on without them, called from the
@@ -40,12 +41,14 @@ bool may_be_compared(plan::Plan& plan);
 // Why this process has no generated kernels; "" where it makes some. May start the compiler.
 std::string kernels_problem();
 
-// Names of the kernels that this process has done without, but for the first `from`: they could not
-// be made, or Ctrl-C came before they were and others trained with this process.
-std::vector<std::string> missed_kernels(size_t from);
+// The kernels that this process has done without, but for the first `from`.
+std::vector<MissedKernel> missed_kernels(size_t from);
 
 // Whether this process has used the kernel of that name whenever it needed it.
 bool relies_on_kernel(const std::string& name);
+
+// All plans are made anew, and need their kernels anew.
+void forget_needed_kernels();
 
 // Whether plans are made for GPUs: their kernels take large reductions in parts, and products have
 // epilogues.

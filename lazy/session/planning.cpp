@@ -24,8 +24,8 @@ std::atomic<bool> fuses{true};
 
 std::string kernels_problem() { return exec::kernels_problem(); }
 
-std::vector<std::string> missed_kernels(size_t from) {
-  return fuses ? exec::missed_kernels(from) : std::vector<std::string>();
+std::vector<exec::MissedKernel> missed_kernels(size_t from) {
+  return fuses ? exec::missed_kernels(from) : std::vector<exec::MissedKernel>();
 }
 
 bool relies_on_kernel(const std::string& name) { return fuses && exec::relies_on_kernel(name); }

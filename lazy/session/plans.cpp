@@ -134,7 +134,9 @@ static void forget_all_plans() {
 }
 
 void run_alike() {
-  if (runtime::choose_alike()) forget_all_plans();  // of before, which may have chosen by time
+  if (!runtime::choose_alike()) return;
+  forget_all_plans();  // of before, which may have chosen by time
+  exec::forget_needed_kernels();
 }
 
 void run_unfused() {

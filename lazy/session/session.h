@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lazy/exec/missed_kernel.h"
 #include "lazy/plan/describe.h"
 #include "lazy/record/flush.h"
 #include "lazy/record/storage.h"
@@ -58,6 +59,9 @@ std::shared_ptr<const record::Poison> poison_of(const at::Tensor& tensor);
 // The tensor of the backend's device that shares the memory of `tensor`, an acc tensor; pending
 // work is submitted first and memory that was never written is allocated.
 at::Tensor alias(const at::Tensor& tensor, record::FlushReason reason);
+
+// The same for who waits for the contents: counts where, if they were submitted before.
+at::Tensor await(const at::Tensor& tensor);
 
 // For a tensor that nothing was recorded on and that has no contents: its memory, made on `stream`,
 // which it belongs to, for use by the device's work. Nothing for others.
@@ -123,9 +127,9 @@ void run_unfused();
 // Why this process has no generated kernels; "" where it makes some. May start the compiler.
 std::string kernels_problem();
 
-// Names of the generated kernels that this process has done without, but for the first `from`, and
-// whether it has used the one of that name whenever it needed it. None where it makes none.
-std::vector<std::string> missed_kernels(size_t from);
+// The generated kernels that this process has done without, but for the first `from`, and whether
+// it has used the one of that name whenever it needed it. None where it makes none.
+std::vector<exec::MissedKernel> missed_kernels(size_t from);
 bool relies_on_kernel(const std::string& name);
 
 // Drops all plans and the arena of a device. Frees memory, forgets nothing that matters.

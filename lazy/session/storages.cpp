@@ -120,7 +120,6 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     }
   }
   if (reads && record::watching()) record::note_cut(reason, tensor.device().index());
-  if (reads && memory && reason == FlushReason::kRead) count_wait();
   if (!memory) {
     try {
       flush(tensor.device().index(), reason);
@@ -149,6 +148,17 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     runtime::let_current_stream_follow(tensor.device().index());
   }
   return over(std::move(memory), tensor);
+}
+
+at::Tensor await(const at::Tensor& tensor) {
+  const bool submitted = [&] {
+    Recorder& recorder = record::recorder(tensor.device().index());
+    const auto lock = recorder.lock();
+    LazyStorage& storage = *record::storage_of(tensor);
+    return !recorder.knows(storage) && storage.has_memory();
+  }();
+  if (submitted) count_wait();
+  return alias(tensor, FlushReason::kRead);
 }
 
 void resize_storage(LazyStorage& storage, size_t nbytes) {

@@ -99,8 +99,8 @@ def test_compilers_that_fail_later_on_all_ranks(tmp_path, failing):
 # Exchanges until it is an error; without one it comes to its end.
 EXCHANGE = """
 import time
-def exchange():
-    end = time.monotonic() + 60
+def exchange(seconds=60):
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         x = torch.ones(3, device=DEVICE)
         dist.all_reduce(x)
@@ -126,8 +126,8 @@ def test_a_compiler_that_fails_later_on_one_rank_ends_the_training_of_all(tmp_pa
         assert told == (rank == 1)
 
 
-def test_a_rank_that_does_not_wait_for_its_kernels_ends_the_training_of_all(tmp_path):
-    """Ctrl-C came while it did, and the program went on: what it computed then had none."""
+def interrupted(tmp_path) -> str:
+    """A program in which Ctrl-C comes to rank 1 while it waits for a kernel, and which goes on."""
     compiler, once = tmp_path / "g++", tmp_path / "once"
     compiler.write_text(
         "#!/bin/sh\n"
@@ -138,7 +138,7 @@ def test_a_rank_that_does_not_wait_for_its_kernels_ends_the_training_of_all(tmp_
         f'exec {shutil.which("g++")} "$@"\n'
     )
     compiler.chmod(0o755)
-    code = f"""
+    return f"""
 import tempfile
 os.environ["ACC_CACHE_DIR"] = tempfile.mkdtemp(dir={str(tmp_path)!r})
 if RANK == 1:
@@ -151,7 +151,21 @@ for _ in range(5):
         x.cpu()
     except KeyboardInterrupt:
         report(interrupted=True)
-exchange()
 """
-    done = ended(EXCHANGE + code)
+
+
+def test_a_rank_that_does_not_wait_for_its_kernels_ends_the_training_of_all(tmp_path):
+    """What it computed then had none."""
+    done = ended(EXCHANGE + interrupted(tmp_path) + "exchange()\n")
     assert done[1].reports == {"interrupted": True}
+
+
+def test_a_later_group_does_not_hear_of_what_was_missed_once(tmp_path):
+    code = """
+dist.destroy_process_group()
+dist.init_process_group("acc")
+exchange(seconds=4)
+report(whole=True)
+"""
+    done = run_ranks(EXCHANGE + interrupted(tmp_path) + code, 2)
+    assert done[1].reports == {"interrupted": True, "whole": True}

@@ -40,6 +40,7 @@ def test_reading_what_is_there_is_counted_apart(device, since):
     x = torch.ones(4, 4, device=device) + 1
     x.cpu()  # submits
     x.cpu()  # waits
+    x.to("cpu", non_blocking=True)
     for _ in range(2):
         x[0, 0].item()  # element
     total = x.sum()
