@@ -274,8 +274,9 @@ def test_memory_of_another_device_is_not_taken_for_the_device_s(acc_only):
     """A kernel that leaves a result elsewhere: it is copied, or the error names the operator."""
     code = """
 import pytest
+from torch import library
 from tests import helpers
-kernels = torch.library.Library("aten", "IMPL")
+kernels = library.Library("aten", "IMPL")
 def kthvalue(x, k, dim=-1, keepdim=False):
     values = x.sort(dim)[0].select(dim, k - 1).contiguous()
     return values, torch.empty_like(values, dtype=torch.long, device="meta")
