@@ -18,8 +18,8 @@ class MissedKernels {
   MissedKernels();
 
   // Shows the other ranks which kernels this one has missed, and looks at what its neighbours show:
-  // where one rank has what another misses, so it is with two neighbours. Returns why the group is
-  // of no more use; "" while it is.
+  // where one rank has what another misses, so it is with two neighbours, once those between have
+  // needed it. Returns why the group is of no more use; "" while it is.
   std::string exchange(c10d::Store& store, int rank, int size);
 
  private:

@@ -57,9 +57,12 @@ struct Needed {
     return std::ranges::find(missed, name, &MissedKernel::name) != missed.end();
   }
 
+  // What was missed once, and then for good, is there twice: groups that were made in between hear
+  // of the second time only.
   void miss(const std::string& name, bool for_good) {
     const std::lock_guard lock(mutex);
-    if (!is_missed(name)) missed.push_back({name, for_good});
+    const MissedKernel made{name, for_good};
+    if (std::ranges::find(missed, made) == missed.end()) missed.push_back(made);
   }
 
   void use(const std::string& name) {
@@ -199,8 +202,7 @@ void use_what_is_there(plan::Plan& plan) {
   if (!error.empty() && runtime::chooses_alike()) {
     error +=
         " Where another process of this training has that kernel, training ends: what both "
-        "compute, "
-        "like the update of parameters, would differ in its last bits.";
+        "compute, like the update of parameters, would differ in its last bits.";
   }
   runtime::warn_once(error);
   runtime::warn_once(jit::cache_problem());

@@ -9,6 +9,7 @@ namespace acc::exec {
 struct MissedKernel {
   std::string name;
   bool for_good;
+  bool operator==(const MissedKernel&) const = default;
 };
 
 }  // namespace acc::exec

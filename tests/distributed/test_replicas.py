@@ -126,8 +126,11 @@ def test_a_compiler_that_fails_later_on_one_rank_ends_the_training_of_all(tmp_pa
         assert told == (rank == 1)
 
 
-def interrupted(tmp_path) -> str:
-    """A program in which Ctrl-C comes to rank 1 while it waits for a kernel, and which goes on."""
+def interrupted(tmp_path, then: str = "") -> str:
+    """A program in which Ctrl-C comes to rank 1 while it waits for a kernel, and which goes on.
+
+    `then`: what its compiler does afterwards, in place of what it was called for.
+    """
     compiler, once = tmp_path / "g++", tmp_path / "once"
     compiler.write_text(
         "#!/bin/sh\n"
@@ -135,6 +138,7 @@ def interrupted(tmp_path) -> str:
         '  case "$each" in *.cpp) grep -q acc_nothing "$each" || kernels=1 ;; esac\n'
         "done\n"
         f'if [ "$kernels" ] && mkdir {once} 2> /dev/null; then kill -INT $PPID; sleep 2; fi\n'
+        f'[ -z "$kernels" ] || {then or ":"}\n'
         f'exec {shutil.which("g++")} "$@"\n'
     )
     compiler.chmod(0o755)
@@ -144,13 +148,15 @@ os.environ["ACC_CACHE_DIR"] = tempfile.mkdtemp(dir={str(tmp_path)!r})
 if RANK == 1:
     os.environ["ACC_CXX"] = {str(compiler)!r}
 dist.init_process_group("acc")
-x = torch.ones(100, device=DEVICE)
-for _ in range(5):
-    try:
+def compute():
+    x = torch.ones(100, device=DEVICE)
+    for _ in range(5):
         x = (x * 0.5 + 1).tanh()
         x.cpu()
-    except KeyboardInterrupt:
-        report(interrupted=True)
+try:
+    compute()
+except KeyboardInterrupt:
+    report(interrupted=True)
 """
 
 
@@ -169,3 +175,14 @@ report(whole=True)
 """
     done = run_ranks(EXCHANGE + interrupted(tmp_path) + code, 2)
     assert done[1].reports == {"interrupted": True, "whole": True}
+
+
+def test_what_is_missed_again_and_for_good_ends_a_later_group(tmp_path):
+    code = """
+dist.destroy_process_group()
+dist.init_process_group("acc")
+compute()
+exchange()
+"""
+    done = ended(EXCHANGE + interrupted(tmp_path, then="exit 1") + code)
+    assert done[1].reports == {"interrupted": True}
