@@ -90,6 +90,26 @@ def capturing(recording: str) -> str:
 
 
 @pytest.fixture
+def kernels_of_a_gpu(device: str) -> Iterator[None]:
+    """Emulated where there is none: its threads and blocks take turns in either order."""
+    helpers.emulate_gpu()
+    try:
+        yield
+    finally:
+        helpers.emulate_gpu(on=False)
+
+
+@pytest.fixture
+def plans_of_a_gpu(kernels_of_a_gpu: None) -> Iterator[None]:
+    """Plans as they are made for a GPU: captured, too."""
+    helpers.extension().capture_plans(True)
+    try:
+        yield
+    finally:
+        helpers.extension().capture_plans(False)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """One intra-op thread during the test."""
     before = torch.get_num_threads()

@@ -7,7 +7,7 @@ Values agree up to rounding, strides exactly. A program also says whether the pa
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -411,18 +411,6 @@ HALF = (torch.float16, torch.bfloat16)
 # How far half types in either layout may be from each other, of the norm of a tensor. After three
 # steps through batch norms it is 0.035, and 0.2 from float32; what is laid out wrongly is 1.
 HALF_APART = 0.1
-
-
-@pytest.fixture
-def plans_of_a_gpu(device) -> Iterator[None]:
-    """Plans as they are made for a GPU, whose kernels are emulated where there is none."""
-    helpers.emulate_gpu()
-    helpers.extension().capture_plans(True)
-    try:
-        yield
-    finally:
-        helpers.extension().capture_plans(False)
-        helpers.emulate_gpu(on=False)
 
 
 def check_layouts(program: Program, last: bool | None, apart: float = HALF_APART) -> None:

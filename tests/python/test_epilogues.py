@@ -17,15 +17,9 @@ RUNS = 5
 
 
 @pytest.fixture(autouse=True)
-def plans_of_a_gpu(device) -> Iterator[None]:
-    helpers.emulate_gpu()
-    helpers.extension().capture_plans(True)
-    try:
-        yield
-    finally:
-        helpers.extension().skip_passes("")
-        helpers.extension().capture_plans(False)
-        helpers.emulate_gpu(on=False)
+def all_passes(plans_of_a_gpu) -> Iterator[None]:
+    yield
+    helpers.extension().skip_passes("")
 
 
 def operators() -> list[str]:

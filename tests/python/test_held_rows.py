@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,16 +17,6 @@ pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
 CLOSE = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 # The emulator's blocks hold rows of float32 of up to 12,160 elements, of half types twice that.
 SHAPES = [(3, 64), (5, 101), (9, 999), (2, 4096), (1, 12_160), (1, 12_161), (1, 16_001)]
-
-
-@pytest.fixture
-def kernels_of_a_gpu(device) -> Iterator[None]:
-    """Emulated where there is none."""
-    helpers.emulate_gpu()
-    try:
-        yield
-    finally:
-        helpers.emulate_gpu(on=False)
 
 
 def layer_norm(x: Tensor) -> Tensor:

@@ -17,16 +17,9 @@ RUNS = 6  # the first without kernels, the last captured
 
 
 @pytest.fixture(autouse=True)
-def kernels_of_a_gpu(device) -> Iterator[None]:
-    """Emulated where there is none: its threads and blocks take turns in either order."""
-    helpers.emulate_gpu()
-    helpers.extension().capture_plans(True)
-    try:
-        with helpers.counting() as counted:
-            yield
-    finally:
-        helpers.extension().capture_plans(False)
-        helpers.emulate_gpu(on=False)
+def in_stages(plans_of_a_gpu) -> Iterator[None]:
+    with helpers.counting() as counted:
+        yield
     assert counted["kernels/prepared in stages"] > 0
     assert counted["captures_submitted"] > 0
 
