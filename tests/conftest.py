@@ -132,6 +132,17 @@ def unfused(device: str) -> Iterator[None]:
 
 
 @pytest.fixture
+def only_this_frees() -> Iterator[None]:
+    """For tests that count memory: what earlier tests left in cycles goes before, not in between."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.fixture
 def clean_flags() -> Iterator[None]:
     """Puts back default dtype, default device and determinism, whatever the test did."""
     dtype = torch.get_default_dtype()

@@ -298,6 +298,7 @@ def test_a_loader_of_the_programs_own_that_has_workers_may_fill_one_buffer(devic
     assert [s.item() for s in seen] == [3.0 * i for i in range(8)]
 
 
+@pytest.mark.usefixtures("only_this_frees")
 def test_memory_that_was_taken_over_is_counted_and_given_back(host):
     torch.acc.synchronize()
     before = torch.acc.memory_allocated()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 
 import pytest
 import torch
@@ -142,6 +141,7 @@ class Wide(nn.Module):
         return x + self.dropout(self.down(torch.nn.functional.gelu(self.up(x))))
 
 
+@pytest.mark.usefixtures("only_this_frees")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_plan_of_a_checkpointed_step_needs_less_memory(recording, unfused, autocast):
     """No pass reads what the forward computed where the backward computes it again."""
@@ -153,7 +153,6 @@ def test_the_plan_of_a_checkpointed_step_needs_less_memory(recording, unfused, a
         if count:
             assert checkpoint_classes(net, {"Wide"}, count) == count
         x = drawn(rows, 32, device=recording)
-        gc.collect()  # what earlier tests left must not be freed in the middle of a step
         for _ in range(3):
             net.zero_grad(set_to_none=False)
             torch.manual_seed(1)

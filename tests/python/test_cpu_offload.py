@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 
 import pytest
 import torch
@@ -89,17 +88,12 @@ def peak(net, offload=None):
     return most, after, counted["plans_built"]
 
 
-def test_less_of_the_device_is_needed_and_all_of_it_comes_back(acc_only, recording, unfused):
+@pytest.mark.usefixtures("recording", "unfused", "only_this_frees")
+def test_less_of_the_device_is_needed_and_all_of_it_comes_back(acc_only):
     net = layers(dropout=0.0)
     gradients(net)
     whole, _, _ = peak(net)
-    offload = get_cpu_offload_context(LAYERS - 1)
-    gc.collect()
-    gc.disable()  # what only a collection frees would stay for several steps
-    try:
-        part, after, plans = peak(net, offload)
-    finally:
-        gc.enable()
+    part, after, plans = peak(net, get_cpu_offload_context(LAYERS - 1))
     # Of three layers at most two are back at once.
     one_layer = 4 * ROWS * WIDTH * (2 + 3 * 4)
     assert part < whole - 0.9 * one_layer

@@ -359,6 +359,7 @@ def test_who_reads_what_is_complete_hears_first_that_memory_ran_out(acc_only):
     assert outer.sum().item() == 90_000.0 and doubled.tolist() == [2.0] * 3
 
 
+@pytest.mark.usefixtures("only_this_frees")
 def test_complete_results_of_work_that_waits_count_once_and_can_be_freed(acc_only):
     large, source = torch.ones(1 << 23, device=acc_only), torch.ones(3000, device=acc_only)
     extension().flush()
