@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/errors.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/hooks_table.h"
 #include "csrc/runtime/on_device.h"
@@ -120,8 +121,10 @@ bool RecordedWork::isCompleted() {
     if (error_ == nullptr) error_ = std::current_exception();
     return true;
   }
-  runtime::Backend& backend = runtime::backend();
-  return backend.query_stream(backend.default_stream(device_));
+  return runtime::await_device(device_, [&] {
+    runtime::Backend& backend = runtime::backend();
+    return backend.query_stream(backend.default_stream(device_));
+  });
 }
 
 // Who runs what was submitted has the recording until that is over.

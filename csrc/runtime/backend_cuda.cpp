@@ -1,5 +1,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -11,7 +12,9 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -27,6 +30,7 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/cuda_workspaces.h"
+#include "csrc/runtime/gil.h"
 #include "csrc/runtime/nvidia.h"
 
 // NVIDIA GPUs, through what torch ships: its caching allocator, its streams and events. An acc
@@ -59,9 +63,57 @@ c10::cuda::CUDAEvent& event_of(const Marker& marker) {
   return const_cast<CudaMarker&>(static_cast<const CudaMarker&>(marker)).event;
 }
 
-// The private pools of torch's allocator that captured work of a device has its memory from. All of
-// it has one, while there is any: the allocator forgets a pool that nobody holds, once nothing is
-// left in it.
+// Held while work of a device is captured; shared by those who wait for the device as a whole,
+// which CUDA forbids meanwhile, and takes amiss in the capture.
+std::shared_mutex& capture_mutex(DeviceIndex device) {
+  constexpr size_t kDevices = size_t{std::numeric_limits<DeviceIndex>::max()} + 1;
+  static auto& mutexes = *new std::array<std::shared_mutex, kDevices>;
+  return mutexes.at(static_cast<size_t>(device));
+}
+
+class CudaWork;
+thread_local std::unique_ptr<CudaWork> capturing;
+
+void wait_for(DeviceIndex device) {
+  std::shared_lock lock(capture_mutex(device), std::defer_lock);
+  if (capturing == nullptr) lock.lock();  // else CUDA says that this cannot be captured
+  const CUDAGuard guard(device);
+  c10::cuda::device_synchronize();
+}
+
+// A private pool of torch's allocator, which forgets it when nobody holds it and nothing is left in
+// it.
+class PrivatePool {
+ public:
+  explicit PrivatePool(DeviceIndex device) : device_(device), id_(at::cuda::graph_pool_handle()) {}
+  // The memory is about to be anybody's. What the allocator waits for, where it unmaps expandable
+  // segments, is the stream they belong to, that of captures; the work runs on another.
+  ~PrivatePool() {
+    if (!held_) return;
+    try {
+      wait_for(device_);
+    } catch (const std::exception&) {
+      (void)cudaGetLastError();  // a later call says what has become of the device
+    }
+    c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
+  }
+  PrivatePool(const PrivatePool&) = delete;
+  PrivatePool& operator=(const PrivatePool&) = delete;
+
+  const c10::MempoolId_t& id() const { return id_; }
+  void open(std::function<bool(cudaStream_t)> serves) {
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(device_, id_, std::move(serves));
+    // The allocator counts each time as one who holds it.
+    if (held_.exchange(true)) c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
+  }
+
+ private:
+  const DeviceIndex device_;
+  const c10::MempoolId_t id_;
+  std::atomic<bool> held_ = false;
+};
+
+// Captured work of a device has its memory from one pool, while there is any such work.
 class Pools {
  public:
   static Pools& of(DeviceIndex device) {
@@ -71,13 +123,13 @@ class Pools {
     return all[device];
   }
 
-  std::shared_ptr<const c10::MempoolId_t> current() {
+  std::shared_ptr<PrivatePool> current(DeviceIndex device) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<const c10::MempoolId_t> pool = current_.lock();
+    std::shared_ptr<PrivatePool> pool = current_.lock();
     if (pool == nullptr) {
-      pool = std::make_shared<const c10::MempoolId_t>(at::cuda::graph_pool_handle());
+      pool = std::make_shared<PrivatePool>(device);
       current_ = pool;
-      known_.push_back(*pool);
+      known_.push_back(pool->id());
     }
     return pool;
   }
@@ -85,7 +137,6 @@ class Pools {
   // Of those that nobody holds, too: results of captured work may be in them.
   uint64_t bytes(DeviceIndex device) {
     const std::lock_guard lock(mutex_);
-    const auto current = current_.lock();
     uint64_t bytes = 0;
     std::erase_if(known_, [&](const c10::MempoolId_t& id) {
       uint64_t has = 0;
@@ -93,15 +144,15 @@ class Pools {
         if (segment.device == device) has += segment.total_size;
       }
       bytes += has;
-      return has == 0 && (current == nullptr || *current != id);
+      return has == 0 && (current_.expired() || id != known_.back());
     });
     return bytes;
   }
 
  private:
   std::mutex mutex_;
-  std::weak_ptr<const c10::MempoolId_t> current_;
-  std::vector<c10::MempoolId_t> known_;
+  std::weak_ptr<PrivatePool> current_;
+  std::vector<c10::MempoolId_t> known_;  // the current one is the last
 };
 
 // A stream of ours for each device. Always the same, since the allocator keeps its free blocks by
@@ -131,29 +182,24 @@ CUDAStream capture_stream(DeviceIndex device) {
 
 class CudaPool final : public Pool {
  public:
-  explicit CudaPool(DeviceIndex device) : device_(device), id_(Pools::of(device).current()) {
+  explicit CudaPool(DeviceIndex device)
+      : device_(device), pool_(Pools::of(device).current(device)) {
     open();
   }
-  ~CudaPool() override {
-    close();
-    if (id_.use_count() == 1) wait_for_work();
-    for (; held_ > 0; --held_) c10::cuda::CUDACachingAllocator::releasePool(device_, *id_);
-  }
+  ~CudaPool() override { close(); }
 
   void close() override {
     if (!std::exchange(open_, false)) return;
-    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, *id_);
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id());
     opened() = nullptr;
     const std::lock_guard lock(opening());
     --open_pools();
   }
   void open() {
     const std::lock_guard lock(opening());
-    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-        device_, *id_, [thread = std::this_thread::get_id()](cudaStream_t) {
-          return std::this_thread::get_id() == thread;
-        });
-    ++held_;
+    pool_->open([thread = std::this_thread::get_id()](cudaStream_t) {
+      return std::this_thread::get_id() == thread;
+    });
     if (!std::exchange(open_, true)) ++open_pools();
     opened() = this;
   }
@@ -161,19 +207,19 @@ class CudaPool final : public Pool {
   // versions do not, and throw.
   void take_back() noexcept {
     try {
-      at::getHostAllocator(c10::DeviceType::CUDA)->end_allocate_to_pool(*id_);
+      at::getHostAllocator(c10::DeviceType::CUDA)->end_allocate_to_pool(id());
     } catch (const std::exception&) {
     }
     try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, *id_);
-      c10::cuda::CUDACachingAllocator::releasePool(device_, *id_);
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id());
+      c10::cuda::CUDACachingAllocator::releasePool(device_, id());
     } catch (const std::exception&) {
     }
     (void)cudaGetLastError();  // the failure has been told
     end_draws();
     open();
   }
-  c10::MempoolId_t id() const { return *id_; }
+  const c10::MempoolId_t& id() const { return pool_->id(); }
 
   // How many are open, on all devices, and what guards the number.
   static int& open_pools() {
@@ -208,30 +254,10 @@ class CudaPool final : public Pool {
     }
   }
 
-  // The pool's memory is about to be anybody's. What the allocator waits for, where it unmaps
-  // expandable segments, is the stream they belong to, that of captures; the work runs on another.
-  void wait_for_work() const noexcept {
-    try {
-      const CUDAGuard guard(device_);
-      c10::cuda::device_synchronize();
-    } catch (const std::exception&) {
-      (void)cudaGetLastError();  // a later call says what has become of the device
-    }
-  }
-
   const DeviceIndex device_;
-  const std::shared_ptr<const c10::MempoolId_t> id_;
-  int held_ = 0;  // times that the allocator was told to keep the pool
+  const std::shared_ptr<PrivatePool> pool_;
   bool open_ = false;
 };
-
-// Held while work of a device is captured; shared by those who wait for the device as a whole,
-// which CUDA forbids meanwhile, and takes amiss in the capture.
-std::shared_mutex& capture_mutex(DeviceIndex device) {
-  constexpr size_t kDevices = size_t{std::numeric_limits<DeviceIndex>::max()} + 1;
-  static auto& mutexes = *new std::array<std::shared_mutex, kDevices>;
-  return mutexes.at(static_cast<size_t>(device));
-}
 
 // Through memory that the GPU reads by itself; who gives it back to its allocator need not wait.
 void upload(void* to, const void* from, size_t nbytes, CUDAStream stream) {
@@ -297,13 +323,17 @@ class CudaWork final : public CapturedWork {
     alone_.unlock();
     guard_.reset();
   }
-  // Where the driver finds no memory for it, a graph is not launched.
+  // Where the driver finds no memory for it, a graph is not launched, and draws nothing.
   void submit() override {
     launched_ = true;
+    auto& draws = *at::check_generator<at::CUDAGeneratorImpl>(
+        at::cuda::detail::getDefaultCUDAGenerator(device_));
+    const uint64_t drawn = draws.philox_offset_per_thread();
     try {
       graph_.replay();
     } catch (const c10::AcceleratorError& error) {
       launched_ = error.get_error_code() != cudaErrorMemoryAllocation;
+      if (!launched_) draws.set_philox_offset_per_thread(drawn);
       throw;
     }
   }
@@ -331,8 +361,6 @@ class CudaWork final : public CapturedWork {
   at::cuda::CUDAGraph graph_{/*keep_graph=*/true};  // what is abandoned is not instantiated
   bool launched_ = false;
 };
-
-thread_local std::unique_ptr<CudaWork> capturing;
 
 // Torch's CUDA state (allocator, handles) comes into being at the first use, never at import.
 void start_cuda() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }
@@ -416,7 +444,9 @@ class CudaBackend final : public Backend {
   }
   void empty_cache() override {
     start_cuda();
-    // It is that of all devices, and an error while one of them is captured.
+    // It is that of all devices, and an error while one of them is captured. Where torch records
+    // what becomes of memory, the allocator asks for the interpreter lock: nobody waits with it.
+    const GilRelease release;
     const std::lock_guard lock(CudaPool::opening());
     if (CudaPool::open_pools() == 0) c10::cuda::CUDACachingAllocator::emptyCache();
   }
@@ -433,12 +463,7 @@ class CudaBackend final : public Backend {
     return at::detail::getCUDAHooks().isPinnedPtr(address);
   }
 
-  void synchronize(DeviceIndex device) override {
-    std::shared_lock lock(capture_mutex(device), std::defer_lock);
-    if (capturing == nullptr) lock.lock();  // else CUDA says that this cannot be captured
-    const CUDAGuard guard(device);
-    c10::cuda::device_synchronize();
-  }
+  void synchronize(DeviceIndex device) override { wait_for(device); }
   Stream default_stream(DeviceIndex device) override {
     return to_acc(c10::cuda::getDefaultCUDAStream(device));
   }

@@ -63,15 +63,24 @@ void about_to_wait() {
                               base::concat("injected: CUDA error ", code, "."));
 }
 
+// What went wrong matters more than what could be said about it.
+static std::string last_work_or_nothing(c10::DeviceIndex device) noexcept {
+  try {
+    return last_work(device);
+  } catch (...) {
+    return "";
+  }
+}
+
 void rethrow_awaited(c10::DeviceIndex device, const c10::AcceleratorError& error) {
   const int32_t code = error.get_error_code();
   const std::string advice = advice_after(code);
   if (advice.empty()) throw;
-  throw c10::AcceleratorError(
-      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, code,
-      base::concat(error.what_without_backtrace(),
-                   " This was heard of when acc:", static_cast<int>(device),
-                   " was waited for; any work before may be to blame.", last_work(device), advice));
+  throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, code,
+                              base::concat(error.what_without_backtrace(),
+                                           " This was heard of when acc:", static_cast<int>(device),
+                                           " was waited for; any work before may be to blame.",
+                                           last_work_or_nothing(device), advice));
 }
 
 void warn_once(const std::string& what) {

@@ -143,6 +143,26 @@ def test_each_part_has_its_share_of_the_time(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "late/table.txt").read_text().split()[2:4] == ["not", "run"]
 
 
+def test_a_build_that_takes_long_takes_it_from_the_last_parts(tmp_path, monkeypatch):
+    deadlines = {}
+
+    def part(name: str, seconds: float) -> Callable[[gpu_check.Check], None]:
+        def run(check: gpu_check.Check) -> None:
+            deadlines[name] = check.deadline
+            clock[0] += seconds
+
+        return run
+
+    clock = [100.0]
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gpu_check, "LIMIT_S", 10.0)
+    parts = {"env": (1.0, part("env", 1.0)), "build": (2.0, part("build", 6.0))}
+    parts |= {"steps": (2.0, part("steps", 1.5)), "bench": (5.0, part("bench", 0.0))}
+    monkeypatch.setattr(gpu_check, "PARTS", parts)
+    gpu_check.run_parts(check_for(tmp_path), "", "")
+    assert deadlines == {"env": 101.0, "build": 110.0, "steps": 109.0, "bench": 110.0}
+
+
 def test_the_default_call_goes_through_its_parts(tmp_path, monkeypatch):
     """In order, each with commands that exist.
 
