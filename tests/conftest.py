@@ -133,7 +133,7 @@ def unfused(device: str) -> Iterator[None]:
 
 @pytest.fixture
 def only_this_frees() -> Iterator[None]:
-    """For tests that count memory: what earlier tests left in cycles goes before, not in between."""
+    """For tests that count memory: what others left in cycles goes before, not in between."""
     gc.collect()
     gc.disable()
     try:
