@@ -38,7 +38,7 @@ run() {
   measure run --suite host --window-s 0.5 "$@"
 }
 
-parts="small medium large threads2 start record limits precision loader overhead steps hosts"
+parts="small medium large threads2 start record limits precision compiled loader overhead steps hosts"
 for part in ${*:-$parts}; do
   case $part in
     small)
@@ -66,7 +66,7 @@ for part in ${*:-$parts}; do
     limits)
       measure limits --json "$results-limits-$machine.jsonl"
       ;;
-    precision | overhead)
+    precision | compiled | overhead)
       measure "$part" --json "$results-$part-$machine-threads1.jsonl"
       ;;
     loader)

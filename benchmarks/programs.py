@@ -41,9 +41,18 @@ class Setting:
         """`function` through torch.compile when the variant asks for `kind`, else unchanged.
 
         `kind` is "model" (the model, or the only function of a case without one) or "step".
-        The modes of torch.compile apply to what "model" applies to.
+        The modes of torch.compile apply to what "model" applies to. So does "aot": AOTAutograd's
+        graphs, run as they are.
         """
         import torch
+
+        if kind == "model" and "aot" in self.words:
+            from functorch.compile import make_boxed_func
+            from torch._dynamo.backends.common import aot_autograd
+
+            return torch.compile(
+                function, backend=aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph))
+            )
 
         if kind in self.words:
             return torch.compile(function)
