@@ -35,7 +35,9 @@ def main(argv: list[str]) -> int:
     torch.set_num_threads(arguments.threads)
     lines: list[dict[str, Any]] = [turns.header("compiled", arguments)]
     print(
-        "| case | way | ms | times plain's (95 %) | first step | losses |\n|---|---|---|---|---|---|"
+        "| case | way | ms | times plain's (95 %) | first step | losses |",
+        "|---" * 6 + "|",
+        sep="\n",
     )
     for case in arguments.cases:
         programs, first_s, losses = {}, {}, {}

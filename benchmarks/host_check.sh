@@ -5,8 +5,9 @@
 #     PYTHON=python3 sh benchmarks/host_check.sh [--dry-run] MACHINE [PART ...]
 #
 # MACHINE: one word for the names of the files in benchmarks/results/.
-# Parts: small medium large threads2 start record limits precision loader overhead steps hosts; all
-# without one. The last two are several processes (benchmarks/comm.py), of which hosts needs root.
+# Parts: small medium large threads2 start record limits precision compiled loader overhead steps
+# hosts; all without one. The last two are several processes (benchmarks/comm.py), of which hosts
+# needs root.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -677,7 +677,7 @@ def test_the_script_that_measures_a_host_calls_what_there_is():
         return subprocess.run([*script, *arguments], capture_output=True, text=True, check=False)
 
     lines = call("--dry-run", "word").stdout.splitlines()
-    assert len(lines) == 15
+    assert len(lines) == 16
     measured, names = set(), []
     for line in lines:
         _, program, *options = line.split()
