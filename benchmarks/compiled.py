@@ -18,14 +18,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import turns
+
 CASES = ("mlp", "resnet18_cifar", "gpt")
 WAYS = ("plain", "model", "aot")
 COUNT = 20
 
 
 def main(argv: list[str]) -> int:
-    from benchmarks import turns
-
     arguments = turns.parser("compiled.py", __doc__.splitlines()[0], CASES).parse_args(argv)
     import torch
 
