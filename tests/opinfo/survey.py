@@ -9,6 +9,7 @@
                                                        one sample in this process, for a debugger
     python tests/opinfo/survey.py --by cause           one line per distinct error, largest first
     python tests/opinfo/survey.py --json > out.json    everything, one JSON document
+    python tests/opinfo/survey.py --half --results F   beside that, F for benchmarks/results
 
 `ACC_MODE` chooses the mode of the device; `ACC_TEST_DEVICE=cpu` compares the CPU with itself.
 """
@@ -19,15 +20,18 @@ import argparse
 import collections
 import dataclasses
 import json
+import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 import torch
 
+from benchmarks import report
 from tests import helpers
 
 helpers.load_device()
@@ -124,6 +128,37 @@ def summary(results: list[runner.Result]) -> list[str]:
     return lines
 
 
+def lines_of(results: list[runner.Result]) -> Iterator[dict[str, object]]:
+    """For a file of results: totals per variant and type, and what failed, with the reasons."""
+    kinds = dict.fromkeys((result.variant, result.dtype) for result in results)
+    for variant, dtype in kinds:
+        found = [r for r in results if (r.variant, r.dtype) == (variant, dtype) and r.samples]
+        samples, failed, forgiven = totals(found)[variant]
+        yield {
+            "kind": "opinfo",
+            "variant": variant,
+            "dtype": dtype,
+            "operators": len(found),
+            "samples": samples,
+            "failed": failed,
+            "excepted": forgiven,
+            "with_kernels": sum(r.fused[0] for r in found),
+        }
+    for result in results:
+        for category in dict.fromkeys(category for _, category, _ in result.failures):
+            line = excepted(result, category)
+            yield {
+                "kind": "failure",
+                "op": result.op,
+                "variant": result.variant,
+                "dtype": result.dtype,
+                "category": category,
+                "failed": len({i for i, kind, _ in result.failures if kind == category}),
+                "samples": result.samples,
+                "reason": line.reason if line else None,
+            }
+
+
 def _here(wanted: list[dict[str, object]], sample: int | None) -> None:
     """Runs the requests in this process and prints what differs."""
     from tests.opinfo import worker
@@ -161,6 +196,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="excepted failures too")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--results", type=Path, help="a file for totals and failures, JSON lines")
     args = parser.parse_args()
 
     variants = args.variant or ([check.GRADIENT] if args.grad else None)
@@ -186,12 +222,17 @@ def main() -> int:
         for request in wanted:
             request["only"] = args.sample
     began = time.monotonic()
+    settings = {"suite": "opinfo", "mode": helpers.extension().mode(), "torch": torch.__version__}
+    head = report.header(settings, env or os.environ) if args.results else {}
 
     def show(done: int, of: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{done}/{of} {time.monotonic() - began:.0f} s ", end="", file=sys.stderr)
 
     results = runner.run(wanted, jobs=args.jobs, env=env, progress=show)
+    if args.results:
+        lines = [head, *lines_of(results)]
+        args.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if args.json:
         json.dump([dataclasses.asdict(r) for r in results], sys.stdout, indent=1)
         print()

@@ -135,6 +135,18 @@ def test_every_exception_is_needed(results):
     assert not stale, "take out of tests/opinfo/exceptions.py:\n" + "\n".join(stale)
 
 
+def test_a_file_of_results_has_totals_and_what_failed_with_reasons():
+    good = runner.Result("sigmoid", check.HALF, "float16", samples=3, fused=(2, 0))
+    raised = [(0, "raises", "no kernel")]
+    listed = runner.Result("trace", check.HALF, "float16", samples=1, failures=raised)
+    new = runner.Result("add", check.HALF, "float16", samples=2, failures=[(1, "value", "far off")])
+    totals, *failures = survey.lines_of([good, listed, new])
+    counts = {"operators": 3, "samples": 6, "failed": 2, "excepted": 1, "with_kernels": 2}
+    assert totals == {"kind": "opinfo", "variant": check.HALF, "dtype": "float16", **counts}
+    assert [line["op"] for line in failures] == ["trace", "add"]
+    assert "host's ATen has none" in str(failures[0]["reason"]) and failures[1]["reason"] is None
+
+
 # --- the comparison itself ------------------------------------------------------------------------
 
 
