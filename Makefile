@@ -30,7 +30,7 @@ test:
 	@$(VENV_PYTHON) scripts/run_tests.py --set-up '$(PYTHON)' --keep-going
 
 test-full:
-	@sh scripts/setup.sh full '$(PYTHON)'
+	@sh scripts/setup.sh test '$(PYTHON)'
 	@$(VENV_PYTHON) scripts/run_tests.py --full --keep-going
 
 develop:

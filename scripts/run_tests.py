@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -37,6 +38,9 @@ PROCESSES = max(1, min(len(os.sched_getaffinity(0)), MEMORY // LARGEST_TEST, 4))
 KEPT_HEAP = ":".join(f"glibc.malloc.{name}_threshold={LARGEST_TEST}" for name in ("mmap", "trim"))
 
 
+# Where setup.sh puts the packages of others that are tested with the device.
+ECOSYSTEM = str(ROOT / ".venv" / "ecosystem")
+
 # Beside another stage: what waits for others there, or for a time to pass, gets a core at once.
 GIVING_WAY = ("nice", "-n", "19")
 
@@ -45,12 +49,13 @@ GIVING_WAY = ("nice", "-n", "19")
 Stage = Callable[[dict[str, str], IO[str] | None], int]
 
 
-def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
+def pytest(*arguments: str, share: str = "", heap: str = "", packages: str = "") -> Stage:
     """A stage that runs pytest; no test collected is a failure.
 
     `share`: how several processes share it, by tests ("load"; "worksteal" where some are long, so
     that one process does not end long before another), by files ("loadfile") or by groups that
-    tests name ("loadgroup"). `heap`: what glibc is told of it.
+    tests name ("loadgroup"). `heap`: what glibc is told of it. `packages`: a prefix beside the
+    interpreter's own with more of them.
     """
 
     def run(environ: dict[str, str], output: IO[str] | None) -> int:
@@ -63,6 +68,10 @@ def pytest(*arguments: str, share: str = "", heap: str = "") -> Stage:
         if heap:
             heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
             environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
+        if packages:
+            folder = sysconfig.get_path("purelib", vars={"base": packages})
+            paths = filter(None, (folder, environ.get("PYTHONPATH")))
+            environ = {**environ, "PYTHONPATH": os.pathsep.join(paths)}
         if output is not None:
             command = [*GIVING_WAY, *command]
         return subprocess.run(
@@ -116,11 +125,9 @@ STAGES: dict[str, Stage] = {
     "seeds": pytest("tests/seeds", share="loadfile"),
     "distributed": pytest("tests/distributed", share="loadgroup"),
     "opinfo": pytest("tests/opinfo", share="loadfile"),
-    "ecosystem": pytest("tests/ecosystem", share="loadfile"),
+    "ecosystem": pytest("tests/ecosystem", share="loadfile", packages=ECOSYSTEM),
     "gpu_kernels": pytest("tests/gpu_kernels", share="worksteal"),
 }
-# Stages whose packages only `make test-full` installs.
-ONLY_FULL = ("ecosystem",)
 # Stages that run beside a later one, where that runs too. What they hold may not depend on time.
 BESIDE = {
     "cpp-address": "cpp-thread",
@@ -215,7 +222,6 @@ def main(argv: list[str]) -> int:
     runs = [
         (name, mode)
         for name in arguments.stages or STAGES
-        if arguments.full or arguments.stages or name not in ONLY_FULL
         for mode in (modes if name in IN_ANY_MODE else ("",))
     ]
     if arguments.set_up is not None:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes .venv and builds in place. A second call finds everything done and takes a second.
 #
-#   setup.sh run|test|full|lint|tools [PYTHON]
+#   setup.sh run|test|lint|tools [PYTHON]
 #
 # tools: .venv with what tests/cpp needs where it is built without torch.
 #
@@ -110,21 +110,20 @@ if [ -z "$torch" ] || ! done_before run "$stamp-$torch"; then
   mark run "$stamp-$torch"
 fi
 
-if [ "$purpose" = test ] || [ "$purpose" = full ]; then
+if [ "$purpose" = test ]; then
   stamp=$(fingerprint $requirements/test.txt)
   if ! done_before test "$stamp"; then
     step "installing the test tools"
     pip_install -r $requirements/test.txt
     mark test "$stamp"
   fi
-fi
-
-if [ "$purpose" = full ]; then
   stamp=$(fingerprint $requirements/ecosystem.txt)
-  if ! done_before full "$stamp"; then
+  if ! done_before ecosystem "$stamp-$torch"; then
     step "installing the packages of the stage ecosystem"
-    pip_install -r $requirements/ecosystem.txt
-    mark full "$stamp"
+    # beside .venv's own, which the other stages are to do with
+    rm -rf "$venv/ecosystem"
+    pip_install --prefix "$venv/ecosystem" -r $requirements/ecosystem.txt
+    mark ecosystem "$stamp-$torch"
   fi
 fi
 
