@@ -216,6 +216,7 @@ void Ledger::tick() {
     give_sign(*store_, rank_);
   }
   publish();
+  kernels_.show(*store_, rank_);
   // Who records nothing new may be what others wait for.
   if (recorded == std::exchange(last_, recorded)) show();
   agree_on_skips();
@@ -225,7 +226,12 @@ void Ledger::tick() {
   if (!failure().empty()) return;
   if (compared_ != shown_ && compare_with_neighbours()) compared_ = shown_;
   answer();
-  if (const std::string why = kernels_.exchange(*store_, rank_, size_); !why.empty()) fail(why);
+  compare_kernels();
+}
+
+void Ledger::compare_kernels() {
+  if (const std::string why = MissedKernels::compare(*store_, rank_, size_); !why.empty())
+    fail(why);
 }
 
 std::string Ledger::key(const char* what, uint64_t number) const {
@@ -690,6 +696,19 @@ void Ledger::give_up() {
   } catch (const std::exception&) {
     // without their store the others see only that this rank is gone
   }
+}
+
+void Ledger::last_look() {
+  if (store_ == nullptr) return;
+  try {
+    ask([this] {
+      kernels_.show(*store_, rank_);
+      compare_kernels();
+    });
+  } catch (const std::exception&) {
+    // a store that is lost at the end tells nothing
+  }
+  if (const std::string why = failure(); !why.empty()) throw base::Error(why);
 }
 
 void Ledger::tell(const std::string& why) {

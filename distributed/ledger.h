@@ -97,6 +97,10 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // have answered, and longer in groups of many. 0: it is none of all ranks.
   std::string explain(uint64_t sequence, const std::string& error);
 
+  // The group is about to end: throws if it has failed, be it for a kernel that a rank has missed
+  // just now.
+  void last_look();
+
   // A collective of this rank has failed otherwise, and others wait for it.
   void tell(const std::string& why);
 
@@ -141,6 +145,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   bool is_needed();
   void attend();
   void tick();
+  void compare_kernels();
   std::string key(const char* what, uint64_t number) const;
   std::optional<std::string> get(const std::string& key);  // nothing where there is none
   void show();

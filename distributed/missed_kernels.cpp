@@ -17,7 +17,7 @@ std::string key_of(int rank) { return base::concat("missed_kernels/", rank); }
 
 MissedKernels::MissedKernels() : before_(session::missed_kernels(0).size()) {}
 
-std::string MissedKernels::exchange(c10d::Store& store, int rank, int size) {
+void MissedKernels::show(c10d::Store& store, int rank) {
   std::string names;
   const std::vector<exec::MissedKernel> found = session::missed_kernels(seen_);
   for (size_t i = 0; i < found.size(); ++i) {
@@ -26,6 +26,9 @@ std::string MissedKernels::exchange(c10d::Store& store, int rank, int size) {
   if (!names.empty()) store.set(key_of(rank), own_ + names);
   own_ += names;
   seen_ += found.size();
+}
+
+std::string MissedKernels::compare(c10d::Store& store, int rank, int size) {
   for (const int other : std::set{(rank + 1) % size, (rank + size - 1) % size}) {
     if (!store.check({key_of(other)})) continue;
     std::istringstream missed(store.get_to_str(key_of(other)));

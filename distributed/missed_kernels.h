@@ -17,10 +17,12 @@ class MissedKernels {
   // Of a new group: what was missed before only once is not its business.
   MissedKernels();
 
-  // Shows the other ranks which kernels this one has missed, and looks at what its neighbours show:
-  // where one rank has what another misses, so it is with two neighbours, once those between have
-  // needed it. Returns why the group is of no more use; "" while it is.
-  std::string exchange(c10d::Store& store, int rank, int size);
+  // Shows the other ranks which kernels this one has missed.
+  void show(c10d::Store& store, int rank);
+  // Looks at what its neighbours show: where one rank has what another misses, so it is with two
+  // neighbours, once those between have needed it. Returns why the group is of no more use; ""
+  // while it is.
+  static std::string compare(c10d::Store& store, int rank, int size);
 
  private:
   const size_t before_;

@@ -653,6 +653,7 @@ void ProcessGroupACC::shutdown() {
   try {
     session::flush(-1, record::FlushReason::kExplicit);
     sends_->wait(transport_->getBackendOptions()->timeout);
+    ledger_->last_look();
   } catch (...) {
     TORCH_WARN("[torch.distributed] a process group was destroyed with an error: ",
                runtime::text_of(std::current_exception()));

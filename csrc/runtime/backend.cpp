@@ -90,6 +90,7 @@ void synchronize(c10::DeviceIndex device) {
   note_use();
   if (device < 0) device = backend().current_device();
   check_device(device);
+  note_wait(device);
   flush(device, Cause::kExplicit);
   const GilRelease release;
   await_device(device, [&] { backend().synchronize(device); });

@@ -139,6 +139,7 @@ bool Event::query() {
 
 void Event::synchronize() {
   if (device_ < 0) return;
+  note_wait(device_);
   settle();
   const GilRelease release;
   await_device(device_, [&] {

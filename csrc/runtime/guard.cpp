@@ -74,6 +74,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const Stream& stream) const override {
     note_use();
+    note_wait(stream.device_index());
     flush(stream.device_index(), Cause::kEvent);
     const GilRelease release;
     await_device(stream.device_index(), [&] {

@@ -19,6 +19,10 @@ bool pending(c10::DeviceIndex device) noexcept {
   return installed.pending != nullptr && installed.pending(device);
 }
 
+void note_wait(c10::DeviceIndex device) {
+  if (installed.note_wait != nullptr) installed.note_wait(device);
+}
+
 void resize_storage(c10::StorageImpl& storage, size_t nbytes) {
   ACC_CHECK(installed.resize_storage != nullptr);
   installed.resize_storage(storage, nbytes);

@@ -26,6 +26,8 @@ struct FlushHooks {
   void (*flush)(c10::DeviceIndex device, Cause cause) = nullptr;
   // Whether something recorded is not submitted yet; true as well while a flush is running.
   bool (*pending)(c10::DeviceIndex device) noexcept = nullptr;
+  // The program is about to wait for the device. `flush` comes after it, where there is one.
+  void (*note_wait)(c10::DeviceIndex device) = nullptr;
   // Resizes a storage of the acc device in program order.
   void (*resize_storage)(c10::StorageImpl& storage, size_t nbytes) = nullptr;
   // Frees memory that no tensor uses and that is kept only to be fast. Plans stay.
@@ -38,6 +40,7 @@ void install_flush_hooks(const FlushHooks& hooks);
 // The installed functions; each does nothing when none is installed, but `resize_storage` throws.
 void flush(c10::DeviceIndex device, Cause cause);
 bool pending(c10::DeviceIndex device) noexcept;
+void note_wait(c10::DeviceIndex device);
 void resize_storage(c10::StorageImpl& storage, size_t nbytes);
 void release_cached(c10::DeviceIndex device);
 std::string last_work(c10::DeviceIndex device);

@@ -78,6 +78,12 @@ bool CaptureLimits::leave_outside(const plan::Plan& plan, const plan::Schedule& 
   return true;
 }
 
+void CaptureLimits::postpone() {
+  // A capture that finds no memory costs a run and empties the allocator's cache.
+  constexpr int kMostPassed = 64;
+  passed = std::min(1 << std::min(no_memory++, 16), kMostPassed) - 1;
+}
+
 Captured::Captured(const plan::Plan& plan, const plan::Schedule& schedule, c10::DeviceIndex device,
                    CaptureLimits& limits, std::span<const int64_t> values)
     : plan_(plan),
@@ -114,7 +120,7 @@ Run Captured::begin(std::vector<Given>& given) {
                             std::min(copies_[i].nbytes(), rest_of(given[i])), device_);
     given[i] = {copies_[i], 0};
   }
-  return Run(plan_, schedule_, *prepared_, device_, given, /*own_arena=*/true);
+  return Run(plan_, schedule_, *prepared_, device_, given, /*is_captured=*/true);
 }
 
 void Captured::note(size_t index) {
@@ -141,7 +147,7 @@ void Captured::repeat(const PreparedStep& step, std::span<const int64_t> values,
       runtime::backend().copy(slot->mutable_data(), tensor.storage().data(),
                               tensor.storage().nbytes(), device_);
     } else {
-      library::alias(result.word, slot).copy_(tensor);
+      library::alias(result.word, slot).copy_(tensor, /*non_blocking=*/true);
     }
   }
 }
@@ -238,7 +244,10 @@ void Captured::leave_outside(size_t step, const char* why) {
 
 void Captured::begin(const std::vector<Given>& given, std::span<const int64_t> values) {
   count(Counter::CapturesSubmitted);
-  if (++submitted_ == kWorthIt) --limits_.begun;
+  if (++submitted_ == kWorthIt) {
+    --limits_.begun;
+    limits_.no_memory = 0;
+  }
   submission_ = nullptr;
   for (size_t i = 0; i < given.size(); ++i) {
     if (!given[i].memory) continue;
@@ -386,18 +395,21 @@ bool Captures::wants_more() {
 
 void Captures::found_no_memory() {
   --limits_.begun;
-  limits_.passed = std::min(1 << std::min(limits_.no_memory++, 16), kMostPassed) - 1;
+  limits_.postpone();
 }
 
 void Captures::keep(std::unique_ptr<Captured> captured) {
-  limits_.no_memory = 0;
   kept_.insert(kept_.begin(), std::move(captured));
   if (kept_.size() > kKept) kept_.pop_back();
 }
 
 void Captures::drop_all() {
+  const auto wasted =
+      std::ranges::count_if(kept_, [](const auto& captured) { return !captured->was_worth_it(); });
   kept_.clear();
-  limits_.begun = 0;
+  if (wasted == 0) return;
+  limits_.begun -= static_cast<int>(wasted);
+  limits_.postpone();
 }
 
 uint64_t Captures::host_bytes() const {

@@ -34,13 +34,16 @@ struct CaptureLimits {
   // to run, and is copied to a place of its own.
   std::vector<int> moved;
   std::vector<bool> copied;
-  int begun = 0;      // captures, but for those that were worth it or found no memory
-  int no_memory = 0;  // captures that found none, since the last that was made
+  int begun = 0;      // captures, but for those that were worth it, or wanted for memory
+  int no_memory = 0;  // captures that found none or were dropped for it, since one was worth it
   int passed = 0;     // runs that are not captured, while memory is short
 
   // The step is called between the pieces, and so is what waits for a transfer that it begins.
   // False: it was so before.
   bool leave_outside(const plan::Plan& plan, const plan::Schedule& schedule, size_t step);
+
+  // A capture was for nothing, since memory is short: there is another one soon, or later.
+  void postpone();
 };
 
 class Captured {
@@ -172,8 +175,8 @@ class Captures {
   // What can be submitted for these inputs and numbers; null when nothing can.
   Captured* find(const std::vector<Given>& given, std::span<const int64_t> values);
 
-  // Whether the next run is worth capturing. Where captures never fit it is not; after those that
-  // found no memory only one of 2, 4, 8 and so on is.
+  // Whether the next run is worth capturing. Where captures never fit it is not; where they find no
+  // memory, or are dropped for it, the next one is, and then one of 2, 4, 8 and so on.
   bool wants_more();
   // For the capture that was begun last.
   void found_no_memory();
@@ -184,7 +187,7 @@ class Captures {
   }
   void keep(std::unique_ptr<Captured> captured);
   void drop(const Captured* captured);
-  // For their memory; they fitted.
+  // For their memory.
   void drop_all();
   uint64_t host_bytes() const;
   // The step cannot be captured, none can; `error` said so. Users are told once.
@@ -196,8 +199,6 @@ class Captures {
   static constexpr size_t kKept = 2;
   // Each failure teaches something, so that few are needed; what still changes then always will.
   static constexpr int kMost = 16;
-  // A capture that finds no memory costs a run and empties the allocator's cache.
-  static constexpr int kMostPassed = 64;
 
   const plan::Plan& plan_;
   const plan::Schedule& schedule_;

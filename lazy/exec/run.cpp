@@ -153,13 +153,14 @@ void Held::give(size_t buffer) {
 }
 
 Run::Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepared,
-         c10::DeviceIndex index, std::vector<Given>& given, bool own_arena)
+         c10::DeviceIndex index, std::vector<Given>& given, bool is_captured)
     : plan_(plan),
       schedule_(schedule),
       prepared_(prepared),
+      is_captured_(is_captured),
       memory_(plan.program.buffers.size()),
       held_(index, plan.program.buffers.size()) {
-  place_arena(index, own_arena);
+  place_arena(index);
   for (uint32_t i = 0; i < given.size(); ++i) {
     if (!given[i].memory) continue;
     memory_[i] = std::move(given[i].memory);
@@ -248,10 +249,10 @@ void Run::call(const PreparedStep& prepared, std::span<const int64_t> values) {
   for (const Result& result : prepared.results) adopt(result, result.of(results));
 }
 
-void Run::place_arena(c10::DeviceIndex index, bool own_arena) {
+void Run::place_arena(c10::DeviceIndex index) {
   if (schedule_.arena_bytes == 0) return;
   held_.take_arena(schedule_.arena_bytes);
-  if (own_arena) {
+  if (is_captured_) {
     arena_ = runtime::backend().allocator()->allocate(schedule_.arena_bytes);
     return point_arena(arena_.get());
   }
@@ -321,8 +322,10 @@ void Run::adopt(const Result& result, const at::Tensor& tensor) {
   }
   count(Counter::StrideCopies);
   own(buffer, allocate(plan_.program.buffers[buffer].nbytes));
-  // A number on the CPU is in memory that CUDA has read when this returns, without a wait.
-  library::alias(result.word, prepared_.slots[buffer]).copy_(tensor, /*non_blocking=*/true);
+  // What is on the CPU CUDA has read when this returns, without a wait; but in captured work it
+  // would read it again at each launch, when it is gone: there the wait is refused.
+  library::alias(result.word, prepared_.slots[buffer])
+      .copy_(tensor, /*non_blocking=*/!is_captured_);
 }
 
 void keep_for_ever(Run& run, c10::DeviceIndex device) {

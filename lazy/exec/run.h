@@ -86,10 +86,10 @@ class Held {
 
 class Run {
  public:
-  // Takes the inputs out of `given`. `own_arena`: the small intermediates get memory that only this
-  // run and what it captures use; else that of the device.
+  // Takes the inputs out of `given`. Of a run that is captured, the small intermediates get memory
+  // that only it and what it captures use; else that of the device.
   Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepared,
-      c10::DeviceIndex index, std::vector<Given>& given, bool own_arena = false);
+      c10::DeviceIndex index, std::vector<Given>& given, bool is_captured = false);
 
   // `called` is set when the operator is about to run.
   void step(size_t index, std::span<const int64_t> values, bool* called);
@@ -111,12 +111,12 @@ class Run {
   // The memory of all buffers, and back to what it was: steps that were not submitted after all.
   std::vector<c10::Storage> memory() const { return memory_; }
   void go_back(std::vector<c10::Storage> memory);
-  // What `own_arena` has given it; null without.
+  // That of a captured run; null of another.
   c10::DataPtr take_own_arena() { return std::move(arena_); }
 
  private:
   void call(const PreparedStep& prepared, std::span<const int64_t> values);
-  void place_arena(c10::DeviceIndex index, bool own_arena);
+  void place_arena(c10::DeviceIndex index);
   void point_arena(void* arena);
   void own(uint32_t buffer, c10::Storage memory);
   void make(uint32_t buffer);
@@ -126,6 +126,7 @@ class Run {
   const plan::Plan& plan_;
   const plan::Schedule& schedule_;
   Prepared& prepared_;
+  const bool is_captured_;
   std::vector<c10::Storage> memory_;
   c10::DataPtr arena_;  // of its own
   Held held_;

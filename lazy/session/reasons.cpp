@@ -71,10 +71,7 @@ uint32_t count_place(c10::DeviceIndex device, FlushReason reason) {
       reason == FlushReason::kIdle) {
     return 0;
   }
-  if (with_pending(device).empty()) {
-    if (reason == FlushReason::kExplicit) count_wait();
-    return 0;
-  }
+  if (with_pending(device).empty()) return 0;
   return count_here(base::name(counter_of(reason)));
 }
 

@@ -519,6 +519,9 @@ void start() {
     // In this order: a trace that is taken is running before it stops being pending.
     return recorder.pending() > 0 || recorder.running() || recorder.suspended();
   };
+  hooks.note_wait = [](c10::DeviceIndex device) {
+    if (with_pending(device).empty()) count_wait();
+  };
   hooks.resize_storage = [](c10::StorageImpl& storage, size_t nbytes) {
     resize_storage(static_cast<LazyStorage&>(storage), nbytes);
   };

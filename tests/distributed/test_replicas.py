@@ -126,6 +126,14 @@ def test_a_compiler_that_fails_later_on_one_rank_ends_the_training_of_all(tmp_pa
         assert told == (rank == 1)
 
 
+def test_the_end_of_a_group_tells_of_a_kernel_that_was_missed_just_before(tmp_path, failing):
+    code = f"FOLDER, COMPILERS = {str(tmp_path)!r}, {{1: {failing!r}}}\n" + TRAIN
+    # by then the other has shown what it misses
+    code = code.replace("dist.destroy", "import time; time.sleep(0.5 * (RANK == 0))\ndist.destroy")
+    first, _ = run_ranks(code, 2)
+    assert "a process group was destroyed with an error: rank 1 has run without" in first.stderr
+
+
 def interrupted(tmp_path, then: str = "") -> str:
     """A program in which Ctrl-C comes to rank 1 while it waits for a kernel, and which goes on.
 

@@ -110,6 +110,7 @@ def test_where_nothing_can_be_captured_steps_go_operator_by_operator(device, tol
     with helpers.counting() as counted:
         for _ in range(8):
             steps.run()
+            torch.acc.empty_cache()  # has nothing to do with it
     assert (counted["captures"], counted["captures_submitted"]) == (1, 0)
     assert counted["not_captured/failed/all"] == 1
     assert len([text for text in told() if "operator by operator" in text and refused in text]) == 1

@@ -45,14 +45,21 @@ def test_reading_what_is_there_is_counted_apart(device, since):
         x[0, 0].item()  # element
     total = x.sum()
     torchacc.sync()  # ends
+    torchacc.sync()
     total.item()  # number
     torch.acc.synchronize()  # stands still
+    event = torch.acc.Event()
+    event.record()
+    event.synchronize()  # event
+    torch.acc.current_stream().synchronize()  # stream
     found = torchacc.report(since=since)
     assert found.of("flush_read") == {line("submits"): 1}
     assert found.of("waits") == {
         line("element"): 2,
         line("number"): 1,
         line("stands still"): 1,
+        line("event"): 1,
+        line("stream"): 1,
         line("waits"): 1,
     }
     assert "read or waited for, of what was submitted before" in str(found)
