@@ -146,11 +146,22 @@ _SPARSE = "acc has no sparse tensors and says so"
 _RESIZED = "eager gives the tensor that it writes another shape, which no Meta kernel tells"
 _PROMOTES = "what eager makes of two types is not what PyTorch's Meta kernel says"
 _HOST_KERNELS = "CUDA has kernels of this half type, the host's ATen has none"
+_ROUNDED_ONCE = (
+    "a kernel rounds once where ATen rounds what each operator makes: no element is further from "
+    "float64's than the tolerance, as ATen's are, but one rounding of large ones outweighs the rest"
+)
+_TWO_UNITS = (
+    "a single number, rounded at other places: two units of the last place, ATen's within one"
+)
 _DATA = "whether it is wrong depends on data, which is known when the step runs"
 
 
 def _each(ops: tuple[str, ...], variants: tuple[str, ...], category: str, reason: str) -> Rows:
     return tuple(Excepted(op, v, category, reason) for op in ops for v in variants)
+
+
+def _close(loss: str, reason: str, *dtypes: str) -> Excepted:
+    return Excepted(f"nn.functional.{loss}", "half", "close", reason, dtypes, sometimes=True)
 
 
 EXCEPTED: Rows = (
@@ -205,5 +216,9 @@ EXCEPTED: Rows = (
         _HOST_KERNELS,
     ),
     Excepted("ldexp", "half", "not_recorded", _PROMOTES),
+    _close("gaussian_nll_loss", _ROUNDED_ONCE, "float16"),
+    _close("poisson_nll_loss", _ROUNDED_ONCE, "float16", "bfloat16"),
+    _close("triplet_margin_loss", _TWO_UNITS, "float16"),
+    _close("triplet_margin_with_distance_loss", _TWO_UNITS, "float16"),
     *_each(("gather", "scatter", "scatter_add", "multinomial"), ("error",), "late", _DATA),
 )

@@ -142,7 +142,7 @@ def lines_of(results: list[runner.Result]) -> Iterator[dict[str, object]]:
             "samples": samples,
             "failed": failed,
             "excepted": forgiven,
-            "with_kernels": sum(r.fused[0] for r in found),
+            "with_kernels": sum(r.fused[0] > 0 for r in found),
         }
     for result in results:
         for category in dict.fromkeys(category for _, category, _ in result.failures):

@@ -103,10 +103,11 @@ def test_gradients_run_as_kernels(results):
 @pytest.mark.timeout(7200)
 def test_kernels_are_generated_in_half_types(halves):
     assert len(halves) > 2000 / EVERY / 2
-    # The others are one call of ATen's, whose result nothing is joined with, or a view.
+    # The others are one call of ATen's, whose result nothing is joined with, or a view. Of some of
+    # these the database has a thousand samples and more (pooling), so operators are counted.
     for dtype in SAMPLES:
-        found = [r for r in halves if r.dtype == dtype]
-        assert sum(r.fused[0] for r in found) >= sum(r.samples for r in found) / 3
+        found = [r for r in halves if r.dtype == dtype and r.samples]
+        assert sum(r.fused[0] > 0 for r in found) >= len(found) / 3
 
 
 @pytest.mark.timeout(7200)
@@ -141,7 +142,7 @@ def test_a_file_of_results_has_totals_and_what_failed_with_reasons():
     listed = runner.Result("trace", check.HALF, "float16", samples=1, failures=raised)
     new = runner.Result("add", check.HALF, "float16", samples=2, failures=[(1, "value", "far off")])
     totals, *failures = survey.lines_of([good, listed, new])
-    counts = {"operators": 3, "samples": 6, "failed": 2, "excepted": 1, "with_kernels": 2}
+    counts = {"operators": 3, "samples": 6, "failed": 2, "excepted": 1, "with_kernels": 1}
     assert totals == {"kind": "opinfo", "variant": check.HALF, "dtype": "float16", **counts}
     assert [line["op"] for line in failures] == ["trace", "add"]
     assert "host's ATen has none" in str(failures[0]["reason"]) and failures[1]["reason"] is None
