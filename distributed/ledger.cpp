@@ -216,7 +216,7 @@ void Ledger::tick() {
     give_sign(*store_, rank_);
   }
   publish();
-  kernels_.show(*store_, rank_);
+  kernels_.tell(*store_, rank_);
   // Who records nothing new may be what others wait for.
   if (recorded == std::exchange(last_, recorded)) show();
   agree_on_skips();
@@ -226,12 +226,11 @@ void Ledger::tick() {
   if (!failure().empty()) return;
   if (compared_ != shown_ && compare_with_neighbours()) compared_ = shown_;
   answer();
-  compare_kernels();
+  hear_of_kernels();
 }
 
-void Ledger::compare_kernels() {
-  if (const std::string why = MissedKernels::compare(*store_, rank_, size_); !why.empty())
-    fail(why);
+void Ledger::hear_of_kernels() {
+  if (const std::string why = kernels_.hear(*store_, rank_); !why.empty()) fail(why);
 }
 
 std::string Ledger::key(const char* what, uint64_t number) const {
@@ -702,8 +701,8 @@ void Ledger::last_look() {
   if (store_ == nullptr) return;
   try {
     ask([this] {
-      kernels_.show(*store_, rank_);
-      compare_kernels();
+      kernels_.tell(*store_, rank_);
+      hear_of_kernels();
     });
   } catch (const std::exception&) {
     // a store that is lost at the end tells nothing

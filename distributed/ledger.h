@@ -145,7 +145,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   bool is_needed();
   void attend();
   void tick();
-  void compare_kernels();
+  void hear_of_kernels();
   std::string key(const char* what, uint64_t number) const;
   std::optional<std::string> get(const std::string& key);  // nothing where there is none
   void show();

@@ -1,7 +1,7 @@
 #include "distributed/missed_kernels.h"
 
-#include <set>
 #include <sstream>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
@@ -11,37 +11,43 @@
 namespace acc::distributed {
 namespace {
 
-std::string key_of(int rank) { return base::concat("missed_kernels/", rank); }
+// How many kernels were told of, and behind it a number each with the name and a rank.
+constexpr const char* kTold = "missed_kernels";
+
+std::string told(int64_t number) { return base::concat(kTold, "/", number); }
 
 }  // namespace
 
 MissedKernels::MissedKernels() : before_(session::missed_kernels(0).size()) {}
 
-void MissedKernels::show(c10d::Store& store, int rank) {
-  std::string names;
+void MissedKernels::tell(c10d::Store& store, int rank) {
+  const std::string me = base::concat(rank);
   const std::vector<exec::MissedKernel> found = session::missed_kernels(seen_);
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (found[i].for_good || seen_ + i >= before_) names += " " + found[i].name;
+  for (const exec::MissedKernel& each : found) {
+    const bool concerns = each.for_good || seen_ >= before_;
+    ++seen_;
+    if (!concerns || store.compareSet("missed_kernel/" + each.name, "", me) != me) continue;
+    store.set(told(store.add(kTold, 1)), each.name + " " + me);
   }
-  if (!names.empty()) store.set(key_of(rank), own_ + names);
-  own_ += names;
-  seen_ += found.size();
 }
 
-std::string MissedKernels::compare(c10d::Store& store, int rank, int size) {
-  for (const int other : std::set{(rank + 1) % size, (rank + size - 1) % size}) {
-    if (!store.check({key_of(other)})) continue;
-    std::istringstream missed(store.get_to_str(key_of(other)));
-    for (std::string kernel; missed >> kernel;) {
-      if (!session::relies_on_kernel(kernel)) continue;
-      return base::concat(
-          "rank ", other, " has run without the generated kernel ", kernel, ", which rank ", rank,
-          " uses: what both compute, like the update of parameters, differs in its last bits from "
-          "there on. The log of rank ",
-          other,
-          " says why it had none. Go on from a checkpoint when that is mended; ACC_MODE=nofuse on "
-          "any rank does without such kernels on all.");
-    }
+std::string MissedKernels::hear(c10d::Store& store, int rank) {
+  for (const int64_t count = store.add(kTold, 0); heard_ < count; ++heard_) {
+    if (!store.check({told(heard_ + 1)})) break;  // in a moment
+    std::istringstream text(store.get_to_str(told(heard_ + 1)));
+    auto& [kernel, by] = missed_.emplace_back();
+    text >> kernel >> by;
+  }
+  for (const auto& [kernel, by] : missed_) {
+    if (!session::relies_on_kernel(kernel)) continue;
+    return base::concat(
+        "rank ", by, " has run without the generated kernel ", kernel, ", which rank ", rank,
+        " uses: what both compute, like the update of parameters, differs in its last bits from "
+        "there on. The log of rank ",
+        by,
+        " says why it had none. Go on from a checkpoint when that is mended; ACC_MODE=nofuse on "
+        "any "
+        "rank does without such kernels on all.");
   }
   return "";
 }

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace c10d {
 class Store;
@@ -17,17 +20,16 @@ class MissedKernels {
   // Of a new group: what was missed before only once is not its business.
   MissedKernels();
 
-  // Shows the other ranks which kernels this one has missed.
-  void show(c10d::Store& store, int rank);
-  // Looks at what its neighbours show: where one rank has what another misses, so it is with two
-  // neighbours, once those between have needed it. Returns why the group is of no more use; ""
-  // while it is.
-  static std::string compare(c10d::Store& store, int rank, int size);
+  // Tells the other ranks which kernels this one has missed, unless another has told of them.
+  void tell(c10d::Store& store, int rank);
+  // Hears what was told, and returns why the group is of no more use; "" while it is.
+  std::string hear(c10d::Store& store, int rank);
 
  private:
   const size_t before_;
   size_t seen_ = 0;
-  std::string own_;  // their names, a blank before each
+  int64_t heard_ = 0;
+  std::vector<std::pair<std::string, std::string>> missed_;  // kernels, and a rank without each
 };
 
 }  // namespace acc::distributed
