@@ -64,10 +64,13 @@ def child(kind: type) -> Any:
     )
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     text = repr(value)
-    text = text if len(text) <= 80 else text[:77] + "..."
-    return f"{text} ({type(value).__name__})"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _shown(value: Any) -> str:
+    return f"{_short(value)} ({type(value).__name__})"
 
 
 def _is_set(check: Check, value: list[Any]) -> bool:
@@ -86,7 +89,7 @@ class Node:
     def __setattr__(self, name: str, value: Any) -> None:
         entry = type(self).__dataclass_fields__.get(name)
         if entry is None:
-            raise AttributeError(f"{self._unknown(name)} Its value is {value!r}.")
+            raise AttributeError(f"{self._unknown(name)} Its value is {_short(value)}.")
         self._check(name, value)
         object.__setattr__(self, name, value)
 
@@ -117,12 +120,13 @@ class Node:
 
     @classmethod
     def _bad(cls, name: str, value: Any, rule: str) -> NoReturn:
-        raise ValueError(f"[config] {cls._where(name)} = {value!r}: {rule}")
+        raise ValueError(f"[config] {cls._where(name)} = {_short(value)}: {rule}")
 
     @classmethod
     def _not_available(cls, name: str, value: Any, advice: str) -> NoReturn:
         raise NotImplementedError(
-            f"[config] {cls._where(name)} = {value!r} is not available in this version. {advice}"
+            f"[config] {cls._where(name)} = {_short(value)} is not available in this version. "
+            f"{advice}"
         )
 
     def _at_least(self, name: str, low: int) -> None:
@@ -172,13 +176,14 @@ class Node:
         if not isinstance(data, Mapping):
             raise TypeError(
                 f"[config] {cls._path or 'the configuration'} should be a mapping of options, got "
-                f"{data!r} ({type(data).__name__}){source}."
+                f"{_shown(data)}{source}."
             )
         node = cls()
         entries = cls.__dataclass_fields__
         for name, value in data.items():
             if name not in entries:
-                raise ValueError(cls._unknown(str(name)) + f" Its value is {value!r}{source}.")
+                told = f" Its value is {_short(value)}{source}."
+                raise ValueError(cls._unknown(str(name)) + told)
             held = getattr(node, name)
             check = entries[name].metadata["check"]
             if isinstance(held, Node):

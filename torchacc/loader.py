@@ -568,7 +568,8 @@ def _check_pad_values(values: Any) -> None:
     held = values.values() if isinstance(values, Mapping) else [None]
     if not all(isinstance(each, numbers.Number) for each in held):
         raise TypeError(
-            f"[AsyncLoader] pad_value_dict = {values!r}: should be a mapping from str to a number."
+            f"[AsyncLoader] pad_value_dict = {values!r}: should be a mapping from the keys of a "
+            "batch to numbers."
         )
 
 

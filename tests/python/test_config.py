@@ -172,6 +172,25 @@ def test_an_unknown_name_like_no_other_lists_what_there_is():
         torchacc.Config().memory.zzz = 1
 
 
+LONG = list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [
+        (lambda: setattr(torchacc.Config().memory, "gc_class", LONG), AttributeError),
+        (lambda: torchacc.Config.from_dict({"memory": {"gc_class": LONG}}), ValueError),
+        (lambda: torchacc.Config.from_dict({"memory": LONG}), TypeError),
+        (lambda: setattr(torchacc.Config(), "memory", LONG), TypeError),
+        (torchacc.Config.from_dict({"dataloader": {"buckets": LONG}}).validate, ValueError),
+    ],
+)
+def test_a_long_value_is_shortened(refused, kind):
+    with pytest.raises(kind, match=r"\[0, 1, .*, 20, 21\.\.\.") as told:
+        refused()
+    assert len(str(told.value)) < 200
+
+
 def test_a_node_of_the_wrong_kind_is_refused():
     with pytest.raises(TypeError, match="compute should be a ComputeConfig"):
         torchacc.Config().compute = {"fp16": True}
