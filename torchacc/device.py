@@ -16,12 +16,13 @@ def device_type() -> str:
 def lazy_device() -> torch.device:
     """The current lazy device of the calling thread, with its index: `device(type='acc', index=0)`.
 
-    Raises RuntimeError when the process has no such device.
+    Raises NotImplementedError, a RuntimeError, when the process has no such device: what TorchAcc
+    raises without torch_xla.
     """
     name = device_type()
     module = torch.get_device_module(name)
     if module.device_count() == 0:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"[lazy_device] there is no {name} device in this process. "
             "Run `python -m torchacc env` to see why."
         )

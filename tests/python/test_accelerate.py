@@ -304,6 +304,8 @@ def test_what_is_lazy_is_there(acc_only, monkeypatch):
     assert torchacc.import_utils.is_torch_xla_available()
     monkeypatch.setattr(torch.acc, "device_count", lambda: 0)
     assert not torchacc.import_utils.is_torch_xla_available()
+    with pytest.raises(NotImplementedError, match=r"no acc device .* `python -m torchacc env`"):
+        torchacc.lazy_device()
 
 
 def test_core_has_the_same_names(device):
