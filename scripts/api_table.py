@@ -3,7 +3,8 @@
 `api_docs.py` makes docs/api.md of it and holds every row against the code. Names are those below
 `torchacc`, unless they begin with `tiacc_training`. The facts are those of TorchAcc 2.3
 (AlibabaPAI/torchacc, its documents and signatures) and of TI-ACC's documents (Tencent Cloud, its
-guide to training on CVM and the demo of the second generation).
+guide to training on CVM and the demo of the second generation). What they say of single calls is in
+`api_cases.py`, under the names of the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Row(NamedTuple):
 
 
 class Option(NamedTuple):
-    """One field of `Config`, with its documented default."""
+    """A field of `Config`, an option of a command or a variable, with its documented default."""
 
     path: str
     default: object
@@ -119,8 +120,8 @@ CONFIG_METHODS = (
         "Config.validate",
         "()",
         DIFFERS,
-        "TypeError, ValueError or NotImplementedError instead of AssertionError; each names the "
-        "field, its value and what to do",
+        "what is said of a wrong value names the field, its value and what to do, and a wrong type "
+        "is told at the assignment",
     ),
     Row("Config.get_mesh", "()"),
     Row("Config.is_distributed_parallel", "()"),
@@ -131,8 +132,8 @@ CONFIG_METHODS = (
 
 OPTIONS = (
     Option("backend", "lazy", REFUSED, "`ACC_MODE=eager` in the environment is the other"),
-    Option("compute.fp16", False, WORKS, "with `compute.bf16` it is a ValueError"),
-    Option("compute.bf16", False, WORKS, "with `compute.fp16` it is a ValueError"),
+    Option("compute.fp16", False),
+    Option("compute.bf16", False),
     Option(
         "compute.acc_scaled_dot_attn",
         False,
@@ -147,21 +148,21 @@ OPTIONS = (
         "without effect: no other library's kernels are patched",
     ),
     Option("memory.gc", False),
-    Option("memory.gc_cls", None),
+    Option("memory.gc_cls", None, DIFFERS),
     Option("memory.gc_cnt", None, WORKS, "without `fsdp` too"),
     Option("dataloader.buckets", None, WORKS, "a list, as documented; TorchAcc's check refuses it"),
-    Option("dataloader.max_length", None),
-    Option("dataloader.num_buckets", None, WORKS, "None is 8"),
+    Option("dataloader.max_length", None, DIFFERS),
+    Option("dataloader.num_buckets", None, DIFFERS, "None is 8"),
     Option("dataloader.pad_value_dict", None),
-    Option("dist.dp.size", None),
+    Option("dist.dp.size", None, DIFFERS),
     Option("dist.tp.size", 1),
     Option("dist.pp.size", 1),
     Option("dist.pp.num_micro_batches", 1),
     Option("dist.pp.input_names", None),
-    Option("dist.pp.split_points", []),
+    Option("dist.pp.split_points", [], DIFFERS),
     Option("dist.pp.broadcast_loss", True),
     Option("dist.fsdp.size", 1),
-    Option("dist.fsdp.wrap_layer_cls", set()),
+    Option("dist.fsdp.wrap_layer_cls", set(), DIFFERS),
     Option("dist.fsdp.flatten_parameters", True),
     Option(
         "dist.fsdp.sync_module_states",
@@ -172,7 +173,7 @@ OPTIONS = (
     Option("dist.fsdp.use_spmd", False, REFUSED, _SPMD),
     Option("dist.fsdp.shard_output_callable", None, REFUSED, _SPMD),
     Option("dist.sp.size", 1),
-    Option("dist.topology", ["dp", "fsdp", "pp", "tp"], WORKS, "`sp` may be named too"),
+    Option("dist.topology", ["dp", "fsdp", "pp", "tp"], DIFFERS, "`sp` may be named too"),
 )
 
 _DIMENSIONS = ("dp", "pp", "tp", "fsdp")
@@ -196,7 +197,7 @@ DIST = (
     Row(
         "dist.Mesh",
         "(dp_num=1, pp_num=1, tp_num=1, fsdp_num=1, sp_num=1, topology=None)",
-        WORKS,
+        DIFFERS,
         "`sp` counts as a dimension",
     ),
     *(
@@ -230,18 +231,27 @@ DIST = (
         "torch's own, not torch_xla's; `dp` above 1 makes it a hybrid",
     ),
     Row(
+        "dist.FullyShardedDataParallel.get_shard_metadata",
+        "()",
+        WORKS,
+        "`model.model.model.get_shard_metadata()` in the documents; any of the three has it. What "
+        "it says is in another form: `docs/checkpoints.md`",
+    ),
+    Row(
         "dist.FullyShardedDataParallel.sharded_optim_state_dict",
         "(model, optim)",
-        WORKS,
-        "torch's form, under the model's names",
+        DIFFERS,
+        "`optimizer` and `shard_metadata`, of other contents",
     ),
     Row(
         "dist.FullyShardedDataParallel.full_optim_state_dict",
         "(model, optim, rank0_only=True, cpu_offload=True)",
+        DIFFERS,
     ),
     Row(
         "dist.FullyShardedDataParallel.optim_state_dict_to_load",
         "(model, optim, optim_state_dict, rank0_only=True)",
+        DIFFERS,
     ),
     Row("dist.SpmdFullyShardedDataParallel", "", NOT_OFFERED, _SPMD),
     Row(
@@ -254,7 +264,8 @@ DIST = (
         "dist.tp.mark_sharding",
         "(tensor, mesh, partition_spec)",
         DIFFERS,
-        "takes the module and the parameter's name, since a split parameter is a new object",
+        "takes the module and the parameter's name instead of `tensor`, since a split parameter is "
+        "a new object, and the config instead of `mesh`",
     ),
     Row("dist.PipelineParallel", "(model, config)"),
     Row(
@@ -321,7 +332,8 @@ DIST_IF_THERE = (
     Row(
         "dist.state_dict_utils.consolidate_sharded_model_checkpoints",
         "(ckpt_dir, checkpoints)",
-        why=_LATER,
+        DIFFERS,
+        "writes no `layer_info.pickle`: each shard says what it holds",
     ),
     Row(
         "dist.state_dict_utils.consolidate_sharded_optimizer_checkpoints",
@@ -329,8 +341,18 @@ DIST_IF_THERE = (
         DIFFERS,
         "needs no `layer_info`: each shard says what it holds",
     ),
-    Row("dist.state_dict_utils.reshard_model_dict", why=_LATER),
-    Row("dist.state_dict_utils.reshard_optim_dict", why=_LATER),
+    Row(
+        "dist.state_dict_utils.reshard_model_dict",
+        "(consolidate_model_dict, shard_model, layer_name_lists, reshard_num)",
+        DIFFERS,
+        "needs no `layer_name_lists`: the shard says what the units are",
+    ),
+    Row(
+        "dist.state_dict_utils.reshard_optim_dict",
+        "(consolidate_optim_dict, shard_optim, layer_name_lists, reshard_num)",
+        DIFFERS,
+        "needs no `layer_name_lists`: the shard says what the units are",
+    ),
     Row(
         "dist.state_dict_utils.consolidate_and_reshard_fsdp_model_dict",
         "(ckpt_dir, model_ckpt_name_pattern, save_dir='', model_save_name_pattern='', "
@@ -351,20 +373,29 @@ DIST_IF_THERE = (
         why=_LATER,
     ),
 )
+_LIGER_PARTS = (
+    "(rope=True, cross_entropy=False, fused_linear_cross_entropy=True, rms_norm=True, swiglu=True)"
+)
 OPS_IF_THERE = (
+    Row("ops", "", DIFFERS),
     Row("ops.flash_attn_xla", f"(q, k, v, {_FLASH})", why=_LATER),
     Row("ops.flash_attn_varlen_xla", f"(q, k, v, attention_mask, {_FLASH})", why=_LATER),
     Row("ops.flash_attn_varlen_qkvpacked_xla", f"(qkv, attention_mask, {_FLASH})", why=_LATER),
     Row("ops.flash_attn_varlen_position_ids_xla", f"(q, k, v, position_ids, {_FLASH})", why=_LATER),
-    Row("ops.spmd_flash_attn_varlen_xla", "", DIFFERS, f"refuses `partition_spec`: {_SPMD}"),
+    Row(
+        "ops.spmd_flash_attn_varlen_xla",
+        f"(q, k, v, attention_mask, {_FLASH}, mesh=None, partition_spec=None)",
+        DIFFERS,
+        f"refuses `partition_spec`: {_SPMD}",
+    ),
     Row(
         "ops.scaled_dot_product_attention",
         "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None)",
         why=_LATER,
     ),
     Row("ops.apply_liger_kernel", "()", DIFFERS, _LIGER),
-    Row("ops.apply_liger_kernel_to_llama", "", DIFFERS, _LIGER),
-    Row("ops.apply_liger_kernel_to_qwen2", "", DIFFERS, _LIGER),
+    Row("ops.apply_liger_kernel_to_llama", _LIGER_PARTS, DIFFERS, _LIGER),
+    Row("ops.apply_liger_kernel_to_qwen2", _LIGER_PARTS, DIFFERS, _LIGER),
     Row(
         "ops.context_parallel.initialize_context_parallel",
         "(context_parallel_size, intra_parallel_size=None)",
@@ -396,7 +427,7 @@ OPS_IF_THERE = (
     ),
 )
 UTILS_IF_THERE = (
-    Row("utils.checkpoint.gradient_checkpoint", "(model, gc_cls)", why=_LATER),
+    Row("utils.checkpoint.gradient_checkpoint", "(model, gc_cls)", DIFFERS),
     Row("utils.checkpoint.checkpoint_module", why=_LATER),
     Row("utils.checkpoint.fx_checkpoint", why=_TRACER),
     Row(
@@ -429,55 +460,101 @@ UTILS_IF_THERE = (
 _XLA = "a setting of torch_xla"
 _NOT_SET = f"{_XLA}, which is not there; no variable is set at import"
 VARIABLES = (
-    Row("ACC_LOG_LEVEL", why="debug, info, warning or error"),
-    Row("RANK"),
-    Row("WORLD_SIZE"),
-    Row("LOCAL_RANK"),
-    Row("MASTER_ADDR"),
-    Row("MASTER_PORT"),
-    Row(
+    Option(
+        "ACC_LOG_LEVEL",
+        "INFO",
+        WORKS,
+        "debug, info, warning or error",
+    ),
+    Option("RANK", None),
+    Option("WORLD_SIZE", None),
+    Option("LOCAL_RANK", None),
+    Option("MASTER_ADDR", None),
+    Option("MASTER_PORT", None),
+    Option(
         "USE_TORCHACC",
-        "",
+        "0",
         DIFFERS,
         "0 keeps `import torch` from loading the device; unset loads it unless a CUDA GPU is "
         "usable or another such device is there",
     ),
-    Row("TORCHACC_PATCH_FA", "", NOT_OFFERED, "attention is not patched"),
-    Row("TORCHACC_PATCH_TORCH_AUTOCAST", "", NOT_OFFERED, "`torchacc.unpatch()` undoes the patch"),
-    Row("LOW_CPU_MEM_USAGE", "", NOT_OFFERED, "it is for torchdistx; torch has the meta device"),
-    Row("PJRT_LOCAL_PROCESS_RANK", "", NOT_OFFERED, _NOT_SET),
-    Row("PJRT_DEVICE", "", NOT_OFFERED, _NOT_SET),
-    Row("PJRT_ALLOCATOR_FRACTION", "", NOT_OFFERED, _NOT_SET),
-    Row("XLA_IR_SHAPE_CACHE_SIZE", "", NOT_OFFERED, _NOT_SET),
-    Row("XLA_COORDINATOR_PORT", "", NOT_OFFERED, _NOT_SET),
-    Row("USE_BOUND_FOR_SHAPE_COMPARE", "", NOT_OFFERED, _NOT_SET),
-    Row("XLA_FLAGS", "", NOT_OFFERED, _NOT_SET),
-    Row("XLA_USE_SPMD", "", NOT_OFFERED, _SPMD),
-    Row("CUDA_DEVICE_MAX_CONNECTIONS", "", NOT_OFFERED, "no variable is set at import"),
-    Row("XLA_PERSISTENT_CACHE_PATH", "", NOT_OFFERED, "`ACC_CACHE_DIR` is where kernels are kept"),
-    Row("TORCHACC_VERSION", "", NOT_OFFERED, "for TorchAcc's own packaging"),
-    Row("TORCH_ACC_PACKAGE_NAME", "", NOT_OFFERED, "for TorchAcc's own packaging"),
-    Row("TORCHACC_TRIM_GRAPH", "", NOT_OFFERED, "of ms-swift, which reads it itself"),
-    Row("TORCHACC_DATA_BUCKETS", "", NOT_OFFERED, "of ms-swift: see `dataloader.buckets`"),
+    Option("TORCHACC_PATCH_FA", "1", NOT_OFFERED, "attention is not patched"),
+    Option(
+        "TORCHACC_PATCH_TORCH_AUTOCAST",
+        "1",
+        NOT_OFFERED,
+        "`torchacc.unpatch()` undoes the patch",
+    ),
+    Option(
+        "LOW_CPU_MEM_USAGE", "0", NOT_OFFERED, "it is for torchdistx; torch has the meta device"
+    ),
+    Option("PJRT_LOCAL_PROCESS_RANK", None, NOT_OFFERED, _NOT_SET),
+    Option("PJRT_DEVICE", "CUDA", NOT_OFFERED, _NOT_SET),
+    Option("PJRT_ALLOCATOR_FRACTION", "0.95", NOT_OFFERED, _NOT_SET),
+    Option("XLA_IR_SHAPE_CACHE_SIZE", "100000000", NOT_OFFERED, _NOT_SET),
+    Option("XLA_COORDINATOR_PORT", "MASTER_PORT + 10", NOT_OFFERED, _NOT_SET),
+    Option("USE_BOUND_FOR_SHAPE_COMPARE", "1", NOT_OFFERED, _NOT_SET),
+    Option("XLA_FLAGS", None, NOT_OFFERED, _NOT_SET),
+    Option("XLA_USE_SPMD", "0", NOT_OFFERED, _SPMD),
+    Option("CUDA_DEVICE_MAX_CONNECTIONS", "1", NOT_OFFERED, "no variable is set at import"),
+    Option(
+        "XLA_PERSISTENT_CACHE_PATH",
+        None,
+        NOT_OFFERED,
+        "`ACC_CACHE_DIR` is where kernels are kept",
+    ),
+    Option("TORCHACC_VERSION", None, NOT_OFFERED, "for TorchAcc's own packaging"),
+    Option("TORCH_ACC_PACKAGE_NAME", None, NOT_OFFERED, "for TorchAcc's own packaging"),
+    Option("TORCHACC_TRIM_GRAPH", None, NOT_OFFERED, "of ms-swift, which reads it itself"),
+    Option("TORCHACC_DATA_BUCKETS", None, NOT_OFFERED, "of ms-swift: see `dataloader.buckets`"),
 )
 
 # The console command and its documented options; as `*_IF_THERE` above.
 COMMAND = "consolidate_and_reshard_fsdp_ckpts"
+_TOO = ", which finds `rank0-of-2-...` too, as the documents call the files"
 COMMAND_OPTIONS = (
-    "--ckpt_dir",
-    "--model_ckpt_name_pattern",
-    "--optimizer_ckpt_name_pattern",
-    "--ckpt_type",
-    "--reshard_num",
-    "--save_dir",
-    "--model_save_name_pattern",
-    "--optimizer_save_name_pattern",
-)
-_BOTH_NAMES = "finds `rank0-of-2-...` too, as the documents call the files"
-COMMAND_DEFAULTS = (
-    Option("--model_ckpt_name_pattern", "rank-*-of-*-model.pth", DIFFERS, _BOTH_NAMES),
-    Option("--optimizer_ckpt_name_pattern", "rank-*-of-*-optimizer.pth", DIFFERS, _BOTH_NAMES),
+    Option("--ckpt_dir", None),
+    Option(
+        "--model_ckpt_name_pattern",
+        "rank-*-of-*-model.pth",
+        DIFFERS,
+        f"the default is `rank*-of-*-model.pth`{_TOO}",
+    ),
+    Option(
+        "--optimizer_ckpt_name_pattern",
+        "rank-*-of-*-optimizer.pth",
+        DIFFERS,
+        f"the default is `rank*-of-*-optimizer.pth`{_TOO}",
+    ),
+    Option("--ckpt_type", "all"),
     Option("--reshard_num", 1),
+    Option("--save_dir", ""),
+    Option("--model_save_name_pattern", ""),
+    Option("--optimizer_save_name_pattern", ""),
+)
+
+# Files of TorchAcc's repository, which are no part of a package.
+SCRIPTS = (
+    Row(
+        "tools/plot_mem.py",
+        "",
+        NOT_OFFERED,
+        "`torchacc.graph` draws the memory of a plan, and `docs/memory.md` says what else there is",
+    ),
+    Row(
+        "benchmarks/transformer.py",
+        "",
+        NOT_OFFERED,
+        "`python -m benchmarks.run` measures this project's own cases: `docs/performance.md`",
+    ),
+    Row("benchmarks/run.sh", "", NOT_OFFERED, "as `benchmarks/transformer.py`, which it runs"),
+    Row(
+        "benchmarks/accuracy",
+        "",
+        NOT_OFFERED,
+        "it trains with FastChat on a GPU; what is compared here says `docs/accuracy.md`",
+    ),
+    Row("examples/train_olmo.ipynb", "", NOT_OFFERED, "`examples/huggingface.py` trains a GPT-2"),
 )
 
 # --- TI-ACC ---------------------------------------------------------------------------------------

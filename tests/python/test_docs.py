@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import api_docs  # noqa: E402
 import autocast_docs  # noqa: E402
+from api_cases import Case  # noqa: E402
 from api_table import DIFFERS, NOT_OFFERED, WORKS, Option, Row  # noqa: E402
 
 
@@ -81,13 +83,13 @@ def test_signatures_are_held_against_the_documented_ones(documented: str, told: 
         (Row("sink"), "sink is said to work, and is not there"),
         (Row("sync", "", NOT_OFFERED, "why"), "sync is called not offered, and is there"),
         (Row("sink", "", NOT_OFFERED), "sink is not offered, and there is no reason"),
-        (Row("sync", "", DIFFERS), "sync differs, and it is not said how"),
         (Row("__version__", "()"), "__version__ cannot be called"),
         (Row("dist.Mesh.stage_to_global", "(stage_id)"), None),
         (Row("GlobalContext.config"), None),
         (Row("GlobalContext.nothing"), "GlobalContext.nothing is said to work, and is not there"),
         (Row("sync", "(wait=True)", DIFFERS, "`await` is False"), "sync: not said of wait"),
         (Row("sync", "(wait=True)", DIFFERS, "`wait` is False"), None),
+        (Row("sync", "(wait, other)", DIFFERS, "`wait` is False"), "sync: not said of other"),
         (Row("tiacc_training.tiacc_init", "(params=None)"), None),
         (
             Row("tiacc_training.tiacc_init", "(params=1)"),
@@ -129,16 +131,98 @@ def test_options_of_a_module_are_held_against_its_help() -> None:
     assert rows[2:] == [f"| `python -m {name} --img_dir --nothing` | works |"]
 
 
-def test_defaults_of_a_command_are_held_against_it(device: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (Option("--count", 1), ""),
+        (Option("--count", 2), "--count has the default 1, not 2"),
+        (Option("--count", 2, DIFFERS, "why"), "--count has the default 1, not 2"),
+        (Option("--count", 2, DIFFERS, "the default is `1`, since"), ""),
+        (
+            Option("--count", 2, WORKS, "the default is `1`, since"),
+            "--count has the default 1, not 2",
+        ),
+        (Option("--count", 2, DIFFERS, "the default is `3`"), "--count has the default 1, not 2"),
+        (Option("--count", 1, DIFFERS, "the default is `1`"), "--count has the default 1, not 1"),
+    ],
+)
+def test_defaults_of_a_command_are_held_against_it(device: str, option: Option, told: str) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--count", default=1)
 
     faults: list[str] = []
-    rows = list(api_docs.default_table(faults, "run", add, [Option("--count", 2, DIFFERS, "why")]))
-    assert rows == ["| `run --count` | differs: the default is `1`, not `2`: why |"] and not faults
-    assert not list(api_docs.default_table(faults, "run", add, [Option("--count", 1)])) + faults
-    list(api_docs.default_table(faults, "run", add, [Option("--count", 2)]))
-    assert faults == ["--count has the default 1, not 2"]
+    (row,) = list(api_docs.default_table(faults, add, [option]))[2:]
+    assert row == f"| `--count` | `{option.default}` | {api_docs.cell(*option[2:])} |"
+    assert "; ".join(faults) == told
+
+
+def _raises(kind: type[BaseException]) -> Callable[[object], object]:
+    def call(_: object) -> object:
+        raise kind
+
+    return call
+
+
+# What a case is told to be, and what is wrong with it in a row that works, and in one that differs.
+@pytest.mark.parametrize(
+    ("case", "said", "works", "differs"),
+    [
+        (Case("0", ValueError, _raises(ValueError)), "0: `ValueError`", 0, 0),
+        (Case("0", RuntimeError, _raises(NotImplementedError)), "0: `RuntimeError`", 0, 0),
+        (Case("0", ValueError, _raises(ValueError), "so"), "0: `ValueError`", 1, 1),
+        (Case("0", ValueError, _raises(TypeError)), "0: `TypeError`, not `ValueError` ()", 2, 1),
+        (
+            Case("0", ValueError, _raises(TypeError), "so"),
+            "0: `TypeError`, not `ValueError` (so)",
+            1,
+            0,
+        ),
+        (Case("0", ValueError, lambda _: 1, "so"), "0: no error, not `ValueError` (so)", 1, 0),
+        (Case("0", SystemExit, _raises(SystemExit)), "0: `SystemExit`", 0, 0),
+        (Case("0", 8, lambda _: 8), "0: `8`", 0, 0),
+        (Case("0", 8, lambda _: 9), "0: `9`, not `8` ()", 2, 1),
+        (Case("0", 8, _raises(ValueError), "so"), "0: `ValueError`, not `8` (so)", 1, 0),
+    ],
+)
+def test_cases_are_held_against_the_code(
+    device: str, case: Case, said: str, works: int, differs: int
+) -> None:
+    for verdict, count in ((WORKS, works), (DIFFERS, differs)):
+        faults: list[str] = []
+        assert api_docs.told(faults, "name", verdict, [case]) == [said]
+        assert len(faults) == count and all(fault.startswith("name") for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("dist.Mesh", AssertionError),
+        ("memory.gc_cls", AssertionError),
+        ("dist.fsdp.wrap_layer_cls", AssertionError),
+    ],
+)
+def test_a_row_that_works_raises_what_is_documented(device: str, name: str, kind: type) -> None:
+    faults: list[str] = []
+    api_docs.judged(faults, Row(name))
+    assert any(f"{name} is said to work" in f and f"not `{kind.__name__}`" in f for f in faults)
+
+
+def test_cases_belong_to_rows_and_rows_to_cases(device: str, monkeypatch) -> None:
+    monkeypatch.setattr(api_docs, "CASES", {"sink": (), "llm": ()})
+    faults = api_docs.text()[1]
+    assert {
+        "sink has cases, and no row that offers it",
+        "llm has cases, and no row that offers it",
+        "memory.gc_cls differs, and it is not said how",
+        "no case shows the default of the variable ACC_LOG_LEVEL",
+    } <= {*faults}
+
+
+def test_scripts_that_are_not_offered_are_not_there() -> None:
+    faults: list[str] = []
+    rows = [Row("README.md", "", NOT_OFFERED, "why"), Row("tools/sink.py"), Row("README.md")]
+    assert list(api_docs.script_table(faults, rows))[2] == "| `README.md` | not offered: why |"
+    assert [fault.split()[2] for fault in faults] == ["README.md", "tools/sink.py"]
 
 
 def test_errors_are_those_that_docstrings_of_ours_name() -> None:
