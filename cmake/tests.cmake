@@ -20,7 +20,7 @@ endif()
 # Without ACC_TESTS_TWICE each program runs once, under the address sanitizer. But without one run
 # those that only compute, in long loops, and those whose code or sizes are others there, too.
 set(acc_only_plain hash|host_math)
-set(acc_plain ${acc_only_plain}|compile|cuda_kernels|cuda_products|cuda_rows|kernels|memory_plan|recompute)
+set(acc_plain ${acc_only_plain}|compile|cuda_emulator|cuda_kernels|cuda_products|cuda_rows|kernels|memory_plan|recompute)
 
 # The thread sanitizer of g++ 13 and older gives up where the kernel spreads addresses widely
 set(acc_launcher ${CMAKE_CROSSCOMPILING_EMULATOR})  # a program that runs those of another processor

@@ -152,13 +152,11 @@ bool reads_once(const Call& call) {
   const codegen::KernelText text = testing::text_of(call);
   const EmulatedKernels remembers({text});
   const EmulatedKernels forgets({text}, forgetful());
-  Memory expected = make_memory(call);
-  Memory made = make_memory(call);
-  run_emulated(call, remembers, false, &expected);
-  run_emulated(call, forgets, false, &made);
+  const Memory expected = run_emulated(call, remembers, false);
+  const Memory made = run_emulated(call, forgets, false);
   bool same = true;
   for (size_t i = 0; i < made.size(); ++i) {
-    if (call.kernel.operands[i].stored) same &= made[i] == expected[i];
+    if (call.kernel.operands[i].stored) same &= *made[i] == *expected[i];
   }
   return same;
 }
@@ -205,8 +203,7 @@ TEST(CudaRows, NoBlockWritesBehindItsMemory) {
   const size_t at = text.text.find(room);
   ASSERT_NE(at, std::string::npos) << text.text;
   text.text.replace(at, room.size(), "(shared_bytes() + 4096)");
-  Memory memory = make_memory(call);
-  EXPECT_THROW(run_emulated(call, EmulatedKernels({text}), false, &memory), std::runtime_error);
+  EXPECT_THROW(run_emulated(call, EmulatedKernels({text}), false), std::runtime_error);
 }
 
 TEST(CudaRows, ABlockAsksForWhatItsRowsHave) {

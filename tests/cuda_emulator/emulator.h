@@ -1,12 +1,14 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <signal.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -15,10 +17,12 @@
 #include "kernels/codegen/cuda_launch.h"
 #include "kernels/codegen/render.h"
 #include "tests/cpp/scratch.h"
+#include "tests/cuda_emulator/guarded.h"
 
 // Runs the text of CUDA kernels without a GPU: compiled by the host's compiler, the threads of a
-// block as fibers that stop at barriers and where a warp exchanges values. What would hang or read
-// what is not there on a GPU throws: a barrier or an exchange that not all threads reach.
+// block as fibers that stop at barriers and where a warp exchanges values.
+// What would hang or fail on a GPU throws: a barrier or an exchange that not all threads reach, and
+// memory that is not there.
 namespace acc::testing {
 
 namespace emulator {
@@ -68,7 +72,7 @@ class Blocks {
   void run(unsigned threads_x, unsigned threads_y) {
     // Kept from launch to launch: half a thousand stacks would be new memory each time.
     static std::vector<std::unique_ptr<Fiber>> kept;
-    running = this;
+    const Watch watch(this);
     while (kept.size() < threads_x * threads_y) kept.push_back(std::make_unique<Fiber>());
     fibers_ = std::span(kept).first(threads_x * threads_y);
     for (unsigned i = 0; i < fibers_.size(); ++i) {
@@ -83,7 +87,6 @@ class Blocks {
     }
     while (step()) {
     }
-    running = nullptr;
   }
 
   static void barrier() { running->stop(State::kBarrier); }
@@ -98,6 +101,41 @@ class Blocks {
   }
 
  private:
+  // While threads run: one that touches memory which is not there ends, and the scheduler goes on.
+  class Watch {
+   public:
+    explicit Watch(Blocks* blocks) {
+      running = blocks;
+      struct sigaction watching{};
+      watching.sa_sigaction = &stop_at;
+      watching.sa_flags = SA_SIGINFO;
+      sigaction(SIGSEGV, &watching, &before);
+    }
+    ~Watch() {
+      sigaction(SIGSEGV, &before, nullptr);
+      running = nullptr;
+    }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    static void stop_at(int, siginfo_t* info, void*) {
+      if (running == nullptr) {  // of another thread, which meets it again
+        sigaction(SIGSEGV, &before, nullptr);
+        return;
+      }
+      running->fault_ = info->si_addr;
+      setcontext(&running->scheduler_);
+    }
+    static inline struct sigaction before;
+  };
+
+  [[noreturn]] void fail(const std::string& what) const {
+    Dl_info info{};
+    dladdr(reinterpret_cast<void*>(kernel_), &info);
+    throw std::runtime_error(std::string(info.dli_sname) + ": " + what);
+  }
+
   static void begin() {
     Blocks& blocks = *running;
     blocks.kernel_(blocks.table_, blocks.calls_, blocks.stage_);
@@ -128,7 +166,7 @@ class Blocks {
     }
     if (done == fibers_.size()) return false;
     if (waiting != fibers_.size()) {
-      throw std::runtime_error("not all threads of a block reach a barrier or an exchange");
+      fail("not all threads of a block reach a barrier or an exchange");
     }
     for (const auto& fiber : fibers_) fiber->state = State::kReady;
     return true;
@@ -141,6 +179,7 @@ class Blocks {
       if (fibers_[current_]->state != State::kReady) continue;
       device_->thread = fibers_[current_]->index;
       swapcontext(&scheduler_, &fibers_[current_]->context);
+      if (fault_) fail("a thread touches " + Guarded::place_of(*fault_));
     }
   }
 
@@ -163,7 +202,7 @@ class Blocks {
       if (fiber.state != State::kExchange) continue;
       const unsigned from = lane ^ static_cast<unsigned>(fiber.lane_bits);
       if ((fiber.mask >> lane & 1) == 0 || (fiber.mask >> from & 1) == 0) {
-        throw std::runtime_error("a lane takes part in an exchange whose mask leaves it out");
+        fail("a lane takes part in an exchange whose mask leaves it out");
       }
       memcpy(fiber.value, values[from], fiber.bytes);
       fiber.state = State::kReady;
@@ -171,7 +210,7 @@ class Blocks {
     return true;
   }
 
-  static inline Blocks* running = nullptr;
+  static inline thread_local Blocks* running = nullptr;
 
   const Kernel kernel_;
   const long* const table_;
@@ -182,6 +221,7 @@ class Blocks {
   std::span<std::unique_ptr<Fiber>> fibers_;
   ucontext_t scheduler_;
   size_t current_ = 0;
+  std::optional<const void*> fault_;  // what a thread touched and may not
 };
 
 // One launch, which may ask for more of a block's memory than there is. That memory, `shared`, is
