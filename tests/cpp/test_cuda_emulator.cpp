@@ -52,6 +52,36 @@ class CudaEmulator : public ::testing::Test {
   }
 };
 
+// Lanes read what others wrote, and write again what others have read.
+TEST_F(CudaEmulator, LanesWaitForTheirWarp) {
+  const std::string write = "scratch[x] = 3 * x;\n";
+  const std::string read = "long v = scratch[(x & 32) + (x + 1) % 32];\n";
+  const std::string rewrite = "scratch[x] = v; made[x] = v;\n";
+  const std::string wait = "__syncwarp();\n";
+  std::vector<long> expected;
+  for (long x = 0; x < kThreads; ++x) expected.push_back(3 * ((x & 32) + (x + 1) % 32));
+  const auto is_right = [&](const std::string& body) {
+    return run(body, false) == expected && run(body, true) == expected;
+  };
+  EXPECT_TRUE(is_right(write + wait + read + wait + rewrite));
+  EXPECT_TRUE(is_right(write + "__syncwarp(x % 2 ? 0xaaaaaaaau : 0x55555555u);\n" + wait + read +
+                       wait + rewrite));
+  EXPECT_FALSE(is_right(write + read + wait + rewrite));
+  EXPECT_FALSE(is_right(write + wait + read + rewrite));
+}
+
+TEST_F(CudaEmulator, LanesThatWaitForNoneAreSeen) {
+  EXPECT_EQ(problem("if (x != 5) __syncwarp();\n"),
+            "by_hand: not all threads of a block reach a barrier or an exchange");
+  EXPECT_EQ(problem("__syncwarp(0xffffff7fu);\n"),
+            "by_hand: a lane takes part in an exchange whose mask leaves it out");
+  const std::string elsewhere =
+      "by_hand: the lanes of a warp wait for each other in different places";
+  EXPECT_EQ(problem("if (x % 32 < 16) __syncwarp();\nelse __shfl_xor_sync(~0u, x, 1);\n"),
+            elsewhere);
+  EXPECT_EQ(problem("__syncwarp(x % 32 < 16 ? ~0u : 0xffff0000u);\n"), elsewhere);
+}
+
 // Though the value goes nowhere; and the emulator goes on afterwards.
 TEST_F(CudaEmulator, MemoryThatIsNotThereIsNamed) {
   for (int i = 0; i < 2; ++i) {

@@ -34,7 +34,9 @@ extern "C" __attribute__((visibility("default"))) Emulated* acc_emulated() { ret
 #define gridDim emulated.grid_size
 
 extern "C" __attribute__((visibility("default"))) long* acc_shared() { return scratch; }
-static inline void __syncwarp() {}
+static inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  emulated.exchange(&mask, 0, mask, 0);
+}
 static inline void __syncthreads() { emulated.barrier(); }
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_bits) {

@@ -5,6 +5,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -20,7 +21,7 @@
 #include "tests/cuda_emulator/guarded.h"
 
 // Runs the text of CUDA kernels without a GPU: compiled by the host's compiler, the threads of a
-// block as fibers that stop at barriers and where a warp exchanges values.
+// block as fibers that stop at barriers and where a warp exchanges values or waits for its lanes.
 // What would hang or fail on a GPU throws: a barrier or an exchange that not all threads reach, and
 // memory that is not there.
 namespace acc::testing {
@@ -51,7 +52,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(kStack);
   Index index;
   State state = State::kReady;
-  // in an exchange
+  // in an exchange; a warp's barrier is one of nothing
   char value[8];
   unsigned long bytes;
   unsigned mask;
@@ -203,6 +204,12 @@ class Blocks {
       const unsigned from = lane ^ static_cast<unsigned>(fiber.lane_bits);
       if ((fiber.mask >> lane & 1) == 0 || (fiber.mask >> from & 1) == 0) {
         fail("a lane takes part in an exchange whose mask leaves it out");
+      }
+      for (unsigned rest = fiber.mask; rest != 0; rest &= rest - 1) {
+        const Fiber& other = *fibers_[first + static_cast<unsigned>(std::countr_zero(rest))];
+        if (fiber.bytes != other.bytes || fiber.mask != other.mask) {
+          fail("the lanes of a warp wait for each other in different places");
+        }
       }
       memcpy(fiber.value, values[from], fiber.bytes);
       fiber.state = State::kReady;
