@@ -83,3 +83,69 @@ def test_bits_stay_the_same():
         helpers.flush()
         sums.append(made.item())
     assert len(set(sums[2:])) == 1
+
+
+NAN, INF = float("nan"), float("inf")
+# What is everywhere but at the begin, in the middle and at the end, and what is there; none: any
+# number.
+SPECIAL = [
+    *((None, one, None, None) for one in (NAN, INF, -INF)),
+    *((None, None, one, None) for one in (NAN, INF, -INF)),
+    *((None, None, None, one) for one in (NAN, INF, -INF)),
+    (None, INF, None, -INF),
+    (None, -INF, INF, None),
+    (None, NAN, None, INF),
+    (None, -INF, None, NAN),
+    (NAN, NAN, NAN, NAN),
+    (INF, INF, INF, INF),
+    (-INF, -INF, 2.0, -INF),
+]
+
+
+def layer_norm(x: Tensor, dim: int) -> Tensor:
+    """Over the rows or, as batch norms are, over the columns."""
+    if dim == 1:
+        return F.layer_norm(x, x.shape[1:])
+    return F.batch_norm(x, None, None, training=True)
+
+
+FUNCTIONS: list[Callable[[Tensor, int], Tensor]] = [
+    lambda x, dim: x.sum(dim),
+    lambda x, dim: x.mean(dim),
+    lambda x, dim: x.amax(dim),
+    lambda x, dim: x.amin(dim),
+    lambda x, dim: x.norm(2, dim),
+    lambda x, dim: x.softmax(dim),
+    lambda x, dim: x.log_softmax(dim),
+    layer_norm,
+]
+
+
+@pytest.mark.parametrize("dim", [1, 0])
+def test_nan_and_infinity(dim):
+    """In the first part, a middle one and the last: kernels of a GPU and the host's are as ATen."""
+    x = torch.randn(len(SPECIAL), 17_001)
+    for row, (everywhere, *numbers) in zip(x, SPECIAL, strict=True):
+        if everywhere is not None:
+            row.fill_(everywhere)
+        for at, number in zip((0, len(row) // 2, -1), numbers, strict=True):
+            if number is not None:
+                row[at] = number
+    if dim == 0:
+        x = x.t().contiguous()
+
+    def gradients(x: Tensor) -> list[Tensor]:
+        """Of what is not the same whatever x is."""
+        x = x.detach().requires_grad_()
+        y = [x.amax(dim).sum(), x.norm(2, dim).sum(), (x.softmax(dim) * x.detach()).sum()]
+        return [gradient for each in y for gradient in torch.autograd.grad(each, x)]
+
+    expected = [*(function(x, dim) for function in FUNCTIONS), *gradients(x)]
+    mine = x.to(helpers.DEVICE)
+    for emulated in (True, False):
+        helpers.emulate_gpu(emulated)
+        for _ in range(RUNS):
+            made = [*(function(mine, dim) for function in FUNCTIONS), *gradients(mine)]
+            helpers.flush()
+        for a, b in zip(made, expected, strict=True):
+            torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4, equal_nan=True)
