@@ -76,12 +76,11 @@ int compile(const Nvrtc& nvrtc, const std::string& source, const std::string& re
     status = nvrtc.call("nvrtcCompileProgram", Compile(), program, static_cast<int>(options.size()),
                         options.data());
   }
-  if (status != kSuccess) {
-    std::string log = text_of(nvrtc, program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
-    while (log.ends_with('\0')) log.pop_back();
-    std::cerr << "NVRTC's error " << status << "\n" << log;
-    return 1;
-  }
+  std::string log = text_of(nvrtc, program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
+  while (log.ends_with('\0')) log.pop_back();
+  if (status != kSuccess) std::cerr << "NVRTC's error " << status << "\n";
+  std::cerr << log;  // warnings, too
+  if (status != kSuccess) return 1;
   std::ofstream out(result, std::ios::binary);
   out << text_of(nvrtc, program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN");
   out.close();
