@@ -112,10 +112,11 @@ std::string hex(uint64_t value) {
 }  // namespace
 
 Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-               std::chrono::milliseconds timeout)
+               std::vector<uint64_t> names, std::chrono::milliseconds timeout)
     : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr),
       rank_(rank),
       size_(size),
+      names_(std::move(names)),
       timeout_(timeout) {
   if (counts()) partners += size_;
 }
@@ -216,7 +217,7 @@ void Ledger::tick() {
     give_sign(*store_, rank_);
   }
   publish();
-  kernels_.tell(*store_, rank_);
+  kernels_.tell(*store_, name(rank_));
   // Who records nothing new may be what others wait for.
   if (recorded == std::exchange(last_, recorded)) show();
   agree_on_skips();
@@ -230,7 +231,7 @@ void Ledger::tick() {
 }
 
 void Ledger::hear_of_kernels() {
-  if (const std::string why = kernels_.hear(*store_, rank_); !why.empty()) fail(why);
+  if (const std::string why = kernels_.hear(*store_, name(rank_)); !why.empty()) fail(why);
 }
 
 std::string Ledger::key(const char* what, uint64_t number) const {
@@ -361,7 +362,7 @@ void Ledger::answer() {
   const bool this_one = seen_by != 0 && without_place(texts[seen_by]) != without_place(texts[0]);
   const int rank = this_one || other == 0 ? seen_by : other;
   fail(base::concat("ranks do different things: collective number ", sequence, " of the group is ",
-                    texts[0], " on rank 0, and ", texts[rank], " on rank ", rank,
+                    texts[0], " on ", name(0), ", and ", texts[rank], " on ", name(rank),
                     ". All ranks have to call the same collectives in the same order."));
 }
 
@@ -432,7 +433,7 @@ void Ledger::agree_on_skips() {
     if (!skip_is_told_) {
       const std::string range = hex(skip.first) + " " + hex(skip.last);
       const std::string told = store_->compareSet(
-          key("skip", round), "", base::concat(range, "\nrank ", rank_, " failed: ", skip.why));
+          key("skip", round), "", base::concat(range, "\n", name(rank_), " failed: ", skip.why));
       if (first_line(told) != range) return fail(unlike(told, numbers(first_line(told))[0]));
       store_->add(key("skipped", round), 1);
       skip_is_told_ = true;
@@ -453,16 +454,16 @@ std::string Ledger::others_at(uint64_t sequence) {
     const auto& told = all[static_cast<size_t>(rank)];
     const char* comma = text.empty() ? "" : ", ";
     if (!told.has_value()) {
-      text += base::concat(comma, "rank ", rank, " has not told of any");
+      text += base::concat(comma, name(rank), " has not told of any");
       continue;
     }
     const Shown shown = read(*told);
     if (const auto different = first_difference(shown)) {
       differs(*different, rank);
     } else if (shown.newest < sequence) {
-      text += base::concat(comma, "rank ", rank, " has told of ", shown.newest);
+      text += base::concat(comma, name(rank), " has told of ", shown.newest);
       if (const auto why = get(key("error", static_cast<uint64_t>(rank)))) {
-        text += base::concat(" (rank ", rank, " failed: ", *why, ")");
+        text += base::concat(" (", name(rank), " failed: ", *why, ")");
       }
     }
   }
@@ -612,6 +613,11 @@ std::optional<Ledger::Difference> Ledger::difference() {
   return difference_;
 }
 
+std::string Ledger::name(int rank) const {
+  const auto index = static_cast<size_t>(rank);
+  return base::concat("rank ", index < names_.size() ? names_[index] : index);
+}
+
 std::string Ledger::text_of(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : entries_) {
@@ -642,7 +648,8 @@ std::string Ledger::silent_ranks() {
   const Clock::time_point limit = Clock::now() + 2 * look_time() + kLate;
   for (;;) {
     std::this_thread::sleep_for(look_time() / 4);
-    const std::string text = silent_between(before, signs(), rank_);
+    const std::string text =
+        silent_between(before, signs(), rank_, [this](int rank) { return name(rank); });
     if (text.empty() || !failure().empty() || runtime::interrupted()) return "";
     if (Clock::now() >= limit) return text;
   }
@@ -673,7 +680,7 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
     if (!others.empty() || !silent.empty()) {
       said += base::concat(", and ", others, both, silent);
     } else if (size_ == 2) {
-      said += base::concat(", with rank ", 1 - rank_);
+      said += base::concat(", with ", name(1 - rank_));
     } else {
       said += base::concat(", to which all ", size_, " ranks have come");
     }
@@ -688,7 +695,7 @@ std::string Ledger::explain(uint64_t sequence, const std::string& error) {
 }
 
 void Ledger::give_up() {
-  mark_failed(base::concat("rank ", rank_, " failed: it has aborted the group"));
+  mark_failed(base::concat(name(rank_), " failed: it has aborted the group"));
   if (store_ == nullptr) return;
   try {
     ask([this] { publish(); });
@@ -701,7 +708,7 @@ void Ledger::last_look() {
   if (store_ == nullptr) return;
   try {
     ask([this] {
-      kernels_.tell(*store_, rank_);
+      kernels_.tell(*store_, name(rank_));
       hear_of_kernels();
     });
   } catch (const std::exception&) {
@@ -712,7 +719,7 @@ void Ledger::last_look() {
 
 void Ledger::tell(const std::string& why) {
   if (store_ == nullptr) return;
-  mark_failed(base::concat("rank ", rank_, " failed: ", why));
+  mark_failed(base::concat(name(rank_), " failed: ", why));
   ask([this] { publish(); });
 }
 

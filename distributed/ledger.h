@@ -32,9 +32,10 @@ namespace acc::distributed {
 
 class Ledger : public std::enable_shared_from_this<Ledger> {
  public:
-  // `store`: of the group alone; none where there is one rank. `timeout`: how long to wait for
-  // ranks that have to skip what this one has skipped.
-  Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+  // `store`: of the group alone; none where there is one rank. `names`: what the program calls the
+  // ranks of the group, as far as they are not 0, 1, 2. `timeout`: how long to wait for ranks that
+  // have to skip what this one has skipped.
+  Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::vector<uint64_t> names,
          std::chrono::milliseconds timeout);
   ~Ledger();
   Ledger(const Ledger&) = delete;
@@ -85,6 +86,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   // Whether all ranks have recorded the next one that is to begin: whoever begins it now waits for
   // their devices, and not for their programs. Asks the store; where it is lost, it is so.
   bool everybody_has_come();
+
+  // "rank 5", as torch.distributed.get_rank() says there: of a rank of this group.
+  std::string name(int rank) const;
 
   // What the collective of that number is, with its line.
   std::string text_of(uint64_t sequence);
@@ -178,6 +182,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int size_;
+  const std::vector<uint64_t> names_;
   std::atomic<std::chrono::milliseconds> timeout_;
   // Of the thread beside the program:
   uint64_t shown_ = 0;

@@ -20,28 +20,28 @@ std::string told(int64_t number) { return base::concat(kTold, "/", number); }
 
 MissedKernels::MissedKernels() : before_(session::missed_kernels(0).size()) {}
 
-void MissedKernels::tell(c10d::Store& store, int rank) {
-  const std::string me = base::concat(rank);
+void MissedKernels::tell(c10d::Store& store, const std::string& rank) {
   const std::vector<exec::MissedKernel> found = session::missed_kernels(seen_);
   for (const exec::MissedKernel& each : found) {
     const bool concerns = each.for_good || seen_ >= before_;
     ++seen_;
-    if (!concerns || store.compareSet("missed_kernel/" + each.name, "", me) != me) continue;
-    store.set(told(store.add(kTold, 1)), each.name + " " + me);
+    if (!concerns || store.compareSet("missed_kernel/" + each.name, "", rank) != rank) continue;
+    store.set(told(store.add(kTold, 1)), each.name + " " + rank);
   }
 }
 
-std::string MissedKernels::hear(c10d::Store& store, int rank) {
+std::string MissedKernels::hear(c10d::Store& store, const std::string& rank) {
   for (const int64_t count = store.add(kTold, 0); heard_ < count; ++heard_) {
     if (!store.check({told(heard_ + 1)})) break;  // in a moment
     std::istringstream text(store.get_to_str(told(heard_ + 1)));
     auto& [kernel, by] = missed_.emplace_back();
-    text >> kernel >> by;
+    text >> kernel >> std::ws;
+    std::getline(text, by);
   }
   for (const auto& [kernel, by] : missed_) {
     if (!session::relies_on_kernel(kernel)) continue;
     return base::concat(
-        "rank ", by, " has run without the generated kernel ", kernel, ", which rank ", rank,
+        by, " has run without the generated kernel ", kernel, ", which ", rank,
         " uses: what both compute, like the update of parameters, differs in its last bits from "
         "there on. The log of rank ",
         by,

@@ -21,9 +21,10 @@ class MissedKernels {
   MissedKernels();
 
   // Tells the other ranks which kernels this one has missed, unless another has told of them.
-  void tell(c10d::Store& store, int rank);
+  // `rank`: as "rank 5".
+  void tell(c10d::Store& store, const std::string& rank);
   // Hears what was told, and returns why the group is of no more use; "" while it is.
-  std::string hear(c10d::Store& store, int rank);
+  std::string hear(c10d::Store& store, const std::string& rank);
 
  private:
   const size_t before_;

@@ -130,6 +130,7 @@ ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
     : Backend(transport->getRank(), transport->getSize()),
       transport_(std::move(transport)),
       ledger_(std::make_shared<Ledger>(std::move(store), rank_, size_,
+                                       transport_->getBackendOptions()->global_ranks_in_group,
                                        transport_->getBackendOptions()->timeout)),
       group_(add_group({transport_, ledger_, sends_})) {
   watch_groups();
@@ -482,7 +483,7 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   check_count("send", "tensor", tensors.size(), 1);
   check_tensors("send", tensors);
   check_rank("send", to, size_);
-  const Behind behind(base::concat("send to rank ", to));
+  const Behind behind(base::concat("send to ", ledger_->name(to)));
   const at::AutoDispatchBelowADInplaceOrView below;
   if (runtime::on_host() && to == rank_) {
     loopback_->send(tag, tensors[0].clone(at::MemoryFormat::Contiguous));

@@ -61,11 +61,12 @@ void give_sign(c10d::Store& store, int rank) {
 
 Texts signs_of(c10d::Store& store, int size) { return of_ranks(store, kSign, size); }
 
-std::string silent_between(const Texts& before, const Texts& now, int rank) {
+std::string silent_between(const Texts& before, const Texts& now, int rank,
+                           const std::function<std::string(int)>& name) {
   std::string text;
   for (size_t other = 0; other < now.size(); ++other) {
     if (other == static_cast<size_t>(rank) || now[other] != before[other]) continue;
-    text += base::concat(text.empty() ? "" : ", ", "rank ", other,
+    text += base::concat(text.empty() ? "" : ", ", name(static_cast<int>(other)),
                          " may have ended: it has given no sign of life");
     if (now[other].has_value()) text += " since " + time_text(*now[other]) + " by its clock";
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,7 +22,8 @@ void give_sign(c10d::Store& store, int rank);
 Texts signs_of(c10d::Store& store, int size);
 
 // What to say of the ranks other than `rank` whose sign is the same in both; empty where there are
-// none. The time is that of their own clocks: those of two hosts may differ.
-std::string silent_between(const Texts& before, const Texts& now, int rank);
+// none. The time is that of their own clocks: those of two hosts may differ. `name`: of a rank.
+std::string silent_between(const Texts& before, const Texts& now, int rank,
+                           const std::function<std::string(int)>& name);
 
 }  // namespace acc::distributed

@@ -66,6 +66,26 @@ heard(other)
         assert rank["seconds"] < 18
 
 
+def test_ranks_of_a_part_are_called_what_they_are_in_the_whole():
+    code = """
+part = dist.new_group([1, 2])
+def other():
+    if RANK == 1:
+        dist.broadcast(x, 1, group=part)
+    elif RANK == 2:
+        dist.all_reduce(x, group=part)
+    x.sum().item()
+heard(other)
+"""
+    _, *part = reduced(code, 3)
+    for rank in part:
+        assert re.search(
+            r"is broadcast of 1000 Float \(0\) at \S+:\d+ in other on rank 1, and all_reduce of "
+            r"1000 Float \(0\) at \S+:\d+ in other on rank 2",
+            rank["text"],
+        ), rank["text"]
+
+
 def test_ranks_that_differ_in_a_size_are_told_both():
     code = """
 def other():
