@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -122,6 +123,33 @@ def without_dead_values(body: str) -> str:
         lines = needed
 
 
+def compile_kernels(kernels: Kernels, architecture: str, folder: Path, *options: str) -> Path:
+    """The file that the compiler made; fails with its words, which name the kernel."""
+    source, cubin = folder / "kernels.cu", folder / f"{architecture}.cubin"
+    named = [f'\n#line 1 "{name_of(text)}"\n{text}' for text in kernels.texts]
+    source.write_text(kernels.preamble + "".join(named))
+    options = (f"--gpu-architecture={architecture}", UNUSED, *kernels.options, *options)
+    done = run_compiler(nvrtc(), source, cubin, *options)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr  # no warning either
+    return cubin
+
+
+@functools.cache
+def hasty() -> list[str]:
+    """What has NVRTC say its words and make code that is not good, in a tenth of the time.
+
+    Nothing where it is too old to know the option.
+    """
+    options = ["--Ofast-compile=max"]
+    known = run_compiler(nvrtc(), os.devnull, os.devnull, *options).returncode == 0
+    return options if known else []
+
+
+def translate(kernels: Kernels, architecture: str, folder: Path) -> None:
+    """Fails as `make` does, in a tenth of the time; but nothing is known of the instructions."""
+    compile_kernels(kernels, architecture.replace("sm_", "compute_"), folder, *hasty())
+
+
 def make(
     kernels: Kernels, architecture: str, folder: Path, *, loads: bool = True
 ) -> dict[str, Made]:
@@ -129,13 +157,8 @@ def make(
 
     `loads`: whether those that read neighbours at once are counted.
     """
-    source, cubin = folder / "kernels.cu", folder / f"{architecture}.cubin"
     texts = {name_of(text): text for text in kernels.texts}
-    named = [f'\n#line 1 "{name}"\n{text}' for name, text in texts.items()]
-    source.write_text(kernels.preamble + "".join(named))
-    options = (f"--gpu-architecture={architecture}", UNUSED, *kernels.options)
-    done = run_compiler(nvrtc(), source, cubin, *options)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr  # no warning either
+    cubin = compile_kernels(kernels._replace(texts=list(texts.values())), architecture, folder)
     usage = tool("cuobjdump", "--dump-resource-usage", cubin)
     rows = re.findall(r"Function (acc_\w+):\s+REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
     assert {name for name, *_ in rows} == set(texts)

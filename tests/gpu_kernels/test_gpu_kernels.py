@@ -2,9 +2,9 @@
 
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
-architectures are the better part of an hour, for `make test-full`: else every sixth is compiled for
-one, which the hash in its name decides. Those of some training steps are tests of their own
-(tests/python/test_cuda_kernels.py).
+architectures are the better part of an hour, for `make test-full`: else each is for one, which the
+hash in its name decides, and every second is compiled to the end, the others only translated.
+Those of some training steps are tests of their own (tests/python/test_cuda_kernels.py).
 """
 
 from __future__ import annotations
@@ -23,28 +23,43 @@ pytestmark = pytest.mark.usefixtures("acc_only")
 DIRECTORY = os.environ.get("ACC_KERNEL_TEXTS", "")
 PATHS = sorted(Path(DIRECTORY).glob("acc_*.cu")) if DIRECTORY else []
 TOGETHER = 48  # kernels of a program
-EVERY = 6
+EVERY = 2
 
 
-def programs() -> list[Any]:
-    """An architecture and some kernels each."""
+def programs(turns: range) -> list[Any]:
+    """An architecture and some kernels each: those whose turn it is."""
     made = []
     for index, architecture in enumerate(nvidia.ARCHITECTURES):
+        chosen = [index + len(nvidia.ARCHITECTURES) * turn for turn in turns]
         every = len(nvidia.ARCHITECTURES) * EVERY
-        paths = [path for path in PATHS if helpers.FULL or int(path.stem[-8:], 16) % every == index]
+        paths = [p for p in PATHS if helpers.FULL or int(p.stem[-8:], 16) % every in chosen]
         for first in range(0, len(paths), TOGETHER):
             some = paths[first : first + TOGETHER]
             made.append(pytest.param(architecture, some, id=f"{architecture}-{first}"))
     return made
 
 
-@pytest.mark.parametrize("architecture, paths", programs())
-def test_kernels_have_no_faults(architecture, paths, tmp_path):
+TO_THE_END = programs(range(1))
+TRANSLATED = [] if helpers.FULL else programs(range(1, EVERY))
+
+
+def kernels_of(paths: list[Path]) -> nvidia.Kernels:
+    """Their texts, with what stands before those of any step."""
     x = torch.ones(5, device=helpers.DEVICE)
-    kernels = nvidia.kernels_of(lambda: x * x + 1)._replace(texts=[p.read_text() for p in paths])
+    texts = [path.read_text() for path in paths]
+    return nvidia.kernels_of(lambda: x * x + 1)._replace(texts=texts)
+
+
+@pytest.mark.parametrize("architecture, paths", TO_THE_END)
+def test_kernels_have_no_faults(architecture, paths, tmp_path):
     # Loads are not counted: of a tensor that stays as it is, -(-x) in place, nothing is read.
-    faults = nvidia.faults(nvidia.make(kernels, architecture, tmp_path, loads=False))
+    faults = nvidia.faults(nvidia.make(kernels_of(paths), architecture, tmp_path, loads=False))
     assert not faults, f"of {DIRECTORY}:\n" + "\n".join(faults)
+
+
+@pytest.mark.parametrize("architecture, paths", TRANSLATED)
+def test_the_others_are_translated(architecture, paths, tmp_path):
+    nvidia.translate(kernels_of(paths), architecture, tmp_path)
 
 
 def test_kernels_were_kept():
@@ -52,3 +67,8 @@ def test_kernels_were_kept():
     if not DIRECTORY:
         pytest.skip("scripts/run_tests.py says where kernels are kept")
     assert len(PATHS) >= 200, f"{DIRECTORY} has {len(PATHS)}: run the stages that make kernels"
+
+
+def test_each_kernel_is_compiled():
+    taken = [path for program in (*TO_THE_END, *TRANSLATED) for path in program.values[1]]
+    assert sorted(taken) == sorted(PATHS * (len(nvidia.ARCHITECTURES) if helpers.FULL else 1))

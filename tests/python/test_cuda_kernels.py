@@ -209,11 +209,15 @@ def test_faults_of_kernels_are_seen(tmp_path):
     assert not nvidia.faults(nvidia.make(good, "sm_90", tmp_path))
 
     undefined = good._replace(texts=[text.replace("tanh_(", "tan_h(")])
-    with pytest.raises(AssertionError, match=rf'{nvidia.name_of(text)}.*"tan_h" is undefined'):
-        nvidia.make(undefined, "sm_90", tmp_path)
     doubtful = good._replace(texts=[text + "__device__ int doubtful() {}\n"])
-    with pytest.raises(AssertionError, match=rf"{nvidia.name_of(text)}.*warning.*missing return"):
-        nvidia.make(doubtful, "sm_90", tmp_path)
+    for compiler in (nvidia.make, nvidia.translate):
+        compiler(good, "sm_90", tmp_path)
+        with pytest.raises(AssertionError, match=rf'{nvidia.name_of(text)}.*"tan_h" is undefined'):
+            compiler(undefined, "sm_90", tmp_path)
+        with pytest.raises(
+            AssertionError, match=rf"{nvidia.name_of(text)}.*warning.*missing return"
+        ):
+            compiler(doubtful, "sm_90", tmp_path)
 
     unaligned = good._replace(preamble=re.sub(r"alignas\(.*\) Words", "Words", good.preamble))
     many = [MANY.format(name="known", index="199 - i"), MANY.format(name="not", index="i % calls")]
