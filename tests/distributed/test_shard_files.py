@@ -757,6 +757,15 @@ def test_a_model_and_an_optimizer_of_two_saves_are_told(tmp_path):
     assert found(tmp_path / "other", ("model", "optimizer"), 1) == [0, 0]
 
 
+def test_what_holds_itself_is_saved_as_torch_saves_it(tmp_path):
+    state = {"weight": torch.ones(2)}
+    state["again"] = [state]
+    utils.save_checkpoints(state, None, tmp_path / "file", "model")
+    found = torch.load(tmp_path / "file")
+    assert found["again"][0]["weight"].tolist() == [1.0, 1.0]
+    assert found["again"][0]["again"][0] is found["again"][0]
+
+
 def test_numbers_of_shards_and_paths_have_to_agree(tmp_path):
     with pytest.raises(ValueError, match="2 shards, 1 metadata and 2 paths"):
         utils.save_checkpoints([{}, {}], [{}], [tmp_path / "a", tmp_path / "b"], "model")

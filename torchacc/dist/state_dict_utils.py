@@ -39,7 +39,6 @@ from torchacc.files import replacing_all
 from torchacc.logger import logger
 from torchacc.progress import Progress
 from torchacc.serialization import write
-from torchacc.utils.utils import apply_to_tensors
 
 # Files are called rank-0-of-2-model.pth, and rank0-of-2-model.pth in TorchAcc's own examples.
 MODEL_PATTERN = "rank*-of-*-model.pth"
@@ -158,7 +157,7 @@ def _write(files: Sequence[tuple[Any, dict[str, Any]]]) -> None:
 
     def text() -> str:
         written = total
-        with contextlib.suppress(FileNotFoundError):  # they have taken their places
+        with contextlib.suppress(OSError):  # they have taken their places, or cannot be asked
             written = min(total, sum(part.stat().st_size for part in parts))
         return f"writing: {written >> 20} of {total >> 20} MiB"
 
@@ -171,15 +170,19 @@ def _write(files: Sequence[tuple[Any, dict[str, Any]]]) -> None:
 
 
 def _bytes(content: dict[str, Any]) -> int:
-    """What the tensors take in a file, where memory that they share is once."""
+    """What the tensors in its containers take in a file, where memory that they share is once."""
     sizes: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> None:
-        if tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-
-    apply_to_tensors(note, content)
+    seen: set[int] = set()  # a container may be in itself
+    left: list[Any] = [content]
+    while left:
+        each = left.pop()
+        if isinstance(each, Tensor):
+            if each.layout is torch.strided:
+                storage = each.untyped_storage()
+                sizes[storage._cdata] = storage.nbytes()
+        elif isinstance(each, (dict, list, tuple)) and id(each) not in seen:
+            seen.add(id(each))
+            left += each.values() if isinstance(each, dict) else each
     return sum(sizes.values())
 
 
