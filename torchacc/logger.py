@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -31,7 +32,8 @@ class _OwnHandler(logging.Handler):
             # The stream of this moment: notebooks and test runners replace it.
             sys.stderr.write(Progress.erased() + self.format(record) + "\n")
         except Exception:
-            self.handleError(record)
+            with contextlib.suppress(ValueError):  # it prints to the same stream, which is closed
+                self.handleError(record)
 
 
 def level_from_environment() -> int:

@@ -28,8 +28,8 @@ class Progress:
         text: how far it is; seconds are put behind it.
     """
 
-    # Whether a line is there, with the cursor at its end.
-    _shown: ClassVar[bool] = False
+    # The terminal on which a line is, with the cursor at its end.
+    _shown: ClassVar[TextIO | None] = None
 
     def __init__(self, name: str, text: Callable[[], str]) -> None:
         self._name, self._text = name, text
@@ -38,7 +38,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         stream = sys.stderr
-        if stream is not None and stream.isatty():
+        if _is_terminal(stream):
             name = f"torchacc.progress.{self._name}"
             arguments = (stream, time.monotonic())
             thread = threading.Thread(target=self._tell, name=name, args=arguments, daemon=True)
@@ -53,22 +53,34 @@ class Progress:
             self._thread.join()
 
     def _tell(self, stream: TextIO, began: float) -> None:
-        if self._ended.wait(_SILENT):
-            return
-        Progress._shown = True
-        while True:
-            _write(stream, f"[{self._name}] {self._text()}, {time.monotonic() - began:.0f} s")
-            if self._ended.wait(_EACH):
+        shown = False
+        try:
+            while not self._ended.wait(_EACH if shown else _SILENT):
+                text = f"[{self._name}] {self._text()}, {time.monotonic() - began:.0f} s"
+                Progress._shown = stream  # again: another one's line may have gone meanwhile
+                _write(stream, text)
+                shown = True
+        finally:
+            if shown:
                 _write(stream, "")
-                Progress._shown = False
-                return
+                Progress._shown = None
 
     @classmethod
     def erased(cls) -> str:
         """What to write before anything else, so that it does not stand behind a line that is
-        there: that comes again, below.
+        there: that comes again, below. What else has the place of standard error has no line.
         """
-        return _ERASED if cls._shown else ""
+        return _ERASED if cls._shown is not None and cls._shown is sys.stderr else ""
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Programs put anything into the place of standard error: an object that only writes, a closed
+    stream.
+    """
+    try:
+        return bool(stream.isatty())
+    except Exception:
+        return False
 
 
 def _write(stream: TextIO, text: str) -> None:
