@@ -2,12 +2,14 @@
 
 One file takes its place by a rename. Several do by the rename of a symbolic link (`_take_places`):
 whenever a process is killed, whoever opens them finds all of the old ones or all of the new ones.
+Processes that replace several at the same time do it one after the other (`_alone`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,14 +43,15 @@ def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
     (`.NAME.….old`, `.new`, `.set`): all of them to the old ones, or all to the new ones. The next
     one that writes to any of them puts the files themselves in the places first.
 
+    Of several processes that replace the same files each replaces all of them, the last one last:
+    where the file system has locks (`flock`), which are held while files take their places, and not
+    while they are written.
+
     Raises ValueError where two of them are the same, and OSError as `replacing`, or where files are
     to be replaced and their file system has no hard or symbolic links.
     """
-    for path in paths:
-        left = _left_behind(Path(path))
-        if left is not None:
-            _settle(left)
-    targets = [Path(os.path.realpath(path)) for path in paths]  # a link stays one
+    _settle_left_behind(paths)
+    targets = [_place(path)[0] for path in paths]  # a link stays one
     if len(set(targets)) < len(targets):
         raise ValueError(
             f"[checkpoint] two of these are the same file: {list(map(str, paths))}. Give each a "
@@ -57,31 +60,34 @@ def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
     save = f"{os.getpid()}-{os.urandom(4).hex()}"
     suffix = "part" if len(targets) == 1 else "new"
     parts: dict[Path, Path] = {}
-    try:
-        for target in targets:
-            if target.is_file():
-                # To rename, only the folder has to be writable: this asks the file.
-                os.close(os.open(target, os.O_WRONLY))
-            if not target.exists() or target.is_file():
-                part = _beside(target, save, len(parts), suffix)
-                os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-                parts[target] = part
-        yield [parts.get(target, target) for target in targets]
-        for target, part in parts.items():
-            _to_disk(part)
-            if target.exists():
-                with contextlib.suppress(PermissionError):  # some file systems have no modes
-                    shutil.copymode(target, part)
-        made = _prepare(parts, save) if len(parts) > 1 else None
-        if made is None:
+    with contextlib.ExitStack() as alone:
+        try:
+            for target in targets:
+                if target.is_file():
+                    # To rename, only the folder has to be writable: this asks the file.
+                    os.close(os.open(target, os.O_WRONLY))
+                if not target.exists() or target.is_file():
+                    part = _beside(target, save, len(parts), suffix)
+                    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                    parts[target] = part
+            yield [parts.get(target, target) for target in targets]
             for target, part in parts.items():
-                os.replace(part, target)
-    except BaseException:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
-        raise
-    if made is not None:
-        _take_places(made, parts, save)
+                _to_disk(part)
+                if target.exists():
+                    with contextlib.suppress(PermissionError):  # some file systems have no modes
+                        shutil.copymode(target, part)
+            if len(parts) > 1:
+                alone.enter_context(_alone(parts))
+            made = _prepare(parts, save) if len(parts) > 1 else None
+            if made is None:
+                for target, part in parts.items():
+                    os.replace(part, target)
+        except BaseException:
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+            raise
+        if made is not None:
+            _take_places(made, parts, save)
     _folders_to_disk(target.parent for target in parts)
 
 
@@ -166,16 +172,69 @@ def _settle(made: Path) -> None:
     shutil.rmtree(made, ignore_errors=True)
 
 
-def _left_behind(path: Path) -> Path | None:
-    """The hidden folder of an interrupted `_take_places` through which `path` leads."""
+def _settle_left_behind(paths: Iterable[str | os.PathLike[str]]) -> None:
+    for path in paths:
+        _, made = _place(path)
+        if made is not None:
+            with _locked([made.parent]):  # one of the folders of the process that made it
+                if _place(path)[1] == made:
+                    _settle(made)
+
+
+@contextmanager
+def _alone(places: Iterable[Path]) -> Iterator[None]:
+    """Inside, no other process has or leaves links in these places, nor puts them in order."""
+    while True:
+        _settle_left_behind(places)
+        with _locked(place.parent for place in places):
+            # Another process may have been killed just now, and left some to files of a folder
+            # that is not locked here.
+            if all(_place(place)[1] is None for place in places):
+                yield
+                return
+
+
+@contextmanager
+def _locked(folders: Iterable[Path]) -> Iterator[None]:
+    """Inside, no other process has a lock on one of them, where their file system has locks."""
+    found: dict[tuple[int, int], Path] = {}
+    for folder in folders:  # one may have several names
+        there = folder.stat()
+        found[there.st_dev, there.st_ino] = folder
+    with contextlib.ExitStack() as held:
+        for _, folder in sorted(found.items()):  # in the order in which all take them
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # A child that is forked meanwhile has the descriptor, too.
+                held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+        yield
+
+
+def _place(path: str | os.PathLike[str]) -> tuple[Path, Path | None]:
+    """The place to which the links at `path` lead, and the hidden folder of the `_take_places` that
+    has put a link there: one that another process is at, or an interrupted one.
+    """
+    path = Path(path)
     for _ in range(40):  # as many links as the system follows
-        if not path.is_symlink():
-            break
-        path = path.parent / os.readlink(path)
-        made = path.parent.parent
-        if path.parent.name == "now" and made.suffix == ".set" and (made / "places").is_dir():
-            return Path(os.path.realpath(made))
-    return None
+        try:
+            link = os.readlink(path)
+            to = path.parent / link
+            made = to.parent.parent
+            if to.parent.name == "now" and made.suffix == ".set":
+                if (made / "places").is_dir():
+                    return _absolute(path), Path(os.path.realpath(made))
+                if os.readlink(path) != link:
+                    continue  # it has ended meanwhile, and another one has begun
+        except OSError:
+            break  # no link, or no longer
+        path = to
+    return _absolute(path), None
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.realpath(path.parent)) / path.name
 
 
 def _beside(place: Path, save: str, number: int, suffix: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import os
 import resource
@@ -347,6 +349,125 @@ def test_several_names_may_be_long_and_begin_alike(tmp_path, name):
     replace(*paths, text="old")
     replace(*paths)
     assert shown(*paths) == ["new", "new"] and len(names_in(tmp_path)) == 2
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+def start(do):
+    """A process that does it, and exits with 0 then."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        finally:  # the tests go on in the parent only
+            os._exit(1)
+    return pid
+
+
+def exit_status(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def before_rename(number, do):
+    """From now on `do` is called before that one of the renames of this process."""
+    rename, left = os.replace, [number]
+
+    def replace_now(source, target):
+        if left[0] == 0:
+            do()
+        left[0] -= 1
+        rename(source, target)
+
+    os.replace = replace_now
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("names", [["two", "three"], ["two"]], ids=["several", "one"])
+def test_of_two_processes_that_replace_the_same_files_one_waits(tmp_path, number, names):
+    """The first is held before each of its renames; the second goes on until it has to wait."""
+    paths = [tmp_path / name for name in ("one", "two", "three")]
+    replace(*paths, text="old")
+    halted, go_on, waits = os.pipe(), os.pipe(), os.pipe()
+
+    def halt():
+        os.write(halted[1], b".")
+        os.read(go_on[0], 1)
+
+    def first():
+        before_rename(number, halt)
+        replace(*paths, text="first")
+
+    def second():
+        lock = fcntl.flock
+
+        def note(descriptor, how):
+            with contextlib.suppress(BlockingIOError):
+                lock(descriptor, how | fcntl.LOCK_NB)
+                return
+            os.write(waits[1], b".")
+            lock(descriptor, how)
+
+        fcntl.flock = note
+        replace(*(tmp_path / name for name in names), text="second")
+        os.write(waits[1], b".")
+
+    one = start(first)
+    os.read(halted[0], 1)
+    other = start(second)
+    os.read(waits[0], 1)
+    os.write(go_on[1], b".")
+    assert [exit_status(one), exit_status(other)] == [0, 0]
+    for descriptor in (*halted, *go_on, *waits):
+        os.close(descriptor)
+    # A single file takes its place by a rename of its own, and so may come before the others.
+    after = ["first", *("second" if path.name in names else "first" for path in paths[1:])]
+    assert shown(*paths) == after or (len(names) == 1 and shown(*paths) == ["first"] * 3)
+    assert names_in(tmp_path) == ["one", "three", "two"]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_what_a_process_leaves_that_is_killed_meanwhile_is_put_in_order(tmp_path, number):
+    """In a folder, too, that the one that writes meanwhile does not write to."""
+    (tmp_path / "other").mkdir()
+    paths = [tmp_path / name for name in ("other/one", "two", "three")]
+    replace(*paths, text="old")
+
+    def killed():
+        before_rename(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        replace(*paths, text="killed")
+
+    with replacing_all(paths[1:]) as parts:
+        assert exit_status(start(killed)) == -signal.SIGKILL
+        for part in parts:
+            part.write_text("new")
+    assert shown(*paths[1:]) == ["new", "new"]
+    assert shown(paths[0]) == ["old" if number < 4 else "killed"]
+    assert not any(path.is_symlink() for path in paths[1:])
+
+
+def test_where_there_are_no_locks_files_are_replaced_without(tmp_path, monkeypatch):
+    def refuse(descriptor, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    replace(tmp_path / "one", tmp_path / "two")
+    assert shown(tmp_path / "one", tmp_path / "two") == ["new", "new"]
+
+
+def test_a_folder_under_two_names_is_locked_once(tmp_path, monkeypatch):
+    """A second lock on the same would never be had."""
+    locked, lock = [], fcntl.flock
+
+    def note(descriptor, how):
+        locked.append(how)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", note)
+    with files._locked([tmp_path, tmp_path / "." / "..", tmp_path / ".." / tmp_path.name]):
+        assert locked == [fcntl.LOCK_EX] * 2
+    assert locked == [fcntl.LOCK_EX] * 2 + [fcntl.LOCK_UN] * 2
 
 
 # --- to the device --------------------------------------------------------------------------------
