@@ -33,10 +33,9 @@ def patch(devices: bool = False) -> tuple[str, ...]:
         The full names of what is patched now.
     """
     before = set(_patches.applied())
-    if devices:
-        _patches.apply_devices_as_cuda()
-    else:
-        _patches.apply_as_cuda()
+    refused = _patches.apply_devices_as_cuda() if devices else _patches.apply_as_cuda()
+    for what in refused:
+        logger.warning("[patch] %s", what)
     names = tuple(name for name in _patches.applied() if name in _OURS)
     if not before.issuperset(names):
         logger.log(
@@ -62,7 +61,8 @@ def _by_owner(names: Iterable[str]) -> str:
 def unpatch() -> None:
     """Takes back what `patch()` did; without it, and a second time, does nothing.
 
-    A GradScaler that was made before goes on with the lazy device.
+    Regions and scalers that were made before `patch()` are what they were. What was made since goes
+    on with the lazy device.
 
     Raises RuntimeError inside an autocast region of any thread, which would not end as it began.
     """

@@ -4,16 +4,14 @@ Autocast regions and gradient scalers of these names, the functions and classes 
 that torch.acc has as well, and `custom_fwd`. Not what decides where tensors go:
 `torch.cuda.is_available` and `device_count` stay, and so do devices.
 
-`TABLE` says what is wrapped and how; `_patches` does it.
+`TABLE` says what is wrapped and how; `_patches` does it. What was made before is `_switched_off`'s.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
-import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 from torch.amp import autocast_mode
 
-from torchacc_device import acc
+from torchacc_device import _switched_off, acc
 
 _DEVICE = "acc"
 MEANT = ("cuda", "xla")
@@ -67,51 +65,12 @@ def _chosen_for_cuda() -> torch.dtype | None:
     return None if dtype == _untouched.dtype else dtype
 
 
-# Regions and scalers that torch has switched off because there is no CUDA, and the arguments of
-# their `__init__`: nothing of theirs tells them from those that the program made so.
-_switched_off: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-
-
-def noting_switched_off(original: Callable[[], bool]) -> Callable[[], bool]:
-    """`torch.cuda.amp.common.amp_definitely_not_available`.
-
-    The two `__init__` ask, where they are enabled. They are not wrapped before `patch()`:
-    `torch.jit.script` compiles them.
-    """
-
-    def amp_definitely_not_available() -> bool:
-        absent = original()
-        caller = sys._getframe(1)
-        made = caller.f_locals.get("self")
-        if absent and isinstance(made, (autocast_mode.autocast, torch.amp.GradScaler)):
-            code = caller.f_code
-            names = code.co_varnames[1 : code.co_argcount]
-            _switched_off[made] = {name: caller.f_locals[name] for name in names}
-        return absent
-
-    return amp_definitely_not_available
-
-
-def switch_on() -> None:
-    """What the program made before `patch()` is acc's; a region that may be open, when it begins.
-
-    What torch.compile traces has no beginning.
-    """
-    for made in list(_switched_off):
-        if "prev" not in vars(made):
-            scaler = isinstance(made, torch.amp.GradScaler)
-            kind: Any = torch.amp.GradScaler if scaler else torch.autocast
-            kind.__init__(made, **_switched_off.pop(made))
-
-
 def _autocast_enter(original: Callable[..., Any]) -> Callable[..., Any]:
     """Who asks for the state of CUDA's autocast (`is_autocast_enabled()`) gets that of acc's."""
 
     def __enter__(self: Any) -> Any:
-        if (given := _switched_off.pop(self, None)) is not None:
-            torch.autocast.__init__(self, **given)
-        elif self.device == "cuda":  # made before `patch()`
-            self.device = _DEVICE
+        if self.device == "cuda":
+            _switched_off.begin(self)
         result = original(self)
         if self.device == _DEVICE:
             before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")

@@ -14,7 +14,7 @@ One more function tells Meta kernels for which device they infer: where the layo
 differs between CPU and CUDA (FFTs, decompositions, embedding bags), they take CUDA for granted.
 
 A GradScaler's step asks the device nothing (_scaling.py). What torch switches off where there is no
-CUDA is noted, for acc to switch on (_as_cuda.py). `torch.compile` leaves compiling to acc
+CUDA is noted, for acc to switch on (_switched_off.py). `torch.compile` leaves compiling to acc
 where tensors are on it (_compile.py).
 
 `LIST` names what is wrapped, `apply()` wraps, `undo()` puts everything back.
@@ -54,6 +54,7 @@ from torchacc_device import (
     _devices,
     _imported,
     _scaling,
+    _switched_off,
 )
 
 _DEVICE = "acc"
@@ -365,11 +366,8 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
     (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
     (torch.amp.GradScaler, "_check_scale_growth_tracker", _scaling.with_scale),
-    (
-        torch.cuda.amp.common,
-        "amp_definitely_not_available",
-        _as_cuda.noting_switched_off,
-    ),
+    (torch.amp.GradScaler, "load_state_dict", _switched_off.noting_state),
+    (torch.cuda.amp.common, "amp_definitely_not_available", _switched_off.noting),
     (torch._TorchCompileInductorWrapper, "__call__", _compile.instead_of_inductor),
     (torch._TorchCompileWrapper, "__init__", _compile.registering),
     (distributed_c10d, "_new_process_group_helper", _named_backend),
@@ -505,19 +503,23 @@ def apply_exchanging(construct: Callable[..., None]) -> None:
     _apply(_WRAPPED_LATER)
 
 
-def apply_as_cuda() -> None:
-    """From now on what acts on CUDA in a program acts on acc (_as_cuda.py)."""
+def apply_as_cuda() -> list[str]:
+    """From now on what acts on CUDA in a program acts on acc (_as_cuda.py).
+
+    Returns what to say of what was made before and does not.
+    """
     _apply(_as_cuda.TABLE)
-    _as_cuda.switch_on()
     _devices.other_names = _as_cuda.MEANT
+    return _switched_off.switch_on()
 
 
-def apply_devices_as_cuda() -> None:
+def apply_devices_as_cuda() -> list[str]:
     """From now on devices that are called "cuda" are acc's, too (_as_cuda_devices.py)."""
-    apply_as_cuda()
+    refused = apply_as_cuda()
     _apply(_as_cuda_devices.TABLE)
     for function in _wrapped_builtins():
         _builtins._register_builtin(function, _builtins._find_builtin(function.__wrapped__))
+    return refused
 
 
 def _wrapped_builtins() -> list[Any]:
@@ -565,6 +567,7 @@ def undo_as_cuda() -> None:
     for function in _wrapped_builtins():
         _builtins._get_builtin_table().pop(id(function), None)
     _undo((*_as_cuda.TABLE, *_as_cuda_devices.TABLE))
+    _switched_off.switch_off()
     _devices.other_names = ()
 
 

@@ -294,6 +294,7 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.GradScaler._maybe_opt_step",
         "torch.GradScaler._unscale_grads_",
         "torch.GradScaler._check_scale_growth_tracker",
+        "torch.GradScaler.load_state_dict",
         "torch.distributed.distributed_c10d._new_process_group_helper",
         "torch.distributed.distributed_c10d._create_process_group_wrapper",
         "torch.distributed.distributed_c10d._set_pg_timeout",

@@ -391,3 +391,145 @@ def test_inside_a_region_it_is_not_taken_back() -> None:
             torchacc.unpatch()
         assert product() == torch.float16
     torchacc.unpatch()
+
+
+# What follows runs without a GPU, or as if there were none.
+WITHOUT = """
+import warnings
+warnings.simplefilter("ignore")
+torch.cuda.is_available = lambda: False
+import torchacc
+"""
+
+
+def test_what_a_scaler_was_told_before_is_kept() -> None:
+    """As one that torch has not switched off: the last of what it was told counts."""
+    code = """
+state = {"scale": 128.0, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 9}
+state["_growth_tracker"] = 7
+loaded, told, both = (torch.amp.GradScaler("cuda", init_scale=4.0) for _ in range(3))
+for scaler in (loaded, both):
+    scaler.load_state_dict(state)
+for scaler in (told, both):
+    scaler.set_growth_factor(5.0)
+    scaler.set_backoff_factor(0.125)
+    scaler.set_growth_interval(6)
+loaded.load_state_dict({})  # of a scaler that was off when it was saved
+assert loaded.state_dict() == {} and loaded.get_scale() == 1.0 and not loaded.is_enabled()
+torchacc.patch()
+assert loaded.state_dict() == state, loaded.state_dict()
+for scaler, scale, tracker in ((told, 4.0, 0), (both, 128.0, 7)):
+    expected = dict(zip(state, (scale, 5.0, 0.125, 6, tracker)))
+    assert scaler.state_dict() == expected, scaler.state_dict()
+weight = torch.ones(2, device=DEVICE, requires_grad=True)
+loaded.scale(weight.sum()).backward()
+assert weight.grad.tolist() == [128.0, 128.0]
+"""
+    helpers.run_python(WITHOUT + code)
+
+
+def test_unpatch_switches_off_what_patch_switched_on() -> None:
+    code = """
+region, open_then = torch.autocast("cuda"), torch.autocast("cuda")
+scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
+before = [dict(vars(each)) for each in (region, scaler)]
+def now():
+    return [{k: vars(o).get(k) for k in b} for o, b in zip((region, scaler), before)]
+with open_then:
+    torchacc.patch()
+with open_then, region:
+    assert torch.is_autocast_enabled(DEVICE)
+weight = torch.ones(2, device=DEVICE, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.0)
+def step():
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update(scaler.get_scale() * 2)
+step()
+torchacc.unpatch()
+assert now() == before, now()
+for each in (region, open_then):
+    with each:
+        assert not torch.is_autocast_enabled(DEVICE) and not torch.is_autocast_enabled("cuda")
+assert scaler.get_scale() == 1.0 and scaler.scale(weight).tolist() == [1.0, 1.0]
+torchacc.patch()
+with region:
+    assert torch.is_autocast_enabled(DEVICE)
+assert scaler.get_scale() == 8.0  # it goes on where it was
+step()
+torchacc.unpatch()
+scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0).state_dict())
+torchacc.patch()
+assert scaler.get_scale() == 2.0
+"""
+    helpers.run_python(WITHOUT + code)
+
+
+def test_unpatch_gives_regions_of_cuda_back() -> None:
+    code = """
+torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+import torchacc
+region = torch.autocast("cuda", dtype=torch.float16)
+torchacc.patch()
+with region:
+    assert torch.is_autocast_enabled(DEVICE)
+torchacc.unpatch()
+assert region.device == "cuda"
+with region:
+    assert not torch.is_autocast_enabled(DEVICE)
+"""
+    helpers.run_python(code)
+
+
+def test_a_scaler_of_shards_that_was_made_before_scales() -> None:
+    code = """
+import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+class Ours(ShardedGradScaler):
+    pass
+scalers = [ShardedGradScaler(init_scale=4.0), Ours("cuda", 8.0)]
+torchacc.patch()
+dist.init_process_group("acc", store=dist.HashStore(), rank=0, world_size=1)
+weight = torch.ones(2, device=DEVICE, requires_grad=True)
+for scaler in scalers:
+    weight.grad = None
+    scaler.scale(weight.sum()).backward()
+    scaler.step(torch.optim.SGD([weight], lr=0.0))
+    scaler.update()
+    print(weight.grad.tolist(), scaler.get_scale())
+dist.destroy_process_group()
+"""
+    done = helpers.run_python(WITHOUT + code)
+    assert done.stdout.splitlines() == ["[1.0, 1.0] 4.0", "[1.0, 1.0] 8.0"]
+
+
+def test_scalers_of_which_nobody_knows_how_to_switch_them_on_are_named() -> None:
+    code = """
+class Asks(torch.amp.GradScaler):
+    def __init__(self, mine):
+        absent = torch.cuda.amp.common.amp_definitely_not_available()
+        super().__init__("cuda", enabled=not absent)
+class Ours(torch.amp.GradScaler):
+    __hash__ = None
+    def __init__(self, mine):
+        super().__init__("cuda")
+        self.factor = mine if self._enabled else None
+asks, ours, wrong = Asks(3), Ours(3), torch.amp.GradScaler("cuda", growth_factor=0.5)
+good = torch.amp.GradScaler("cuda")
+before = [dict(vars(each)) for each in (asks, ours, wrong)]
+names = torchacc.patch()
+assert [vars(each) for each in (asks, ours, wrong)] == before
+assert good.is_enabled() and "torch.GradScaler.__init__" in names
+torchacc.patch()
+"""
+    said = [line for line in helpers.run_python(WITHOUT + code).stderr.splitlines() if line]
+    said = [line for line in said if "[patch]" in line]
+    assert len(said) == 2, said
+    for line, kind, why in zip(
+        said,
+        ("__main__.Ours", "torch.amp.grad_scaler.GradScaler"),
+        ("its own __init__", "The growth factor must be > 1.0"),
+        strict=True,
+    ):
+        assert f"a {kind} that was made before patch() stays disabled" in line
+        assert why in line and "Make it after patch() or accelerate()" in line
