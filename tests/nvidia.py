@@ -36,6 +36,12 @@ BYTES = {"i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8} 
 VALUE = re.compile(r"\bv\d+\b")
 DEFINITION = re.compile(r"const \w+ (v\d+) = ")
 TAKEN = re.compile(r"Words<(\w+), V> (w\d+);\n(?:if .* recall\(.*\);\nelse )?take<WHOLE>\(\2,")
+# Those of several turns, asked for before the first is used.
+TURNS = re.compile(r"constexpr int U = (?:WHOLE \? )?(\d+)\b(.*?)(?=constexpr int U|\Z)", re.S)
+TOGETHER = re.compile(r"Words<(\w+), V> taken(\d+)\[U\];")
+# Those that are copied to a block's memory, which no register waits for.
+FETCHED = re.compile(r"fetch<WHOLE, V>\(h(\d+),")
+WIDE_LOAD = re.compile(r"\bLDG(?:STS)?\.E(?:\.BYPASS)?\.128\b")
 
 
 class Kernels(NamedTuple):
@@ -102,9 +108,15 @@ def planned_loads(text: str) -> int:
     for body in text.split("template <bool WHOLE>"):
         neighbours = [int(number) for number in re.findall(r"constexpr int V = (\d+);", body)]
         needed = without_dead_values(body)
-        for element, words in TAKEN.findall(body):
-            if f"{words}.v[e])" in needed:
-                count += neighbours[0] * BYTES.get(element, 1) // WIDE
+        words = [(element, name, 1) for element, name in TAKEN.findall(body)]
+        for turns, loop in TURNS.findall(body):
+            words += [(element, f"w{i}", int(turns)) for element, i in TOGETHER.findall(loop)]
+        for i in FETCHED.findall(body):
+            element = re.findall(rf"(\w+)\* p{i} = ", body)[0]
+            words.append((element, f"w{i}", 1))
+        for element, name, turns in words:
+            if f"{name}.v[e])" in needed:
+                count += turns * (neighbours[0] * BYTES.get(element, 1) // WIDE)
     return count
 
 
@@ -167,7 +179,7 @@ def make(
         name: Made(
             int(registers),
             int(stack) + int(local),
-            len(re.findall(r"LDG\.E\.128", code[name])) if loads else None,
+            len(WIDE_LOAD.findall(code[name])) if loads else None,
             planned_loads(texts[name]),
         )
         for name, registers, stack, local in rows
@@ -178,6 +190,32 @@ def code_of(cubin: Path) -> dict[str, str]:
     """The instructions of each kernel."""
     listing = tool("nvdisasm", cubin)
     return dict(re.findall(r"^\.text\.(acc_\w+):\n(.*?)(?=^\.text\.|\Z)", listing, re.M | re.S))
+
+
+REGISTER = re.compile(r"\bR(\d+)\b")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +(@!?U?P\w+)? *([A-Z][A-Z0-9_.]*) *(.*?) *;")
+
+
+def under_way(code: str) -> list[int]:
+    """How many loads of 16 bytes stand together before something needs the first; of each such run.
+
+    In the order in which a thread that takes no branch comes by.
+    """
+    runs = [0]
+    waited: set[int] = set()
+    for predicate, name, operands in INSTRUCTION.findall(code):
+        first, _, rest = operands.partition(",")
+        writes_memory = name.startswith(("ST", "RED", "ATOM"))
+        used = {int(number) for number in REGISTER.findall(operands if writes_memory else rest)}
+        leaves = name.startswith(("BRA", "EXIT")) and not predicate
+        if used & waited or leaves or name.startswith("BAR"):
+            runs.append(0)
+            waited = set()
+        if re.match(r"LDG\.E\.128", name):
+            runs[-1] += 1
+            number = int(REGISTER.findall(first)[0])
+            waited |= set(range(number, number + WIDE // 4))
+    return [run for run in runs if run]
 
 
 def faults(made: dict[str, Made]) -> list[str]:

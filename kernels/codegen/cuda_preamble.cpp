@@ -78,6 +78,43 @@ template <int V, class T> DEVICE void recall(char* slots, u32 count, u32 at, Wor
   }
 }
 
+// Copies N elements from the GPU's memory to a block's. No register waits for 4 bytes and more: all
+// that a thread began before it calls `arrive` is under way together. sm_75 knows no such copies.
+template <int N, class T> DEVICE void begin_copy(T* to, const T* from) {
+  constexpr int BYTES = N * sizeof(T);
+#if !__CUDA_ARCH__
+  copy_later(to, from, BYTES);
+#elif __CUDA_ARCH__ >= 800
+  const u32 shared = (u32)__cvta_generic_to_shared(to);
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+  } else if constexpr (BYTES >= 4) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(BYTES)
+                 : "memory");
+  } else {
+    *(Words<T, N>*)to = *(const Words<T, N>*)from;
+  }
+#else
+  *(Words<T, N>*)to = *(const Words<T, N>*)from;
+#endif
+}
+DEVICE void arrive() {
+#if !__CUDA_ARCH__
+  copy_now();
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+// Begins to hold V elements of memory, of which there are `count`, in slot `at`.
+template <bool WHOLE, int V, class T>
+DEVICE void fetch(char* slots, u32 all, u32 at, const T* p, int count) {
+  constexpr int N = 16 / sizeof(T) < V ? 16 / sizeof(T) : V, COPIED = WHOLE ? N : 1;
+#pragma unroll
+  for (int e = 0; e < V; e += COPIED) {
+    if (WHOLE || e < count) begin_copy<COPIED>((T*)slots + (e / N * all + at) * N + e % N, p + e);
+  }
+}
+
 // The call that this block works for: the last that begins with it or before.
 DEVICE int call_of(const long* first_blocks, int calls) {
   int call = 0;

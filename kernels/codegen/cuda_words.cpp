@@ -1,6 +1,7 @@
 #include "kernels/codegen/cuda_words.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "lazy/graph/words.h"
 
@@ -15,6 +16,38 @@ size_t element_size(const KernelSpec& kernel, size_t operand) {
   return graph::element_bytes(kernel.operands[operand].dtype);
 }
 
+constexpr size_t kBytesUnderWay = 96;
+constexpr size_t kMostTurns = 4;
+
+// Of registers, for each neighbour: its words, and of what is reduced a value to be added and a
+// sum.
+size_t bytes_of_neighbour(const KernelSpec& kernel) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < kernel.operands.size(); ++i) {
+    if (by_words(kernel, i)) bytes += std::max(element_size(kernel, i), kRegister);
+  }
+  for (const Instruction& instruction : kernel.instructions) {
+    if (graph::is_reduction(instruction.fn)) bytes += 2 * kRegister;
+  }
+  return bytes;
+}
+
+// Of a thread's neighbours, those of some operands.
+size_t bytes_of_words(const KernelSpec& kernel, const std::vector<bool>& operands) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (operands[i] && by_words(kernel, i)) bytes += element_size(kernel, i);
+  }
+  return cuda_neighbours(kernel) * bytes;
+}
+
+// What a thread asks for at once, at most, where a turn is not more.
+int turns_of(size_t bytes) {
+  if (bytes == 0) return 1;
+  return static_cast<int>(
+      std::bit_floor(std::clamp(kBytesUnderWay / bytes, size_t{1}, kMostTurns)));
+}
+
 }  // namespace
 
 bool by_words(const KernelSpec& kernel, size_t operand) {
@@ -26,19 +59,13 @@ bool by_words(const KernelSpec& kernel, size_t operand) {
 // other threads, and those of very many operands would not have registers.
 size_t cuda_neighbours(const KernelSpec& kernel) {
   size_t largest = 0;
-  size_t all = 0;  // of registers
   for (size_t i = 0; i < kernel.operands.size(); ++i) {
-    if (!by_words(kernel, i)) continue;
-    largest = std::max(largest, element_size(kernel, i));
-    all += std::max(element_size(kernel, i), kRegister);
+    if (by_words(kernel, i)) largest = std::max(largest, element_size(kernel, i));
   }
   if (largest == 0) return 1;
-  // Each neighbour has a value to be added, and a sum of its own.
-  for (const Instruction& instruction : kernel.instructions) {
-    if (graph::is_reduction(instruction.fn)) all += 2 * kRegister;
-  }
+  const size_t bytes = bytes_of_neighbour(kernel);
   size_t count = std::clamp(16 / largest, size_t{4}, size_t{8});
-  while (count > 1 && count * all > kBytesOfNeighbours) count /= 2;
+  while (count > 1 && count * bytes > kBytesOfNeighbours) count /= 2;
   return count;
 }
 
@@ -68,10 +95,17 @@ Held find_held(const KernelSpec& kernel, const Phases& phases) {
       if (had[i]) held.first[i] = std::min(held.first[i], p);
     }
   }
-  for (size_t i = 0; i < kernel.operands.size(); ++i) {
-    if (held.operands[i]) held.bytes += cuda_neighbours(kernel) * element_size(kernel, i);
-  }
+  held.bytes = bytes_of_words(kernel, held.operands);
   return held;
+}
+
+int turns_at_once(const KernelSpec& kernel, const std::vector<bool>& operands) {
+  const size_t bytes = bytes_of_words(kernel, operands);
+  const size_t others =
+      cuda_neighbours(kernel) * bytes_of_neighbour(kernel) + sizeof(void*) * kernel.operands.size();
+  int turns = turns_of(bytes);
+  while (turns > 1 && others + (turns - 1) * bytes > kBytesOfNeighbours) turns /= 2;
+  return turns;
 }
 
 }  // namespace acc::codegen

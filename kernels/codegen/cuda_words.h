@@ -29,4 +29,8 @@ struct Held {
 };
 Held find_held(const KernelSpec& kernel, const Phases& phases);
 
+// For how many turns along its row a thread asks at once: while all threads wait for one word each,
+// memory is idle. By operands that registers take.
+int turns_at_once(const KernelSpec& kernel, const std::vector<bool>& operands);
+
 }  // namespace acc::codegen

@@ -212,42 +212,41 @@ class CudaWriter : Writer {
     return text;
   }
 
-  // One after the other: neighbours at `at`, as many as there are left of the row.
-  template <class Within>
-  void add_neighbours(const std::vector<bool>& loaded, const std::vector<Store>& stores,
-                      const char* guard, size_t phase, const Within& within) {
+  std::string words_of(size_t operand) const { return concat("Words<", element(operand), ", V>"); }
+  std::vector<bool> stored_by(const std::vector<Store>& stores) const {
     std::vector<bool> stored(kernel_.operands.size());
     for (const Store& store : stores) stored[store.operand] = true;
-    line("const int stop = WHOLE || at + V <= geometry[", loops() - 1, "] ? V : (int)(geometry[",
-         loops() - 1, "] - at);");
-    for (size_t i = 0; i < loaded.size(); ++i) {
-      if (!by_words(i) || !(loaded[i] || stored[i])) continue;
-      line("Words<", element(i), ", V> w", i, ";");
-      if (!loaded[i]) continue;
-      const bool again = is_held(i) && held_.first[i] < phase;
-      if (again) line("if (slot < slots) recall", slot(i));
-      const char* const otherwise = again ? "else " : "";
-      line(otherwise, "take<WHOLE>(w", i, ", p", i, " + at, stop);");
-      if (is_held(i) && !again) line("if (slot < slots) hold", slot(i));
-    }
+    return stored;
+  }
+  // How many neighbours there are at `at`, before `end`.
+  void open_stop(const std::string& end) {
+    line("const int stop = WHOLE || at + V <= ", end, " ? V : (int)(", end, " - at);");
+  }
+  // One after the other: neighbours at `at`, whose words are there; those that are stored are put.
+  template <class Within>
+  void add_neighbours(const std::vector<Store>& stores, const char* guard, const Within& within) {
     line("#pragma unroll");
     line("for (int e = 0; e < V; ++e) {");
     line("if (!WHOLE && e >= stop) break;");
     within();
     for (const Store& store : stores) add_store(by_words(store.operand) ? "" : guard, store);
     line("}");
+    const std::vector<bool> stored = stored_by(stores);
     for (size_t i = 0; i < stored.size(); ++i) {
       if (!by_words(i) || !stored[i]) continue;
       if (opened_late(i)) open_pointers("p", {i}, "", 0, loops() - 1);
       line(guard, "put<WHOLE>(p", i, " + at, w", i, ", stop);");
-      if (!is_held(i) || loaded[i] || held_.first[i] < phase) continue;
-      line("if (slot < slots) hold", slot(i));
     }
   }
 
-  // ---- what is held of a row, a slot for each turn of each thread
+  // ---- a thread's turns along a row
 
+  // What is held of it has a slot for each turn of each thread. Memory that is read before it is
+  // written is fetched before the first turn.
   bool is_held(size_t operand) const { return held_.bytes > 0 && held_.operands[operand]; }
+  bool is_fetched(size_t operand) const {
+    return is_held(operand) && loaded_by(phases_.phases[held_.first[operand]])[operand];
+  }
   bool has_slots(size_t phase) const {
     const std::vector<bool> loaded = loaded_by(phases_.phases[phase]);
     for (size_t i = 0; i < loaded.size(); ++i) {
@@ -255,6 +254,8 @@ class CudaWriter : Writer {
     }
     return false;
   }
+  static constexpr const char* kOpenSlot = "u32 slot = threadIdx.y * blockDim.x + threadIdx.x;";
+  static constexpr const char* kNextSlot = "slot += blockDim.x * blockDim.y;";
   std::string slot(size_t operand) const {
     return concat("(h", operand, ", slots, slot, w", operand, ");");
   }
@@ -269,6 +270,73 @@ class CudaWriter : Writer {
       line("char* const h", i, " = (char*)scratch + ", scratch, " + slots * ", before, ";");
       before += neighbours() * element_size(i);
     }
+  }
+  // All of the row that there is room for is on its way at once.
+  void add_fetches() {
+    std::vector<size_t> fetched = operands();
+    std::erase_if(fetched, [&](size_t i) { return !is_fetched(i); });
+    if (fetched.empty()) return;
+    line("{");
+    line(kOpenSlot);
+    open_row_loops();
+    open_pointers("p", fetched, "b", kept_loops(), loops() - 1);
+    line("for (long at = begin + first; at < end && slot < slots; at += apart) {");
+    open_stop("end");
+    for (const size_t i : fetched) {
+      line("fetch<WHOLE, V>(h", i, ", slots, slot, p", i, " + at, stop);");
+    }
+    line(kNextSlot);
+    for (size_t loop = kept_loops(); loop <= loops(); ++loop) line("}");
+    line("arrive();");
+  }
+  // What is not held is asked for before the first word of several turns is used. Where rows are no
+  // whole words, each turn has several loads as it is.
+  template <class Within>
+  void add_turns(size_t stage, const Within& within) {
+    const Phase& phase = phases_.phases[stage];
+    const std::vector<bool> loaded = loaded_by(phase);
+    const std::vector<bool> stored = stored_by(phase.stores);
+    const bool slots = has_slots(stage);
+    std::vector<size_t> taken = operands();
+    std::erase_if(taken, [&](size_t i) { return !by_words(i) || !loaded[i] || is_held(i); });
+    std::vector<bool> ahead(loaded.size());
+    for (const size_t i : taken) ahead[i] = true;
+    const int turns = turns_at_once(kernel_, ahead);
+    line("constexpr int U = ", turns == 1 ? "1" : concat("WHOLE ? ", turns, " : 1"), ";");
+    line("for (long from = begin + first; from < end; from += U * apart) {");
+    const auto open_turn = [&] {
+      line("#pragma unroll");
+      line("for (int u = 0; u < U; ++u) {");
+      line("const long at = from + u * apart;");
+      line("if (at >= end) break;");
+      open_stop("end");
+    };
+    if (!taken.empty()) {
+      for (const size_t i : taken) line(words_of(i), " taken", i, "[U];");
+      open_turn();
+      for (const size_t i : taken) line("take<WHOLE>(taken", i, "[u], p", i, " + at, stop);");
+      line("}");
+    }
+    open_turn();
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      if (!by_words(i) || !(loaded[i] || stored[i])) continue;
+      if (ahead[i]) {
+        line(words_of(i), "& w", i, " = taken", i, "[u];");
+        continue;
+      }
+      line(words_of(i), " w", i, ";");
+      if (!loaded[i]) continue;
+      line("if (slot < slots) recall", slot(i));
+      line("else take<WHOLE>(w", i, ", p", i, " + at, stop);");
+    }
+    within();
+    for (size_t i = 0; i < stored.size(); ++i) {
+      const bool begins = is_held(i) && !loaded[i] && held_.first[i] == stage;
+      if (begins) line("if (slot < slots) hold", slot(i));
+    }
+    if (slots) line(kNextSlot);
+    end_turn(phase, "V", false);
+    line("}\n}");
   }
 
   // ---- elementwise kernels
@@ -290,7 +358,15 @@ class CudaWriter : Writer {
     std::erase_if(early, [&](size_t i) { return opened_late(i); });
     open_pointers("p", early, "", 0, last);
     open_positions("q", positions(), "", 0, last);
-    add_neighbours(codegen::loaded_by(kernel_, instructions, {}), kernel_.stores, "", 0, [&] {
+    open_stop(concat("geometry[", last, "]"));
+    const std::vector<bool> loaded = codegen::loaded_by(kernel_, instructions, {});
+    const std::vector<bool> stored = stored_by(kernel_.stores);
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      if (!by_words(i) || !(loaded[i] || stored[i])) continue;
+      line(words_of(i), " w", i, ";");
+      if (loaded[i]) line("take<WHOLE>(w", i, ", p", i, " + at, stop);");
+    }
+    add_neighbours(kernel_.stores, "", [&] {
       for (const uint32_t i : instructions) define(i);
     });
     line("}");
@@ -459,15 +535,22 @@ class CudaWriter : Writer {
     line("const long end = behind < ", size, " ? behind : ", size, ";");
   }
 
+  void open_row_loops() {
+    open_range(loops() - 1, "V");
+    open_reduced_loops(kept_loops(), loops() - 1);
+  }
   // A row of threads for each kept element.
   void add_rows() {
     const size_t last = loops() - 1;
-    const char* lane = shares_threads() ? "(threadIdx.x & (lanes - 1))" : "threadIdx.x";
-    const char* lanes = shares_threads() ? "lanes" : "blockDim.x";
     if (shares_threads()) {  // a power of two, as the threads of a row are
       line("unsigned lanes = 1;");
       line("while (lanes < blockDim.x && lanes * (long)V < geometry[", last, "]) lanes *= 2;");
     }
+    // Where a thread begins in a row, and how far it is from a turn to the next.
+    const bool shares = shares_threads();
+    line("const long first = ", shares ? "(threadIdx.x & (lanes - 1))" : "threadIdx.x",
+         " * (long)V;");
+    line("const long apart = ", shares ? "lanes" : "blockDim.x", " * (long)V;");
     line("const long kept = ", turns_before(kept_loops()), ";");
     line("const long groups = (kept + blockDim.y - 1) / blockDim.y;");
     open_held();
@@ -481,25 +564,24 @@ class CudaWriter : Writer {
     open_pointers("b", operands(), "", 0, kept_loops());
     open_positions("r", positions(), "", 0, kept_loops());
     define_all(phases_.before);
+    add_fetches();
     for (size_t stage = 0; stage < phases_.phases.size(); ++stage) {
       const Phase& phase = phases_.phases[stage];
       open_stage(stage);
       open_accumulators(phase, "V");
       line("{");
-      if (has_slots(stage)) line("u32 slot = threadIdx.y * blockDim.x + threadIdx.x;");
-      open_range(last, "V");
-      open_reduced_loops(kept_loops(), last);
+      if (has_slots(stage)) line(kOpenSlot);
+      open_row_loops();
       open_pointers("p", operands_of(phase), "b", kept_loops(), last);
       open_positions("q", positions_of(phase), "r", kept_loops(), last);
-      line("for (long at = begin + ", lane, " * (long)V; at < end; at += ", lanes, " * (long)V) {");
-      add_neighbours(loaded_by(phase), phase.stores, "if (here) ", stage, [&] {
-        define_loads(phase.loads);
-        define_all(phase.instructions);
-        accumulate(phase, "e");
+      add_turns(stage, [&] {
+        add_neighbours(phase.stores, "if (here) ", [&] {
+          define_loads(phase.loads);
+          define_all(phase.instructions);
+          accumulate(phase, "e");
+        });
       });
-      if (has_slots(stage)) line("slot += blockDim.x * blockDim.y;");
-      end_turn(phase, "V", false);
-      for (size_t loop = kept_loops(); loop <= last; ++loop) line("}");
+      for (size_t loop = kept_loops(); loop < last; ++loop) line("}");
       line("}");
       end_turn(phase, "V", true);
       end_stage(phase);

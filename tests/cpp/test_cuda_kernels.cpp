@@ -446,9 +446,11 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kRows, "0xffffffffu", "0x7fffffffu", 0},
       {Kind::kRows, "0xffffffffu, v, n", "0xffffffffu, v, n / 2", 0},
       {Kind::kRows, "i < warps", "i < warps - 1", 0},
-      {Kind::kRows, "threadIdx.x * (long)V", "(threadIdx.x + 1) * (long)V", 1},  // the sum's
-      {Kind::kRows, "[k * count + at]", "[k * count + at / 2]", 0},              // hold
-      {Kind::kRows, "[k * count + at]", "[k * count + (at ^ 1)]", 1},            // recall
+      {Kind::kRows, "begin + first", "begin + first + V", 2},            // the sum's
+      {Kind::kRows, "(e / N * all + at)", "(e / N * all + at / 2)", 0},  // fetch
+      {Kind::kRows, "[k * count + at]", "[k * count + (at ^ 1)]", 1},    // recall
+      {Kind::kRows, "\narrive();", "", 0},
+      {Kind::kRows, "u * apart", "(u + 1) * apart", 1},
       {Kind::kRows, "slot < slots", "slot < slots / 2", 0},
       {Kind::kRows, "slot += blockDim.x * blockDim.y;", "", 0},
       {Kind::kColumns, "__syncthreads();", "", 2},  // across_y

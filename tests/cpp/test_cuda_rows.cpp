@@ -134,17 +134,31 @@ TEST(CudaRows, WithEveryRoom) {
   check(calls);
 }
 
+// The text with a fault where `from` stands for the first time.
+std::string mutate(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
 // Memory that forgets what was read from it.
 std::string forgetful() {
   std::string text = codegen::cuda_preamble();
   const auto plant = [&](const std::string& read, const std::string& forget) {
-    const size_t at = text.find(read);
-    ASSERT_NE(at, std::string::npos) << read;
-    text.replace(at, read.size(), "{ " + read + forget + " }");
+    text = mutate(text, read, "{ " + read + forget + " }");
   };
   plant("words = *(const Words<T, V>*)p;", "memset((void*)p, 0xff, sizeof words);");
   plant("words.v[e] = p[e];", "memset((void*)(p + e), 0xff, sizeof(T));");
+  plant("copy_later(to, from, BYTES);", "copy_now(); memset((void*)from, 0xff, BYTES);");
   return text;
+}
+
+bool same_results(const Call& call, const Memory& made, const Memory& expected) {
+  bool same = true;
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (call.kernel.operands[i].stored) same &= *made[i] == *expected[i];
+  }
+  return same;
 }
 
 // Whether the results of a call are right in spite of it.
@@ -153,12 +167,7 @@ bool reads_once(const Call& call) {
   const EmulatedKernels remembers({text});
   const EmulatedKernels forgets({text}, forgetful());
   const Memory expected = run_emulated(call, remembers, false);
-  const Memory made = run_emulated(call, forgets, false);
-  bool same = true;
-  for (size_t i = 0; i < made.size(); ++i) {
-    if (call.kernel.operands[i].stored) same &= *made[i] == *expected[i];
-  }
-  return same;
+  return same_results(call, run_emulated(call, forgets, false), expected);
 }
 
 // Shapes of which no thread is without an element.
@@ -192,6 +201,72 @@ TEST(CudaRows, ARowIsReadOnce) {
   EXPECT_FALSE(reads_once(call_of(testing::softmax(false), 1, 12161, 12161)));
 }
 
+// What is written first is held where it is written, what is read first was fetched before.
+TEST(CudaRows, TheEmulatorSeesWhatIsWrong) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  struct Mutant {
+    KernelSpec kernel;
+    const char* from;
+    const char* to;
+  };
+  KernelSpec sum = testing::reduction(Fn::kSum, false);
+  for (const auto& [kernel, from, to] :
+       {Mutant{residual(), "[k * count + at] =", "[k * count + at / 2] ="},
+        {residual(), "if (slot < slots) hold", "if (slot < slots / 2) hold"},
+        {testing::softmax(false), "\narrive();", ""},
+        {testing::softmax(false), "fetch<WHOLE, V>(h0, slots, slot,",
+         "fetch<WHOLE, V>(h0, slots, 0,"},
+        {sum, "take<WHOLE>(taken0[u]", "take<WHOLE>(taken0[0]"},
+        {sum, "from += U * apart", "from += apart"},
+        {sum, "if (at >= end) break;", "if (at + V >= end) break;"}}) {
+    for (const int64_t columns : {4096, 5004}) {
+      const Call call = call_of(kernel, 2, columns, columns);
+      const codegen::KernelText right = testing::text_of(call);
+      const std::string text = codegen::cuda_preamble() + right.text;
+      const auto result_of = [&](const std::string& text) {
+        return run_emulated(call, EmulatedKernels({{right.name, text}}, ""), false);
+      };
+      const Memory expected = result_of(text);
+      bool seen = true;
+      try {
+        seen = !same_results(call, result_of(mutate(text, from, to)), expected);
+      } catch (const std::runtime_error&) {
+        // it has touched what is nobody's
+      }
+      EXPECT_TRUE(seen) << from << " -> " << to;
+    }
+  }
+}
+
+// Rows of fewer words than a thread asks for at once, of as many, and of more, by one or by many.
+TEST(CudaRows, OfSeveralTurnsAtOnce) {
+  std::vector<Call> calls;
+  for (const uint8_t type : {dtype::kF32, dtype::kF64, dtype::kBF16, dtype::kI32, dtype::kU8}) {
+    const uint8_t made = computed_in(type);
+    KernelSpec largest = testing::reduction(Fn::kAmax, false);
+    largest.operands[0].dtype = type;
+    largest.operands[1].dtype = made;
+    largest.instructions = {operand(0, made), apply(Fn::kAmax, made, 0)};
+    // sum(a * b): two turns at once where they are of four bytes
+    KernelSpec product = testing::reduction(Fn::kSum, false);
+    product.operands = {{type, Walk::kContiguous, false},
+                        {type, Walk::kContiguous, false},
+                        {made, Walk::kContiguous, true, true}};
+    product.instructions = {operand(0, made), operand(1, made), apply(Fn::kMul, made, 0, 1),
+                            apply(Fn::kSum, made, 2)};
+    product.stores = {{2, 3}};
+    for (const KernelSpec& kernel : {largest, product}) {
+      for (const int64_t columns : {8, 128, 136, 1024, 2048, 2056, 3080, 4104, 5000, 8200, 16392}) {
+        calls.push_back(call_of(kernel, 3, columns, columns));
+        calls.push_back(call_of(kernel, 3, columns + 1, columns + 8));
+      }
+    }
+  }
+  check(calls);
+}
+
 TEST(CudaRows, NoBlockWritesBehindItsMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers do not know fibers";
@@ -199,10 +274,7 @@ TEST(CudaRows, NoBlockWritesBehindItsMemory) {
   Call call = call_of(testing::softmax(false), 2, 4096, 4096);
   call.room = wanted(call) / 2;
   codegen::KernelText text = testing::text_of(call);
-  const std::string room = "(shared_bytes() - 64)";
-  const size_t at = text.text.find(room);
-  ASSERT_NE(at, std::string::npos) << text.text;
-  text.text.replace(at, room.size(), "(shared_bytes() + 4096)");
+  text.text = mutate(text.text, "(shared_bytes() - 64)", "(shared_bytes() + 4096)");
   EXPECT_THROW(run_emulated(call, EmulatedKernels({text}), false), std::runtime_error);
 }
 

@@ -34,6 +34,23 @@ extern "C" __attribute__((visibility("default"))) Emulated* acc_emulated() { ret
 #define gridDim emulated.grid_size
 
 extern "C" __attribute__((visibility("default"))) long* acc_shared() { return scratch; }
+// Copies that a thread has begun, which has fewer, and which waits for them before another thread
+// goes on. Until then it reads what was there before.
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned long bytes;
+};
+static Copy copies[1024];
+static unsigned copies_begun = 0;
+static inline void copy_later(void* to, const void* from, unsigned long bytes) {
+  if (copies_begun < sizeof copies / sizeof *copies) copies[copies_begun++] = {to, from, bytes};
+}
+static inline void copy_now() {
+  for (unsigned i = 0; i < copies_begun; ++i) memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+  copies_begun = 0;
+}
+
 static inline void __syncwarp(unsigned mask = 0xffffffffu) {
   emulated.exchange(&mask, 0, mask, 0);
 }

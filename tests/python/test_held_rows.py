@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -82,37 +84,92 @@ def both(x: Tensor, g: Tensor, w: Tensor) -> list[Tensor]:
     return gradient(lambda x: F.layer_norm(x, w.shape, w), x, g)
 
 
-# How many operands their kernels read, and how often all phases together.
-READS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], int, int]] = {
-    "softmax": (lambda x, g, w: x.softmax(1), 1, 3),
-    "log_softmax": (lambda x, g, w: x.log_softmax(1), 1, 3),
-    "softmax, backward": (
-        lambda x, g, w: torch.ops.aten._softmax_backward_data(g, x, 1, x.dtype), 2, 4,
+class Reads(NamedTuple):
+    """A kernel's instructions that read 16 bytes of memory."""
+
+    function: Callable[[Tensor, Tensor, Tensor], object]
+    fetched: int  # into a block's memory
+    taken: int  # into registers, where a row is held: of operands that one phase has
+    again: int  # into registers, of what does not fit
+
+
+READS = {
+    "softmax": Reads(lambda x, g, w: x.softmax(1), 1, 0, 3),
+    "log_softmax": Reads(lambda x, g, w: x.log_softmax(1), 1, 0, 3),
+    "softmax, backward": Reads(
+        lambda x, g, w: torch.ops.aten._softmax_backward_data(g, x, 1, x.dtype), 2, 0, 4
     ),
-    "log_softmax, backward": (
-        lambda x, g, w: torch.ops.aten._log_softmax_backward_data(g, x, 1, x.dtype), 2, 3,
+    "log_softmax, backward": Reads(
+        lambda x, g, w: torch.ops.aten._log_softmax_backward_data(g, x, 1, x.dtype), 1, 4, 1 + 4
     ),
-    "layer_norm": (lambda x, g, w: F.layer_norm(x, w.shape, w, w), 2, 4),
-    "layer_norm, both": (lambda x, g, w: both(x.requires_grad_(), g, w), 3, 10),
-    "residual": (lambda x, g, w: residual(x), 1, 2),
-}  # fmt: skip
+    "layer_norm": Reads(lambda x, g, w: F.layer_norm(x, w.shape, w, w), 1, 4, 1 + 1 + 4),
+    "layer_norm, both": Reads(lambda x, g, w: both(x.requires_grad_(), g, w), 3, 0, 10),
+    "residual": Reads(lambda x, g, w: residual(x), 0, 4, 1),
+}
 
 
 @pytest.mark.parametrize("name", READS)
 def test_each_operand_is_read_once(name, tmp_path):
     """In the instructions: those of memory that are left where all of a row is held."""
-    function, operands, reads = READS[name]
+    reads = READS[name]
     x, g = (torch.randn(9, 1000).to(helpers.DEVICE) for _ in range(2))
     w = torch.rand(1000).to(helpers.DEVICE)
-    kernels = nvidia.kernels_of(lambda: function(x, g, w))
+    kernels = nvidia.kernels_of(lambda: reads.function(x, g, w))
     held = [text.replace("slot < slots", "true") for text in kernels.texts]
     assert held != kernels.texts
     for architecture in nvidia.ARCHITECTURES if helpers.FULL else ("sm_90",):
         made = nvidia.make(kernels, architecture, tmp_path)
         assert not nvidia.faults(made)
-        assert [kernel.wide_loads for kernel in made.values()] == [reads]
+        assert [kernel.wide_loads for kernel in made.values()] == [sum(reads[1:])]
         made = nvidia.make(kernels._replace(texts=held), architecture, tmp_path)
-        assert [kernel.wide_loads for kernel in made.values()] == [operands]
+        assert [kernel.wide_loads for kernel in made.values()] == [reads.fetched + reads.taken]
         (code,) = nvidia.code_of(tmp_path / f"{architecture}.cubin").values()
-        assert "STS.128" in code
+        assert architecture == "sm_75" or code.count("LDGSTS.E.BYPASS.128") == reads.fetched
+        assert "STS.128" in code or reads.fetched
         assert "LDS.128" in code
+
+
+# Words of 16 bytes of each operand, four of one and two of several.
+TOGETHER: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], int]] = {
+    "sum": (lambda x, g, w: x.sum(1), 4),
+    "amax": (lambda x, g, w: x.amax(1), 4),
+    "sum of all": (lambda x, g, w: x.square().sum(), 4),
+    "product": (lambda x, g, w: (x * g).sum(1), 2 * 2),
+    "three": (lambda x, g, w: (x * g + w).sum(1), 2 * 3),
+}
+GENERATIONS = nvidia.ARCHITECTURES if helpers.FULL else ("sm_90",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_thread_asks_for_several_words_at_once(name, dtype, tmp_path):
+    """One that waited for each would leave memory idle."""
+    function, together = TOGETHER[name]
+    x, g = (torch.randn(9, 1000).to(helpers.DEVICE, dtype) for _ in range(2))
+    w = torch.rand(1000).to(helpers.DEVICE, dtype)
+    kernels = nvidia.kernels_of(lambda: function(x, g, w))
+    for architecture in GENERATIONS:
+        (kernel,) = nvidia.make(kernels, architecture, tmp_path).values()
+        assert kernel.spilled == 0
+        (code,) = nvidia.code_of(tmp_path / f"{architecture}.cubin").values()
+        assert max(nvidia.under_way(code)) == together
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", READS)
+def test_a_row_is_asked_for_at_once(name, dtype, tmp_path):
+    """Copies wait for nothing in the loop that begins them."""
+    reads = READS[name]
+    x, g = (torch.randn(9, 1000).to(helpers.DEVICE, dtype) for _ in range(2))
+    w = torch.rand(1000).to(helpers.DEVICE, dtype)
+    kernels = nvidia.kernels_of(lambda: reads.function(x, g, w))
+    for architecture in GENERATIONS:
+        (kernel,) = nvidia.make(kernels, architecture, tmp_path).values()
+        assert kernel.spilled == 0
+        (code,) = nvidia.code_of(tmp_path / f"{architecture}.cubin").values()
+        blocks = re.split(r"^\.L_x_\d+:$", code, flags=re.M)
+        copying = [block for block in blocks if "LDGSTS" in block]
+        assert copying or architecture == "sm_75" or dtype == torch.float32 and reads.fetched == 0
+        assert not any("DEPBAR" in block for block in copying)
+        if dtype == torch.float32:
+            assert max(nvidia.under_way(code)) >= reads.taken
