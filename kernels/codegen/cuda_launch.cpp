@@ -73,6 +73,17 @@ int64_t held_bytes(const KernelSpec& kernel, std::span<const int64_t> sizes,
   return turns * launch.x * launch.y * int64_t(held.bytes);
 }
 
+// Few, where there are rows enough to fill a GPU: each asks for the words of several turns at once,
+// and there are fewer to meet in the end.
+int64_t threads_of_row(const KernelSpec& kernel, std::span<const int64_t> sizes) {
+  const int64_t most = ceil_div(sizes.back(), kElements);
+  if (kernel.reduced > 1) return most;  // they go through several rows of elements as it is
+  const auto neighbours = int64_t(cuda_neighbours(kernel));
+  const int64_t rows = product(sizes.first(sizes.size() - 1));
+  const int64_t turns = turns_of_row(kernel);
+  return std::min(most, std::max(ceil_div(sizes.back(), neighbours * turns), kSpread / rows));
+}
+
 }  // namespace
 
 CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
@@ -89,7 +100,7 @@ CudaLaunch cuda_launch(const KernelSpec& kernel, std::span<const int64_t> sizes,
     made.y = power(ceil_div(sizes[sizes.size() - 2], kElements), 1, most / kWarp);
     blocks = ceil_div(sizes.back(), made.x) * product(sizes.first(kept - 1));
   } else {
-    made.x = power(ceil_div(sizes.back(), kElements), kWarp, most);
+    made.x = power(threads_of_row(kernel, sizes), kWarp, most);
     made.y = static_cast<uint32_t>(most / made.x);
     blocks = ceil_div(product(sizes.first(kept)), made.y);
   }

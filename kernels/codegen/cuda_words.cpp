@@ -108,4 +108,16 @@ int turns_at_once(const KernelSpec& kernel, const std::vector<bool>& operands) {
   return turns;
 }
 
+int turns_of_row(const KernelSpec& kernel) {
+  const Phases phases = find_phases(kernel);
+  const size_t held = find_held(kernel, phases).bytes;
+  if (held > 0) return turns_of(held);
+  int turns = kMostTurns;
+  for (const Phase& phase : phases.phases) {
+    turns =
+        std::min(turns, turns_at_once(kernel, loaded_by(kernel, phase.instructions, phase.loads)));
+  }
+  return turns;
+}
+
 }  // namespace acc::codegen

@@ -30,7 +30,9 @@ struct Held {
 Held find_held(const KernelSpec& kernel, const Phases& phases);
 
 // For how many turns along its row a thread asks at once: while all threads wait for one word each,
-// memory is idle. By operands that registers take.
+// memory is idle. Of a phase by operands that registers take; of a kernel by what it holds, or else
+// by what its phases read.
 int turns_at_once(const KernelSpec& kernel, const std::vector<bool>& operands);
+int turns_of_row(const KernelSpec& kernel);
 
 }  // namespace acc::codegen

@@ -264,7 +264,24 @@ TEST(CudaRows, OfSeveralTurnsAtOnce) {
       }
     }
   }
+  // a GPU full of rows
+  calls.push_back(call_of(testing::softmax(false), 8000, 136, 136));
   check(calls);
+}
+
+TEST(CudaRows, ThreadsOfARow) {
+  const auto of = [](const KernelSpec& kernel, const std::vector<int64_t>& sizes) {
+    return codegen::cuda_launch(kernel, sizes, 132).x;
+  };
+  EXPECT_EQ(of(testing::softmax(false), {70, 1024}), 256U);  // a word each
+  EXPECT_EQ(of(testing::softmax(false), {1024, 1024}), 256U);
+  EXPECT_EQ(of(testing::softmax(false), {16384, 1024}), 64U);  // four words each
+  EXPECT_EQ(of(testing::softmax(false), {16384, 768}), 64U);
+  EXPECT_EQ(of(testing::softmax(false), {16384, 50304}), 256U);
+  EXPECT_EQ(of(testing::softmax(false), {16384, 100}), 32U);
+  EXPECT_EQ(of(backward(dtype::kBF16, dtype::kF32), {16384, 1024}), 64U);
+  EXPECT_EQ(of(backward(dtype::kF32, dtype::kF32), {16384, 1024}), 128U);  // two of two operands
+  EXPECT_EQ(of(testing::reduction(Fn::kSum, false), {16384, 1024}), 64U);
 }
 
 TEST(CudaRows, NoBlockWritesBehindItsMemory) {
