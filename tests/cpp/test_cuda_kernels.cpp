@@ -468,7 +468,7 @@ TEST(CudaEmulator, SeesWhatIsWrong) {
       {Kind::kColumnsInParts, "i < count; i += blockDim.y", "i < count - 1; i += blockDim.y", 0},
       {Kind::kColumnsInParts, " && part > 0", " && part > 99", 0},
       // values that nobody needs, from behind and before what is there
-      {Kind::kRows, "if (e < count) words.v[e]", "words.v[e]", 0},
+      {Kind::kRows, "if (WHOLE || e < count) begin_copy", "begin_copy", 0},
       {Kind::kColumns, "if (!here) column = columns - 1;", "", 0},
       {Kind::kElements, "const long blocks =", "const long more = numbers[1], blocks =", 0},
       {Kind::kElements,
