@@ -124,7 +124,7 @@ def work():
 thread = threading.Thread(target=work, daemon=True)
 thread.start()
 time.sleep(0.5)
-print("alive", thread.is_alive())
+print("alive", thread.is_alive(), flush=True)  # an abort flushes nothing
 """,
         timeout=120,
         check=False,
