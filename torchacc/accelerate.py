@@ -15,6 +15,7 @@ from torchacc.context import get_global_context
 from torchacc.device import is_lazy_device, lazy_device
 from torchacc.dist import several
 from torchacc.dist.parallel_module import ParallelModule
+from torchacc.dist.units import warn_of_missing
 from torchacc.follow import follow_device
 from torchacc.launched import is_launched
 from torchacc.loader import AsyncLoader, check_iterable
@@ -119,8 +120,10 @@ def accelerate(
         several.check(model, config)
         several.check_sampler(loader, config)
     checkpoints = config.memory.gc and not isinstance(model, ParallelModule)
-    if checkpoints:
+    if not isinstance(model, ParallelModule):
         check_classes(model, config.memory.gc_cls or (), "[config] memory.gc_cls")
+        if config.dist.fsdp.size == 1:  # else it is told where the units are made
+            warn_of_missing(model, config.dist.fsdp.wrap_layer_cls)
     # Of all processes, those without a loader as well.
     seed = several.seed_of_shards() if config.dataloader.shard else None
     wrapped = None if loader is None else _wrap(loader, device, config, seed)

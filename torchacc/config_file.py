@@ -31,8 +31,10 @@ def read(path: str | Path) -> Mapping[str, Any]:
     language, parse = ("JSON", _json) if kind == ".json" else ("YAML", _yaml)
     try:
         return parse(text, path)
-    except (ImportError, _Twice):
+    except ImportError:
         raise
+    except _Twice as error:
+        raise ValueError(str(error)) from None
     except Exception as error:
         # What is nested a thousand times, a number of a thousand digits, the 45th of a month: what
         # the parsers raise of these does not say where they read it.

@@ -396,11 +396,19 @@ def test_a_class_that_the_model_does_not_have_is_refused(device):
     )
 
 
-def test_a_class_that_the_model_does_not_have_is_refused_before_anything_is_changed(acc_only):
+def test_units_that_the_model_does_not_have_are_warned_of_in_one_process_too(acc_only, caplog):
+    config = torchacc.Config()
+    config.dist.fsdp.wrap_layer_cls = {"Blok"}
+    torchacc.accelerate(Net(), config=config)
+    assert "wrap_layer_cls = ['Blok']: the model has no module of class 'Blok'" in caplog.text
+
+
+@pytest.mark.parametrize("gc", [True, False])
+def test_a_class_that_the_model_does_not_have_is_refused_before_anything_is_changed(acc_only, gc):
     torchacc.unpatch()
     before, context = _patches.applied(), torchacc.get_global_context().config
     config = torchacc.Config()
-    config.memory.gc = True
+    config.memory.gc = gc
     config.memory.gc_cls = {"Blok"}
     data = TensorDataset(torch.ones(4, 4))
     sampler = DistributedSampler(data, num_replicas=2, rank=0)

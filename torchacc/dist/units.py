@@ -58,18 +58,25 @@ def check_units(
             _check_trained_alike(found)
 
 
+_SETTING = "[config] dist.fsdp.wrap_layer_cls"
+
+
+def warn_of_missing(model: nn.Module, names: set[str]) -> None:
+    """Warns of classes of `dist.fsdp.wrap_layer_cls` that the model does not have."""
+    if missing := missing_classes(model, names):
+        logger.warning(
+            "%s = %r: %s. What is in no module of these classes is sharded as one unit.",
+            _SETTING,
+            sorted(names),
+            missing,
+        )
+
+
 def _warn_of_classes(model: nn.Module, names: set[str], parts: Collection[Part]) -> None:
     """Warns of classes that the model does not have, and of those that it has and of which no stage
     of a pipeline will have a module.
     """
-    setting = "[config] dist.fsdp.wrap_layer_cls"
-    if missing := missing_classes(model, names):
-        logger.warning(
-            "%s = %r: %s. What is in no module of these classes is sharded as one unit.",
-            setting,
-            sorted(names),
-            missing,
-        )
+    warn_of_missing(model, names)
     modules = dict(model.named_modules())
     whole = [modules[name] for part in parts for name in part if name in modules]
     lost = {type(module).__name__ for module in modules.values()} & names
@@ -78,7 +85,7 @@ def _warn_of_classes(model: nn.Module, names: set[str], parts: Collection[Part])
         logger.warning(
             "%s: no unit of class %s. A stage of a pipeline is a unit, and of modules in it the "
             "layers of torch.nn and those that memory.gc_cls checkpoints can be.",
-            setting,
+            _SETTING,
             ", ".join(sorted(lost)),
         )
 
