@@ -518,5 +518,6 @@ def test_a_bad_file_is_refused_by_name(tmp_path, name, text, kind, message):
     path = tmp_path / name
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as raised:
         torchacc.Config.from_file(path)
+    assert raised.type.__module__ == "builtins"

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 import torchacc
 from tests.killed import at_each_operation as killed_at_each_operation
@@ -492,3 +494,33 @@ def test_one_file_under_two_names_is_refused(tmp_path):
     ):
         pass
     assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_of_dcp_is_written_once_and_is_none_before_it_is_whole(
+    device, tmp_path, monkeypatch
+):
+    """As docs/checkpoints.md has it: a save of its own folder each, which is refused otherwise."""
+
+    def write(folder: Path, value: float) -> None:
+        writer = dcp.FileSystemWriter(folder, overwrite=False)
+        dcp.save({"x": torch.full((4,), value, device=device)}, storage_writer=writer)
+
+    def read(folder: Path) -> list[float]:
+        x = torch.zeros(4, device=device)
+        dcp.load({"x": x}, checkpoint_id=folder)
+        return x.tolist()
+
+    write(tmp_path / "first", 1.0)
+    with pytest.raises(CheckpointException, match="already exists"):
+        write(tmp_path / "first", 2.0)
+    assert read(tmp_path / "first") == [1.0] * 4
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "finish", killed)  # writes .metadata
+    with pytest.raises((KeyboardInterrupt, CheckpointException)):
+        write(tmp_path / "second", 2.0)
+    with pytest.raises(CheckpointException, match="metadata"):
+        read(tmp_path / "second")
+    assert read(tmp_path / "first") == [1.0] * 4
