@@ -24,20 +24,23 @@ void MissedKernels::tell(c10d::Store& store, const std::string& rank) {
   const std::vector<exec::MissedKernel> found = session::missed_kernels(seen_);
   for (const exec::MissedKernel& each : found) {
     const bool concerns = each.for_good || seen_ >= before_;
-    ++seen_;
-    if (!concerns || store.compareSet("missed_kernel/" + each.name, "", rank) != rank) continue;
-    store.set(told(store.add(kTold, 1)), each.name + " " + rank);
+    if (concerns && store.compareSet("missed_kernel/" + each.name, "", rank) == rank) {
+      store.set(told(store.add(kTold, 1)), each.name + " " + rank);
+    }
+    ++seen_;  // a store that has thrown is asked again
   }
 }
 
 std::string MissedKernels::hear(c10d::Store& store, const std::string& rank) {
-  for (const int64_t count = store.add(kTold, 0); heard_ < count; ++heard_) {
-    if (!store.check({told(heard_ + 1)})) break;  // in a moment
-    std::istringstream text(store.get_to_str(told(heard_ + 1)));
+  for (const int64_t count = store.add(kTold, 0); heard_ < count;) awaited_.push_back(++heard_);
+  std::erase_if(awaited_, [&](int64_t number) {
+    if (!store.check({told(number)})) return false;  // in a moment
+    std::istringstream text(store.get_to_str(told(number)));
     auto& [kernel, by] = missed_.emplace_back();
     text >> kernel >> std::ws;
     std::getline(text, by);
-  }
+    return true;
+  });
   for (const auto& [kernel, by] : missed_) {
     if (!session::relies_on_kernel(kernel)) continue;
     return base::concat(

@@ -30,6 +30,7 @@ class MissedKernels {
   const size_t before_;
   size_t seen_ = 0;
   int64_t heard_ = 0;
+  std::vector<int64_t> awaited_;  // what was counted and is not there yet
   std::vector<std::pair<std::string, std::string>> missed_;  // kernels, and a rank without each
 };
 

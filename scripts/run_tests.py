@@ -69,8 +69,9 @@ def pytest(*arguments: str, share: str = "", heap: str = "", packages: str = "")
             heaps = filter(None, (environ.get("GLIBC_TUNABLES"), heap))
             environ = {**environ, "GLIBC_TUNABLES": ":".join(heaps)}
         if packages:
-            folder = sysconfig.get_path("purelib", vars={"base": packages})
-            paths = filter(None, (folder, environ.get("PYTHONPATH")))
+            where = {"base": packages, "platbase": packages}
+            folders = [sysconfig.get_path(kind, vars=where) for kind in ("purelib", "platlib")]
+            paths = filter(None, (*dict.fromkeys(folders), environ.get("PYTHONPATH")))
             environ = {**environ, "PYTHONPATH": os.pathsep.join(paths)}
         if output is not None:
             command = [*GIVING_WAY, *command]

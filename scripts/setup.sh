@@ -122,7 +122,9 @@ if [ "$purpose" = test ]; then
     step "installing the packages of the stage ecosystem"
     # beside .venv's own, which the other stages are to do with
     rm -rf "$venv/ecosystem"
-    pip_install --prefix "$venv/ecosystem" -r $requirements/ecosystem.txt
+    # pip would take another version of what these need out of .venv
+    "$py" -m pip list --disable-pip-version-check --format=freeze >"$venv/versions.txt"
+    pip_install --prefix "$venv/ecosystem" -c "$venv/versions.txt" -r $requirements/ecosystem.txt
     mark ecosystem "$stamp-$torch"
   fi
 fi

@@ -76,8 +76,7 @@ def replacing_all(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path
                 if target.exists():
                     with contextlib.suppress(PermissionError):  # some file systems have no modes
                         shutil.copymode(target, part)
-            if len(parts) > 1:
-                alone.enter_context(_alone(parts))
+            alone.enter_context(_alone(parts))
             made = _prepare(parts, save) if len(parts) > 1 else None
             if made is None:
                 for target, part in parts.items():
@@ -205,11 +204,30 @@ def _locked(folders: Iterable[Path]) -> Iterator[None]:
         for _, folder in sorted(found.items()):  # in the order in which all take them
             with contextlib.suppress(OSError):
                 descriptor = os.open(folder, os.O_RDONLY)
-                held.callback(os.close, descriptor)
+                _descriptors.add(descriptor)
+                held.callback(_close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                # A child that is forked meanwhile has the descriptor, too.
+                # A child that is forked meanwhile may have it for a moment.
                 held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
         yield
+
+
+_descriptors: set[int] = set()  # of locks
+
+
+def _close(descriptor: int) -> None:
+    _descriptors.discard(descriptor)
+    os.close(descriptor)
+
+
+def _close_all() -> None:
+    """In a forked child, which would hold the locks of its parent as long as it lives."""
+    for descriptor in list(_descriptors):
+        with contextlib.suppress(OSError):
+            _close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_all)
 
 
 def _place(path: str | os.PathLike[str]) -> tuple[Path, Path | None]:

@@ -32,7 +32,7 @@ class _OwnHandler(logging.Handler):
             # The stream of this moment: notebooks and test runners replace it.
             sys.stderr.write(Progress.erased() + self.format(record) + "\n")
         except Exception:
-            with contextlib.suppress(ValueError):  # it prints to the same stream, which is closed
+            with contextlib.suppress(Exception):  # it prints to the same stream
                 self.handleError(record)
 
 

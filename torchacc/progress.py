@@ -50,7 +50,7 @@ class Progress:
     def __exit__(self, *exception: Any) -> None:
         self._ended.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout=1.0)  # a terminal may be stopped (Ctrl-S)
 
     def _tell(self, stream: TextIO, began: float) -> None:
         shown = False
@@ -84,6 +84,6 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+    with contextlib.suppress(Exception):  # the terminal is gone, or is none after all
         stream.write(f"{_ERASED}{text}")
         stream.flush()

@@ -133,8 +133,8 @@ def switch_on() -> list[str]:
             kind = type(made)
             refused.append(
                 f"a {kind.__module__}.{kind.__qualname__} that was made before patch() stays "
-                f"disabled, as torch has left it without a GPU: {why}. Make it after patch() or "
-                "accelerate()."
+                f"disabled, as torch has left it without a GPU: {why.rstrip('.')}. Make it after "
+                "patch() or accelerate()."
             )
     return refused
 

@@ -301,7 +301,7 @@ class CudaWork final : public CapturedWork {
       upload(each.to, each.bytes.data(), each.bytes.size(), stream);
     }
     uploads_.clear();
-    graph_.replay();
+    replay();
   }
   // Done before the work begins.
   void defer_upload(void* to, const void* from, size_t nbytes) {
@@ -323,8 +323,12 @@ class CudaWork final : public CapturedWork {
     alone_.unlock();
     guard_.reset();
   }
+  void submit() override { replay(); }
+  bool begun() const noexcept override { return launched_; }
+
+ private:
   // Where the driver finds no memory for it, a graph is not launched, and draws nothing.
-  void submit() override {
+  void replay() {
     launched_ = true;
     auto& draws = *at::check_generator<at::CUDAGeneratorImpl>(
         at::cuda::detail::getDefaultCUDAGenerator(device_));
@@ -337,9 +341,7 @@ class CudaWork final : public CapturedWork {
       throw;
     }
   }
-  bool begun() const noexcept override { return launched_; }
 
- private:
   // `second` goes on when `first` has come to this point: torch sets what its generators use in a
   // graph on the stream of the capture.
   static void wait(CUDAStream first, CUDAStream second) {

@@ -524,3 +524,18 @@ def test_a_folder_of_dcp_is_written_once_and_is_none_before_it_is_whole(
     with pytest.raises(CheckpointException, match="metadata"):
         read(tmp_path / "second")
     assert read(tmp_path / "first") == [1.0] * 4
+
+
+def test_a_child_does_not_keep_the_lock_of_a_save(tmp_path):
+    """As a worker of a loader that is forked meanwhile, when its parent is killed."""
+    with files._locked([tmp_path]):
+        (held,) = files._descriptors
+        child = os.fork()
+        if child == 0:
+            try:
+                os.fstat(held)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not files._descriptors
