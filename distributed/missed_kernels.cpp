@@ -49,8 +49,7 @@ std::string MissedKernels::hear(c10d::Store& store, const std::string& rank) {
         "there on. The log of rank ",
         by,
         " says why it had none. Go on from a checkpoint when that is mended; ACC_MODE=nofuse on "
-        "any "
-        "rank does without such kernels on all.");
+        "any rank does without such kernels on all.");
   }
   return "";
 }

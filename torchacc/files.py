@@ -2,6 +2,7 @@
 
 One file takes its place by a rename. Several do by the rename of a symbolic link (`_take_places`):
 whenever a process is killed, whoever opens them finds all of the old ones or all of the new ones.
+While a save goes on, the moment in which a link gives way to its file may show nothing there.
 Processes that replace several at the same time do it one after the other (`_alone`).
 """
 

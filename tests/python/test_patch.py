@@ -358,17 +358,15 @@ torchacc.patch()
 print([call() for call in forwards], [each.is_enabled() for each in scalers])
 with torch.autocast("cuda"):
     print([call() for call in forwards], product())
-weight = torch.ones(2, device=DEVICE, requires_grad=True)
-for scaler in scalers:
-    weight.grad = None
-    scaler.scale(weight.sum()).backward()
-    scaler.step(torch.optim.SGD([weight], lr=0.0))
-    scaler.update()
-    print(weight.grad.tolist(), scaler.get_scale())
+"""
+    code += (
+        SCALED
+        + """
 print(torch.compile(square, backend="eager")(torch.ones(2, 2, device=DEVICE)).dtype)
 torchacc.unpatch()
 print(torch.is_autocast_enabled(), torch.is_autocast_enabled(DEVICE), product())
 """
+    )
     half, single = "torch.float16", "torch.float32"
     assert helpers.run_python(code).stdout.splitlines() == [
         f"{[single] * 3} True",
@@ -394,6 +392,16 @@ def test_inside_a_region_it_is_not_taken_back() -> None:
 
 
 # What follows runs without a GPU, or as if there were none.
+# Steps under `scalers`, and what is left of the gradients and the scale.
+SCALED = """
+weight = torch.ones(2, device=DEVICE, requires_grad=True)
+for scaler in scalers:
+    weight.grad = None
+    scaler.scale(weight.sum()).backward()
+    scaler.step(torch.optim.SGD([weight], lr=0.0))
+    scaler.update()
+    print(weight.grad.tolist(), scaler.get_scale())
+"""
 WITHOUT = """
 import warnings
 warnings.simplefilter("ignore")
@@ -490,15 +498,8 @@ class Ours(ShardedGradScaler):
 scalers = [ShardedGradScaler(init_scale=4.0), Ours("cuda", 8.0)]
 torchacc.patch()
 dist.init_process_group("acc", store=dist.HashStore(), rank=0, world_size=1)
-weight = torch.ones(2, device=DEVICE, requires_grad=True)
-for scaler in scalers:
-    weight.grad = None
-    scaler.scale(weight.sum()).backward()
-    scaler.step(torch.optim.SGD([weight], lr=0.0))
-    scaler.update()
-    print(weight.grad.tolist(), scaler.get_scale())
-dist.destroy_process_group()
 """
+    code += SCALED + "dist.destroy_process_group()"
     done = helpers.run_python(WITHOUT + code)
     assert done.stdout.splitlines() == ["[1.0, 1.0] 4.0", "[1.0, 1.0] 8.0"]
 
