@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # Which kernels run must not depend on how busy the machine is (test_trial.py tests what does).
 # PyTorch may load the device, which reads the environment, as soon as it is imported.
@@ -140,6 +140,15 @@ def only_this_frees() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def workers_left() -> Callable[[], list]:
+    """Which worker processes there are that this test has made: those of tests before it end with
+    the frames of an error, which held them.
+    """
+    before = set(torch.multiprocessing.active_children())
+    return lambda: [w for w in torch.multiprocessing.active_children() if w not in before]
 
 
 @pytest.fixture

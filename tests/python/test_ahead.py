@@ -353,19 +353,19 @@ def test_an_error_comes_after_the_batches_before_it_and_ends_the_pass(device):
     assert list(iterator) == [] and threads() == []
 
 
-def test_leaving_early_ends_the_workers(device):
+def test_leaving_early_ends_the_workers(device, workers_left):
     plain = DataLoader(TensorDataset(torch.arange(60.0)), batch_size=2, num_workers=1)
     loader = told(torchacc.AsyncLoader(plain, device), False, True)
     for _ in range(2):
         for number, _ in enumerate(loader):
             if number == 4:
                 break
-        assert threads() == [] and torch.multiprocessing.active_children() == []
+        assert threads() == [] and workers_left() == []
     for _ in range(2):
         iterator = iter(loader)
         next(iterator)
         iterator.close()
-        assert threads() == [] and torch.multiprocessing.active_children() == []
+        assert threads() == [] and workers_left() == []
         assert list(iterator) == []
 
 
@@ -506,15 +506,6 @@ def test_a_pass_that_was_left_ends_before_the_next_one_begins(device, monkeypatc
 WAYS = [(True, False), (True, True, False), (False, False, True), (True, True, True, False, False)]
 
 
-@pytest.fixture
-def workers_left():
-    """How many worker processes there are that this test has made: others end with an error's
-    frames, which held them.
-    """
-    before = torch.multiprocessing.active_children()
-    return lambda: len(set(torch.multiprocessing.active_children()) - set(before))
-
-
 @pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize("ahead", [1, 5])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -534,7 +525,7 @@ def test_no_batch_is_lost_or_comes_twice_where_readers_change(
             assert x.device.type == device
             found.append(x.tolist())
         assert found == each
-        assert workers_left() == 0
+        assert workers_left() == []
 
 
 def test_a_data_set_meets_both_readers_and_never_at_once(device):
@@ -591,7 +582,7 @@ def test_a_pass_in_turns_may_be_left_anywhere(device, workers_left, workers, way
             assert x.tolist() == [2 * number, 2 * number + 1]
             if number == left:
                 break
-        assert threads() == [] and workers_left() == 0
+        assert threads() == [] and workers_left() == []
 
 
 def test_what_was_read_ahead_comes_first_and_then_the_thread_rests(device):
@@ -700,7 +691,7 @@ def test_a_thread_that_cannot_start_within_a_pass_ends_it(device, workers_left, 
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
         patched.setattr("torchacc.loader.threading.Thread.start", start)
         next(iterator)
-    assert list(iterator) == [] and workers_left() == 0
+    assert list(iterator) == [] and workers_left() == []
 
 
 def test_two_loops_over_one_loader_in_threads_of_their_own(device):

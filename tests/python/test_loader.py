@@ -565,14 +565,14 @@ def test_an_error_while_the_iterator_is_made_is_raised_at_once(device):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_leaving_the_loop_early_ends_the_thread_and_the_workers(device, workers):
+def test_leaving_the_loop_early_ends_the_thread_and_the_workers(device, workers_left, workers):
     loader = torchacc.AsyncLoader(numbers(100, batch_size=2, num_workers=workers), device)
     for _ in range(3):
         for i, _ in enumerate(loader):
             if i == 2:
                 break
         assert threads() == []
-        assert torch.multiprocessing.active_children() == []
+        assert workers_left() == []
 
 
 def test_an_exception_in_the_loop_ends_the_thread(device):
