@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -21,10 +22,15 @@ from torch.utils._pytree import (
 from torchacc.device import device_type
 from torchacc.guards import Guards
 from torchacc.utils.utils import apply_to_tensors
-from torchacc_device import _C
+from torchacc_device import _C, _scaling
 
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
 _ARGUMENT, _TENSOR, _VALUE = range(3)
+
+_SCALED = (
+    " GradScaler.step reads for {}: {}. Call scaler.step and scaler.update behind the captured "
+    "step, or use an optimizer that needs no read."
+)
 
 
 def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
@@ -100,7 +106,9 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     (`fused=True`, its learning rate a number), and with those of torch's that can be capturable,
     and SGD, whether they are made so or not, if nothing hooks their steps and parameters are dense.
     With others (Adagrad, say) `scaler.step` asks the host whether there was an overflow, and stays
-    outside; `torchacc.report()` says which and why. So do collectives of tensors on the host.
+    outside; the error says which and why. So do collectives of tensors on the host. Until an
+    optimizer under a scaler has taken its first step, which makes its state, each call asks the
+    host, and those do not count as warm-up: of the default scale of 65536 the first few overflow.
 
     With ACC_MODE=eager or nofuse, where nothing is recorded as a whole, every call runs `fn`.
     While `fn` is recorded, no other thread may read tensors of the device on the host, or replay a
@@ -109,19 +117,20 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
 
     Args:
         fn: the step. It keeps all that it works on, as closures and modules do.
-        warmup: recorded calls, at least 2. Three let an optimizer make its state in the first.
+        warmup: recorded calls, at least 2. Three let an optimizer make its state in the first. More
+            are recorded where a GradScaler's first steps overflow.
 
     Returns:
         A callable with the arguments of `fn`.
 
     Raises:
         ValueError: `warmup` is below 2.
-        RuntimeError: by the call number `warmup`, whose work is done all the same, and by each one
-            after that: the step cannot be replayed. It reads on the host, is submitted in parts,
-            computes numbers anew at each call (both values are given), uses other tensors at each
-            call, or records on several devices or nothing. The message names operator and line.
-            Where it writes an argument on the CPU, by the first call; a write that autograd does
-            not count (through `.data`, a collective) is not noticed there, and lost.
+        RuntimeError: by the last call of the warm-up, whose work is done all the same, and by all
+            calls after it: the step cannot be replayed. It reads on the host, is submitted in
+            parts, computes numbers anew at each call (both values are given), uses other tensors at
+            each call, or records on several devices or nothing. The message names operator and
+            line. Where it writes an argument on the CPU, by the first call; a write that autograd
+            does not count (through `.data`, a collective) is not noticed there, and lost.
         RuntimeError: by any call with an argument on the CPU that requires gradients, or one that
             is made of other tensors.
         RuntimeError: by a replay that a guard forbids; nothing was run then.
@@ -150,6 +159,7 @@ class CapturedStep:
         self._error: str | None = None
         self._runs_fn = _C.mode() in ("eager", "nofuse")
         self._ready = False
+        self._begins = False  # the last call took, or skipped, an optimizer's first step
         self._structure: TreeSpec | None = None
         self._keywords: tuple[str, ...] = ()  # in the order of the first call
         self._flat = -1  # number of arguments, when all are leaves that are given by position
@@ -204,7 +214,8 @@ class CapturedStep:
         with torch.inference_mode(False):  # where writes are counted
             moved = self._moved(leaves)
         args, kwargs = tree_unflatten(moved, self._structure)
-        last = self.recorded + 1 >= self._warmup
+        last = self.recorded + 1 >= self._warmup and not self._begins
+        first_steps, later_steps = _scaling.first_steps, _scaling.later_steps
         self._step.begin(moved)
         try:
             with self._guards.recording(last):
@@ -213,6 +224,7 @@ class CapturedStep:
         except BaseException:
             self._step.cancel()
             raise
+        self._begins = _scaling.first_steps > first_steps
         del returned, args, kwargs
         if last:
             # What only waits for the collector is nothing that the step leaves behind.
@@ -229,8 +241,12 @@ class CapturedStep:
             self._check_gradients(moved)
         except RuntimeError as error:
             # An operator that fails is no reason not to try again at the next call.
-            if str(error).startswith("[torchacc.capture]"):
-                self._fail(str(error))
+            text = str(error)
+            if text.startswith("[torchacc.capture]"):
+                if _scaling.later_steps > later_steps:
+                    text += "".join(starmap(_SCALED.format, _scaling.synchronised().items()))
+                    error.args = (text,)
+                self._fail(text)
             raise
         del tensors
         try:

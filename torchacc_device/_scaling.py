@@ -45,6 +45,10 @@ _known: set[type[Optimizer]] = {
 # Why an optimizer reads on the host, by optimizer.
 _reasons: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
 
+# How often a step has read on the host: because it may be the first one, and for a reason above.
+first_steps = 0
+later_steps = 0
+
 # The group whose processes hold parts of the same parameters, or stages of the same model: a step
 # is taken by all of them or by none. None is the default group, which may be made anew. By modules,
 # with the ids of the DTensors among their parameters, in whose place FSDP has others at times:
@@ -253,6 +257,7 @@ def step_unless(
 
     `step` in its place is called by the optimizer's own step, which marks the boundary.
     """
+    global first_steps, later_steps
     why = _needs_host(optimizer, overflow.device)
     if why is None:
         _reasons.pop(optimizer, None)
@@ -262,6 +267,9 @@ def step_unless(
         return result
     if why:
         _reasons[optimizer] = why
+        later_steps += 1
+    else:
+        first_steps += 1
     if overflow.item():
         return None
     if not why and _counts_on(overflow.device, optimizer):

@@ -122,19 +122,13 @@ def train_digits(half, sharded, steps):
 """
 
 
-# Processes, how many of them have a parameter in parts (1: data parallel), and steps: fewer where
-# four processes share the cores of a small machine.
-DIGIT_RUNS = [(1, 1, 100), (2, 2, 100), (2, 1, 40), (4, 4, 100 if helpers.FULL else 40)]
-if helpers.FULL:
-    DIGIT_RUNS += [(4, 1, 100), (4, 2, 100)]
-
-
-@pytest.mark.parametrize(("ranks", "sharded", "steps"), DIGIT_RUNS)
-def test_digits_are_learnt_as_in_float32(ranks: int, sharded: int, steps: int):
-    """Losses within 2 % of float32's, as means of ten steps over all ranks, since a batch of 64 is
-    noise."""
+# Processes, and how many of them have a parameter in parts (1: data parallel).
+@pytest.mark.parametrize(("ranks", "sharded"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
+def test_digits_are_learnt_as_in_float32(ranks: int, sharded: int):
+    """Losses of 100 steps within 2 % of float32's, as means of ten over all ranks, since a batch of
+    64 is noise."""
     code = "\n" + "".join(
-        f"report({name}=train_digits({half}, {sharded}, {steps}))\n"
+        f"report({name}=train_digits({half}, {sharded}, 100))\n"
         for name, half in (("plain", False), ("half", True))
     )
     found = [rank.reports for rank in run_ranks(CODE + DIGITS + code, ranks)]

@@ -10,7 +10,7 @@ from tests.models import zoo
 
 STEPS = 200
 EARLY = 3
-ALLOWED = 2
+LOG_EVERY = 20
 
 
 def _loop(
@@ -49,16 +49,18 @@ def _loop(
     [("mlp", "sgd"), ("mlp", "adamw"), ("gpt", "adamw"), ("lstm", "sgd"), ("lstm", "rmsprop")],
 )
 def test_no_new_plans_after_step_3(one_thread, acc_only, model, optimizer, log_early):
-    plans = _loop(zoo.make(model), optimizer, acc_only, log_every=20, log_early=log_early)
+    """A step that is read in its middle is two parts, which are planned where one first is."""
+    plans = _loop(zoo.make(model), optimizer, acc_only, LOG_EVERY, log_early)
     assert helpers.stats()["plans_built"] >= 1, "nothing was planned: the counter is dead"
     late = {step + 1: n for step, n in enumerate(plans) if n and step >= EARLY}
-    assert sum(late.values()) <= ALLOWED, f"new plans by step: {late}"
+    if log_early:
+        assert 1 <= late.pop(LOG_EVERY) <= 2
+    assert late == {}, f"new plans by step: {late}"
 
 
 def test_logging_every_step_makes_no_plan_per_step(one_thread, acc_only):
     plans = _loop(zoo.make("mlp"), "adamw", acc_only, log_every=1)
-    late = {step + 1: n for step, n in enumerate(plans) if n and step >= EARLY}
-    assert sum(late.values()) <= ALLOWED, f"new plans by step: {late}"
+    assert sum(plans[EARLY:]) == 0, plans
 
 
 def test_a_second_model_makes_its_own_plans_and_leaves_the_first_ones(one_thread, acc_only):
@@ -74,4 +76,4 @@ def test_a_second_model_makes_its_own_plans_and_leaves_the_first_ones(one_thread
             case.loss(model, data[step % 4]).backward()
             opt.step()
         plans.append(helpers.stats()["plans_built"] - before)
-    assert sum(plans[EARLY:]) <= ALLOWED, plans
+    assert sum(plans[EARLY:]) == 0, plans

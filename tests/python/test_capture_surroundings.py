@@ -67,8 +67,11 @@ def takes_scale(parameters: Any) -> torch.optim.Optimizer:
 
 
 def scaled(
-    captured: bool, whole: bool, make: Callable[..., torch.optim.Optimizer]
-) -> tuple[list[float], list[torch.Tensor], float]:
+    captured: bool, whole: bool, make: Callable[..., torch.optim.Optimizer], begin: int = 0
+) -> tuple[list[float], list[torch.Tensor], float, int]:
+    """Losses, parameters, scale and number of replays; of the 12 steps overflow the first `begin`
+    and one later.
+    """
     torch.manual_seed(4)
     trained = Trained(make_dropout(), make)
     scaler = torch.amp.GradScaler(ACC, init_scale=1024.0, growth_interval=3)
@@ -93,11 +96,10 @@ def scaled(
     losses = []
     for i, (x, y) in enumerate(batches(12, 5, 8)):
         # An overflow: this step is not taken, and the scale goes down.
-        losses.append(step((x * (1e30 if i == 8 else 1)).to(ACC), y.to(ACC)).item())
+        losses.append(step((x * (1e30 if i < begin or i == 8 else 1)).to(ACC), y.to(ACC)).item())
         if not whole:
             update()
-    assert not captured or step.replays == 9
-    return losses, trained.values(), scaler.get_scale()
+    return losses, trained.values(), scaler.get_scale(), step.replays if captured else 0
 
 
 @pytest.mark.parametrize("make", [takes_scale, sgd, torch.optim.Adam])
@@ -105,9 +107,22 @@ def scaled(
 def test_loss_scaling(whole: bool, make: Callable[..., torch.optim.Optimizer]) -> None:
     """The scale is state; nothing is asked of the host where the optimizer takes the scale, or is
     one of torch's that can be capturable."""
-    losses, values, scale = scaled(False, whole, make)
-    captured_losses, captured_values, captured_scale = scaled(True, whole, make)
-    assert captured_scale == scale != 1024.0
+    losses, values, scale, _ = scaled(False, whole, make)
+    captured_losses, captured_values, captured_scale, replays = scaled(True, whole, make)
+    assert captured_scale == scale != 1024.0 and replays == 9
+    torch.testing.assert_close(captured_losses, losses)
+    torch.testing.assert_close(captured_values, values, equal_nan=True)
+
+
+@pytest.mark.parametrize("begin", [1, 2, 4])
+def test_a_scale_that_is_too_large_at_first(begin: int) -> None:
+    """Each call asks the host until an optimizer has its state, and the warm-up waits for that."""
+    losses, values, scale, _ = scaled(False, True, torch.optim.Adam, begin)
+    captured_losses, captured_values, captured_scale, replays = scaled(
+        True, True, torch.optim.Adam, begin
+    )
+    # Behind the skipped calls: the one that makes the state, and two that are compared.
+    assert captured_scale == scale and replays == 12 - (begin + 3)
     torch.testing.assert_close(captured_losses, losses)
     torch.testing.assert_close(captured_values, values, equal_nan=True)
 
@@ -125,8 +140,13 @@ def test_loss_scaling_that_reads_on_the_host_is_refused() -> None:
     step = torchacc.capture(fn, warmup=2)
     x, y = (each.to(ACC) for each in batches(1, 5, 8)[0])
     step(x, y)
-    with pytest.raises(RuntimeError, match=r"reads a tensor on the host.* in fn"):
-        step(x, y)
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError,
+            match=r"reads a tensor on the host.* in fn.* GradScaler.step reads for Adagrad: it is "
+            r"not known .*Call scaler.step and scaler.update behind",
+        ):
+            step(x, y)
 
 
 def test_batches_of_a_loader() -> None:

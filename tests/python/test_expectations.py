@@ -106,6 +106,7 @@ SHOWN = {
         "tests/python/test_exit.py::test_exit_with_work_in_flight",
         "tests/distributed/test_group.py::test_programs_that_do_not_leave_their_group_end_quietly",
     ),
+    # `benchmarks/startup.py` has the seconds to step 20.
     "H15: the first steps are quick: nothing is planned after the third, kernels are kept": (
         "tests/models/test_plans.py::test_no_new_plans_after_step_3",
         "tests/python/test_compilers.py::test_two_processes_that_need_the_same_kernels_at_once",
