@@ -588,9 +588,10 @@ def part_sanitizer(check: Check) -> None:
             said = "no GPU in a dry run" if tool else "compute-sanitizer is not installed"
             check.add("sanitizer", what, NOT_RUN, said)
             continue
-        # Of generated kernels (codegen's key_of_text names them) and of this process alone: its
-        # compilers are others, and what ATen's kernels do takes hours to watch.
-        command = [tool, "--tool", what, "--error-exitcode", "9", "--kernel-regex", "kns=acc_"]
+        # Of generated kernels (codegen's key_of_text names them; the option is --kernel-name from
+        # release 2023.3 on) and of this process alone: its compilers are others, and what ATen's
+        # kernels do takes hours to watch.
+        command = [tool, "--tool", what, "--error-exitcode", "9", "--kernel-name", "kns=acc_"]
         command += ["--target-processes", "application-only"]
         command += [sys.executable, PROBE, "steps", "mlp_small", "--small"]
         # A block for each tensor: within a cached one nothing is out of bounds, nor unwritten.

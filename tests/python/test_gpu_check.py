@@ -63,7 +63,7 @@ def test_each_sanitizer_has_its_share(tmp_path, monkeypatch):
     def judge(check, part, what, command, limit_s, **env):
         ran.append((what, command[:3], limit_s))
         alone[what] = env.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
-        assert "--kernel-regex kns=acc_ --target-processes application-only" in " ".join(command)
+        assert "--kernel-name kns=acc_ --target-processes application-only" in " ".join(command)
         assert not alone[what] or env["ACC_MODE"] == "nograph"  # captured work has a pool
 
     monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
