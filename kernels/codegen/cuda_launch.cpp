@@ -43,6 +43,7 @@ uint32_t power(int64_t count, int64_t least, int64_t most) {
 // `blocks`: without parts.
 CudaParts parts_of(const KernelSpec& kernel, std::span<const int64_t> sizes,
                    const CudaLaunch& launch, int64_t blocks) {
+  if (blocks == 0) return {};  // nothing is kept
   const size_t outermost = sizes.size() - kernel.reduced - (kernel.columns ? 1 : 0);
   const std::span<const int64_t> reduced = sizes.subspan(outermost, kernel.reduced);
   const int64_t threads = launch.x * launch.y;
@@ -81,7 +82,8 @@ int64_t threads_of_row(const KernelSpec& kernel, std::span<const int64_t> sizes)
   const auto neighbours = int64_t(cuda_neighbours(kernel));
   const int64_t rows = product(sizes.first(sizes.size() - 1));
   const int64_t turns = turns_of_row(kernel);
-  return std::min(most, std::max(ceil_div(sizes.back(), neighbours * turns), kSpread / rows));
+  return std::min(most, std::max(ceil_div(sizes.back(), neighbours * turns),
+                                 kSpread / std::max(rows, int64_t{1})));
 }
 
 }  // namespace

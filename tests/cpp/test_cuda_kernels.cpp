@@ -552,6 +552,22 @@ TEST(CudaLaunch, CallsWithTheSameThreadsAreOneLaunch) {
   }
 }
 
+TEST(CudaLaunch, WhereNothingIsKeptIsOneBlock) {
+  for (const bool columns : {false, true}) {
+    for (const KernelSpec& kernel :
+         {testing::reduction(Fn::kSum, columns), testing::softmax(columns)}) {
+      for (const int64_t length : {int64_t{0}, int64_t{8}, int64_t{100000}}) {
+        const std::vector<int64_t> sizes =
+            columns ? std::vector<int64_t>{length, 0} : std::vector<int64_t>{0, length};
+        const codegen::CudaLaunch launch = codegen::cuda_launch(kernel, sizes, 132);
+        EXPECT_EQ(launch.blocks, 1U);
+        EXPECT_EQ(launch.parts.count(), 1);
+        EXPECT_EQ(launch.x % 32, 0U);
+      }
+    }
+  }
+}
+
 TEST(CudaLaunch, WhatDecidesBitsDependsOnSizesAlone) {
   for (const bool columns : {false, true}) {
     const KernelSpec kernel = testing::reduction(Fn::kSum, columns);
