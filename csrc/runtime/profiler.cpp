@@ -37,6 +37,8 @@ class Stubs : public ProfilerStubs {
     constexpr double kPerMillisecond = 1000;
     const auto& begin = *static_cast<const Marker*>(from->get());
     const auto& end = *static_cast<const Marker*>(to->get());
+    // The profiler's own wait, for each operator when it is read: `note_wait`, which tells of lines
+    // where the program waits, is not told.
     backend().wait(end);
     return static_cast<float>(kPerMillisecond * backend().elapsed_ms(begin, end));
   }
