@@ -81,6 +81,7 @@ bool CaptureLimits::leave_outside(const plan::Plan& plan, const plan::Schedule& 
 void CaptureLimits::postpone() {
   // A capture that finds no memory costs a run and empties the allocator's cache.
   constexpr int kMostPassed = 64;
+  if (std::exchange(postponed, true)) return;
   passed = std::min(1 << std::min(no_memory++, 16), kMostPassed) - 1;
 }
 

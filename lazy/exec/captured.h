@@ -37,12 +37,14 @@ struct CaptureLimits {
   int begun = 0;      // captures, but for those that were worth it, or wanted for memory
   int no_memory = 0;  // captures that found none or were dropped for it, since one was worth it
   int passed = 0;     // runs that are not captured, while memory is short
+  bool postponed = false;  // since the last capture was begun
 
   // The step is called between the pieces, and so is what waits for a transfer that it begins.
   // False: it was so before.
   bool leave_outside(const plan::Plan& plan, const plan::Schedule& schedule, size_t step);
 
-  // A capture was for nothing, since memory is short: there is another one soon, or later.
+  // A capture was for nothing, since memory is short: there is another one soon, or later. What is
+  // dropped before the next begins is dropped for the same lack, which counts once.
   void postpone();
 };
 
@@ -183,6 +185,7 @@ class Captures {
   std::unique_ptr<Captured> begin(const plan::Plan& plan, const plan::Schedule& schedule,
                                   c10::DeviceIndex device, std::span<const int64_t> values) {
     ++limits_.begun;
+    limits_.postponed = false;
     return std::make_unique<Captured>(plan, schedule, device, limits_, values);
   }
   void keep(std::unique_ptr<Captured> captured);

@@ -141,6 +141,26 @@ def test_a_capture_that_finds_no_memory_is_made_later(device, told, missing):
     assert len(told()) == said
 
 
+@pytest.mark.parametrize("found", range(3))
+def test_a_run_that_finds_no_memory_counts_once(device, found):
+    """Its capture fails, and for the rest of it a capture is dropped that was not worth it yet."""
+    extension = helpers.extension()
+    extension.refuse_captures("nothing")
+    steps = Steps(device)
+    for _ in range(3):
+        steps.run()
+    steps.x = steps.x.clone()  # elsewhere: what is captured does not fit
+    helpers.synchronize()
+    extension.fail_allocations(found, 2, 48 * 48 * 4)
+    with helpers.counting() as counted:
+        steps.run()
+    extension.fail_allocations(0, 0, 0)
+    assert (counted["captures"], counted["captures_submitted"]) == (1, 0)
+    with helpers.counting() as counted:
+        steps.run()
+    assert counted["captures"] == 1  # after the second one that fails a run goes without
+
+
 def counted_captures() -> int:
     return helpers.stats().get("captures", 0)
 
