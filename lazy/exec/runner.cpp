@@ -67,6 +67,7 @@ class StepClock {
   using Clock = std::chrono::steady_clock;
 
   void start() {
+    // The clock's own wait, at no line of the program: `note_wait` is not told.
     runtime::backend().synchronize(device_);
     last_ = Clock::now();
   }
