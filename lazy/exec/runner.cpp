@@ -111,6 +111,28 @@ std::shared_ptr<Captures> captures_of(const plan::Plan& plan, plan::Schedule& sc
   return std::static_pointer_cast<Captures>(schedule.captures);
 }
 
+// PyTorch keeps handles of libraries by thread, and cuDNN's choices of algorithms. Neither can be
+// made in a capture, so a thread captures what it has run itself. Where each run has a thread of
+// its own none would come again: from some on, any may.
+constexpr size_t kFewThreads = 16;
+
+// Not those of the system, which gives them to later threads.
+uint64_t this_thread() {
+  static std::atomic<uint64_t> threads{0};
+  thread_local const uint64_t number = threads.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+bool may_capture_here(const plan::Plan& plan) {
+  return plan.run_by.size() >= kFewThreads ||
+         std::ranges::find(plan.run_by, this_thread()) != plan.run_by.end();
+}
+
+void note_run(plan::Plan& plan) {
+  plan.has_run = true;
+  if (!may_capture_here(plan)) plan.run_by.push_back(this_thread());
+}
+
 void drop_captures(c10::DeviceIndex device) {
   for (const std::weak_ptr<Captures>& each : all_captures(device)) {
     if (const auto captures = each.lock()) captures->drop_all();
@@ -316,14 +338,15 @@ class Stopped {
     }
     ACC_CHECK(!runtime::transfers_under_way());  // none outlives its plan
     clock.end(whole);
-    if (whole) plan_.has_run = true;
+    if (whole) note_run(plan_);
     if (capture_ != nullptr) capture_->finish(*run_);
     return true;
   }
 
   void begin(std::span<const int64_t> values) {
     captures_ = captures_of(plan_, schedule_, device_, places_);
-    if (captures_ != nullptr && needed_.empty() && !found_no_memory_ && captures_->wants_more()) {
+    if (captures_ != nullptr && needed_.empty() && !found_no_memory_ && may_capture_here(plan_) &&
+        captures_->wants_more()) {
       is_captured_ = true;
       // The pool gets nothing that is cached elsewhere, where earlier runs have left as much as
       // this one needs.

@@ -101,6 +101,8 @@ struct Plan {
   // loop. Others come by the hundred in notebooks and never again, and would keep compilers busy.
   bool repeats = false;
   bool has_run = false;  // to its end
+  // Threads that ran it so, step by step; the first few (lazy/exec/runner.cpp).
+  std::vector<uint64_t> run_by;
 
   // The plan that ran after this one the last time.
   std::weak_ptr<Plan> next;

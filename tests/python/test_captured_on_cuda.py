@@ -211,3 +211,24 @@ def test_products_outlive_other_captures_and_their_threads(device):
     assert counted["captures_submitted"] == 1
     torch.testing.assert_close(made.cpu().double(), wanted, rtol=1e-3, atol=1e-2)
     assert all(each.eq(7).all() for each in others)
+
+
+def test_a_thread_that_never_called_cudnn_captures_a_convolution(device):
+    """It has no handle yet, which none gets in a capture, nor anything chosen."""
+    convolution = torch.nn.Conv2d(3, 16, 3).to(device)
+    x = torch.randn(8, 3, 32, 32, device=device)
+
+    def steps() -> None:
+        for _ in range(16):
+            made = convolution(x).relu()
+            helpers.synchronize()
+            del made
+
+    steps()
+    torch.acc.empty_cache()  # drops what was captured
+    thread = threading.Thread(target=steps)
+    thread.start()
+    thread.join()
+    with helpers.counting() as counted:
+        steps()
+    assert (counted["captures"], counted["captured_launches"]) == (0, 16)

@@ -7,6 +7,7 @@ does, what was submitted to a capture that failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -159,6 +160,47 @@ def test_a_run_that_finds_no_memory_counts_once(device, found):
     with helpers.counting() as counted:
         steps.run()
     assert counted["captures"] == 1  # after the second one that fails a run goes without
+
+
+def multiplying(device: str, size: int) -> Callable[[], None]:
+    """A step that is a plan of its own for each size."""
+    x = helpers.drawn(size, size, device=device)
+    expected = (x.cpu() @ x.cpu()).cumsum(0)
+
+    def step() -> None:
+        made = (x @ x).cumsum(0)
+        helpers.synchronize()
+        torch.testing.assert_close(made.cpu(), expected, rtol=1e-5, atol=1e-3)
+
+    return step
+
+
+def test_a_thread_captures_what_it_has_run_itself(device):
+    """Libraries have handles and choices of algorithms by thread, and make none in a capture."""
+    step = multiplying(device, 40)
+    with helpers.counting() as counted:
+        for _ in range(4):
+            step()
+    assert counted["captures"] == 1
+    torch.acc.empty_cache()  # drops it
+    with ThreadPoolExecutor(1) as other:
+        for captures in (0, 1):
+            with helpers.counting() as counted:
+                other.submit(step).result()
+            assert counted["captures"] == captures
+    with helpers.counting() as counted:
+        step()
+    assert (counted["captures"], counted["captures_submitted"]) == (0, 1)
+
+
+def test_where_each_step_has_a_thread_of_its_own_one_is_captured(device):
+    step = multiplying(device, 44)
+    with helpers.counting() as counted:
+        for _ in range(24):
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(step).result()
+    assert counted["captures"] == 1
+    assert counted["captures_submitted"] >= 4
 
 
 def counted_captures() -> int:
