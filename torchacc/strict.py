@@ -27,7 +27,9 @@ class strict:
     * a step that trains has a new plan. `torchacc.explain()` has the same reason. The error is
       raised at the end of the step, which was done: parameters are as after it.
 
-    Steps end at `optimizer.step()`, a loader's next batch, `mark_step()` and `with step():`. A step
+    Steps end at `optimizer.step()`, a loader's next batch, `mark_step()` and `with step():`. Where
+    an optimizer has not taken its first step, a GradScaler has to ask whether this is it: that step
+    may do as it likes, and is none of the warm-up. A step
     trains when one of its matrix products or convolutions was recorded with gradients on or, where
     it has none, when gradients are on where it ends. So evaluation under `torch.no_grad()` or
     `torch.inference_mode()` is left alone. What is meant to be otherwise goes into

@@ -6,11 +6,11 @@ the one place that decides between the two, and it lives beside the device becau
 only says `model.to("acc")` never imports the front end.
 
 In a loop that a loader drives, the boundary moves up from the batch to the end of the iteration's
-last `optimizer.step()` once an iteration has recorded nothing between the two. The plan is the
-same. But the step is submitted before the script looks at its clock: otherwise a window of n steps
-would hold the work of n - 1, and its throughput would be n / (n - 1) of the true one. Where
-something follows the step (the scaler's update, an EMA), it stays in the step's plan, and the batch
-stays the boundary.
+last `optimizer.step()`, or GradScaler's `update()` behind it, once an iteration has recorded
+nothing between the two. The plan is the same. But the step is submitted before the script looks at
+its clock: otherwise a window of n steps would hold the work of n - 1, and its throughput would be
+n / (n - 1) of the true one. Where something else follows the step (an EMA), it stays in the step's
+plan, and the batch stays the boundary.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Loops:
     atomic operations: any thread may collect a loop that was left behind.
     """
 
-    __slots__ = ("device", "last", "latest", "open", "pending", "stepped")
+    __slots__ = ("device", "last", "latest", "open", "pending", "stepped", "updates")
 
     def __init__(self) -> None:
         self.open: dict[int, Callable[[], None]] = {}
@@ -47,11 +47,14 @@ class Loops:
         self.device = 0
         # Optimizers that stepped since the last batch, by identity.
         self.stepped: set[int] = set()
-        # The latest of them, and how much was pending when it had stepped.
-        self.latest: int | None = None
+        # How often scalers updated their scale since then: a loop may do so behind each step.
+        self.updates = 0
+        # The latest of both, and how much was pending behind it: an optimizer's identity, or a
+        # scaler's and which of these updates it was.
+        self.latest: int | tuple[int, int] | None = None
         self.pending = 0
-        # The optimizer after whose step the previous iteration recorded nothing, if there is one.
-        self.last: int | None = None
+        # That behind which the previous iteration recorded nothing, if there is one.
+        self.last: int | tuple[int, int] | None = None
 
 
 class _Thread(threading.local):
@@ -130,6 +133,7 @@ def loader_batch(loops: Loops, loop: int, device: int, submits: Callable[[], Non
         pending = _C.pending(device)
         loops.last = loops.latest if pending in (0, loops.pending) else None
         loops.stepped.clear()
+    loops.updates = 0
     loops.open[loop] = submits
     loops.device = device
     mark_step("loader")
@@ -178,17 +182,33 @@ def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # (test_boundary.py::test_training_on_one_batch_has_a_boundary_per_step).
         again = name in state.stepped
         state.stepped.add(name)
-        state.latest = name
-        if not again and name != state.last:
-            state.pending = _C.pending(state.device)
+        if not (_is_last(state, name) or again):
             return
         state.pending = 0
     mark_step()
 
 
+def after_update(scaler: object) -> None:
+    """`scaler` has updated its scale: in a loop that a loader drives this may end the step."""
+    state = _thread.loops
+    if _handle is None or _thread.held or not state.stepped or _C.is_in_bad_fork():
+        return
+    state.updates += 1
+    if _is_last(state, (id(scaler), state.updates)):
+        state.pending = 0
+        mark_step()
+
+
+def _is_last(state: Loops, name: int | tuple[int, int]) -> bool:
+    """Whether the previous iteration recorded nothing behind this; else notes what is pending."""
+    state.latest = name
+    state.pending = _C.pending(state.device)
+    return name == state.last
+
+
 # What torch.compiler.disable does, which would import Dynamo: a step that is compiled is left here.
 # Else Dynamo tells the program to have our functions traced.
-for _function in (mark_step, after_step, _after_optimizer_step):
+for _function in (mark_step, after_step, after_update, _after_optimizer_step):
     _function._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 

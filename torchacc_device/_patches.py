@@ -362,7 +362,7 @@ _WRAPPED: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (torch.UntypedStorage, "_share_cuda_", _share),
     (_meta_registrations, "device_hint", _device_hint),
     (torch.amp.GradScaler, "scale", _scaling.noting_scaler),
-    (torch.amp.GradScaler, "update", _scaling.forgetting_scaler),
+    (torch.amp.GradScaler, "update", _scaling.ending_step),
     (torch.amp.GradScaler, "_maybe_opt_step", _scaling.without_read),
     (torch.amp.GradScaler, "_unscale_grads_", _scaling.with_others),
     (torch.amp.GradScaler, "_check_scale_growth_tracker", _scaling.with_scale),
@@ -426,6 +426,12 @@ def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:
 # of it or "", the name there, and how it is wrapped.
 _WRAPPED_ONCE_IMPORTED: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
     ("torch.nn.attention.flex_attention", "", "_validate_device", _takes_acc),
+    (
+        "torch.distributed.fsdp.sharded_grad_scaler",
+        "ShardedGradScaler",
+        "update",
+        _scaling.ending_step,
+    ),
     (
         "torch.distributed.tensor._random",
         "OffsetBasedRNGTracker",

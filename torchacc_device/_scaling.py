@@ -24,7 +24,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchacc_device import _boundary, _replaced
+from torchacc_device import _C, _boundary, _replaced
 
 _DEVICE = "acc"
 
@@ -172,14 +172,17 @@ def noting_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
     return scale
 
 
-def forgetting_scaler(original: Callable[..., Any]) -> Callable[..., Any]:
+def ending_step(original: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.amp.GradScaler.update`, behind which other losses come."""
 
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _last_scaler
         if _last_scaler is not None and _last_scaler() is self:
             _last_scaler = None
-        return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        if self.is_enabled():
+            _boundary.after_update(self)
+        return result
 
     return update
 
@@ -270,6 +273,7 @@ def step_unless(
         later_steps += 1
     else:
         first_steps += 1
+        _C.excuse_step()
     if overflow.item():
         return None
     if not why and _counts_on(overflow.device, optimizer):

@@ -22,7 +22,7 @@ constexpr int64_t kWarmUp = 3;  // torchacc.strict's too
 constexpr const char* kAllow = " Where it is meant, put it into `with torchacc.strict(False):`.";
 
 Strict& state() {
-  static thread_local Strict own{base::env::strict(), kWarmUp, false};
+  static thread_local Strict own{base::env::strict(), kWarmUp};
   return own;
 }
 
@@ -40,8 +40,10 @@ bool trains(const graph::Graph& graph, size_t n) {
 const char* advice_for(FlushReason reason) {
   switch (reason) {
     case FlushReason::kRead:
-      return "Read it after the step has ended (optimizer.step(), torchacc.mark_step()), or every "
-             "some steps.";
+      return "Read it after the step has ended: with optimizer.step(), or scaler.update() in a "
+             "loop "
+             "with a loader, where nothing follows before the next batch; else with "
+             "torchacc.mark_step(). Or read it every some steps.";
     case FlushReason::kFallback:
     case FlushReason::kDataDependent:
       return "Use operators that can be recorded (torch.where for a mask), or do this outside of "
@@ -57,8 +59,10 @@ const char* advice_for(FlushReason reason) {
 // A step of the calling thread ends. `made`: its plan is new, or null.
 std::string end_of_step(const graph::Graph& step, const NewPlan* made) {
   Strict& own = state();
+  const bool excused = std::exchange(own.excused, false);
   if (!own.on || (own.warm_up == 0 && made == nullptr)) return "";
   if (!std::exchange(own.trains, false) && !trains(step, step.nodes.size())) return "";
+  if (excused) return "";
   if (own.warm_up > 0) {
     --own.warm_up;
     return "";
@@ -80,7 +84,7 @@ void refuse(c10::DeviceIndex device, std::string_view what, const char* advice) 
     pending = recorder.suspended() ? 0 : recorder.pending();
     if (pending == 0 || !trains(recorder.recorded(), pending)) return;
   }
-  if (own.warm_up > 0) {
+  if (own.warm_up > 0 || own.excused) {
     own.trains = true;
     return;
   }
@@ -95,6 +99,8 @@ void refuse(c10::DeviceIndex device, std::string_view what, const char* advice) 
 Strict strict() { return state(); }
 
 void set_strict(const Strict& strict) { state() = strict; }
+
+void excuse_step() { state().excused = true; }
 
 void refuse_cut(c10::DeviceIndex device, FlushReason reason, std::string_view op) {
   if (!state().on || !is_cut(reason)) return;

@@ -21,13 +21,17 @@ namespace acc::session {
 
 struct Strict {
   bool on = false;
-  int64_t warm_up = 0;  // steps that may still do as they like
-  bool trains = false;  // the step does, part of which was submitted already
+  int64_t warm_up = 0;   // steps that may still do as they like
+  bool trains = false;   // the step does, part of which was submitted already
+  bool excused = false;  // the step may do as it likes, and is none of the warm-up
 };
 
 // Of the calling thread; ACC_STRICT says how it begins.
 Strict strict();
 void set_strict(const Strict& strict);
+
+// The calling thread's step excuses itself: it has to read before it can be like later ones.
+void excuse_step();
 
 // Throws where submitting what is pending on `device` would cut a step that may not be cut; nothing
 // has happened then. `op`: the operator that asks for it, if one does.

@@ -237,6 +237,55 @@ def test_a_host_read_after_the_step_does_not_hide_the_end_of_the_step(device, ex
     assert boundaries == [False, True, True, True]
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_behind_the_scalers_last_update_is_the_end_of_the_step(device, extension, updates):
+    optimizers = [make_optimizer(device) for _ in range(updates)]
+    scaler = object()
+    submitted = []
+    for _ in batches(4, device):
+        extension.reasons.clear()
+        for optimizer in optimizers:
+            extension.pending_now += 10
+            optimizer.step()
+            extension.pending_now += 2
+            _boundary.after_update(scaler)
+        submitted.append((extension.reasons == ["step"], extension.pending_now))
+    # With what the update recorded, and once for all of a batch's updates.
+    assert submitted == [(False, 12 * updates), *[(True, 0)] * 3]
+
+
+def test_what_follows_the_scalers_update_leaves_the_boundary_to_the_loader(device, extension):
+    optimizer, scaler = make_optimizer(device), object()
+    for _ in batches(4, device):
+        extension.reasons.clear()
+        extension.pending_now += 10
+        optimizer.step()
+        _boundary.after_update(scaler)
+        extension.pending_now += 3
+        assert extension.reasons == []
+
+
+def test_without_a_loader_the_scalers_update_is_no_boundary(device, extension):
+    optimizer, scaler = make_optimizer(device), object()
+    for _ in range(3):
+        optimizer.step()
+        _boundary.after_update(scaler)
+    assert extension.reasons == ["step"] * 3
+
+
+def test_with_a_scaler_training_on_one_batch_has_a_boundary_per_step(device, extension):
+    optimizer, scaler = make_optimizer(device), object()
+    for i, _ in enumerate(batches(3, device)):
+        extension.reasons.clear()
+        for _ in range(4 if i == 2 else 1):
+            extension.pending_now += 10
+            optimizer.step()
+            extension.pending_now += 2
+            _boundary.after_update(scaler)
+    # The first by the update, as in the iteration before; then by the optimizer, which repeats.
+    assert extension.reasons == [*["step"] * 4, "loader"]
+
+
 # --- the hook -----------------------------------------------------------------------------------
 
 

@@ -193,6 +193,34 @@ def test_a_steady_state_reads_nothing_and_makes_no_plan(name: str) -> None:
     assert training.scaler.get_scale() != 256.0
 
 
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_line_of_log_in_a_loop_with_a_loader_makes_no_plan(strict: bool) -> None:
+    """The step has ended when it is read, with the scaler's update in its plan; strict mode agrees,
+    and excuses the steps that overflow before an optimizer has its state.
+    """
+    training = Training(ACC, OPTIMIZERS["adamw"], init_scale=2.0**16)
+    data = [torch.randn(16, 5) * (1e6 if i < 5 else 1) for i in range(40)]
+    built, logged = [], []
+    with torchacc.strict(strict):
+        for i, x in enumerate(torchacc.AsyncLoader(data, ACC), 1):
+            before = helpers.stats().get("plans_built", 0)
+            training.optimizer.zero_grad()
+            with torch.autocast(ACC, torch.float16):
+                output = training.net(x)
+            loss = output.float().square().mean()
+            training.scaler.scale(loss).backward()
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
+            if i % 10 == 0:
+                logged.append(f"{loss:.4f}")
+            built.append(helpers.stats().get("plans_built", 0) - before)
+    assert len(logged) == 4 and training.scaler.get_scale() < 2.0**16
+    skipped = 40 - int(training.optimizer.state_dict()["state"][0]["step"])
+    assert skipped == 5, "more have to be skipped than strict mode warms up"
+    assert not any(built[skipped + 3 :]), built
+
+
 def test_gradients_may_be_unscaled_and_clipped_before() -> None:
     def clip(training: Training) -> None:
         training.scaler.unscale_(training.optimizer)

@@ -32,10 +32,12 @@ def test_our_native_script(device, own_reference):
     assert_same_numbers(run, own_reference)
 
 
-def test_the_printed_throughput_is_the_true_one(device, own_accelerated):
+@pytest.mark.parametrize("script", ["own_accelerate", "own_amp"])
+def test_the_printed_throughput_is_the_true_one(device, own_accelerated, script):
     """With several steps in flight the line would show how fast steps are recorded, not run."""
-    for epoch in range(2):
-        lines = [line for line in own_accelerated.lines if line.epoch == epoch]
+    run = own_accelerated if script == "own_accelerate" else run_script(HERE / f"{script}.py")
+    for epoch in {line.epoch for line in run.lines}:
+        lines = [line for line in run.lines if line.epoch == epoch]
         # The first window holds the start of the workers.
         samples = BATCH * EVERY * (len(lines) - 1)
         true = samples / (lines[-1].time - lines[0].time)

@@ -120,8 +120,10 @@ void bind_debugging(py::module_& m) {
       },
       "Whether this thread is in strict mode, and how many steps it may still warm up.");
   m.def(
-      "set_strict", [](bool on, int64_t warm_up) { session::set_strict({on, warm_up, false}); },
+      "set_strict", [](bool on, int64_t warm_up) { session::set_strict({on, warm_up}); },
       py::arg("on"), py::arg("warm_up"));
+  m.def("excuse_step", &session::excuse_step,
+        "This thread's step may do as it likes in strict mode, and is none of the warm-up.");
   m.def("begin_verify", &session::begin_verify,
         "From here on the plans of this thread are compared with ATen, step by step.");
   m.def("end_verify", &end_verify, "What became of them.");
