@@ -355,7 +355,7 @@ bool multilabel_margin_loss(Arguments arguments, torch::jit::Stack& results) {
 }
 
 // (query, ...). The sums of exponentials have the type that the kernel computes in.
-bool attention_on_host(Arguments arguments, torch::jit::Stack& results) {
+bool flash_attention(Arguments arguments, torch::jit::Stack& results) {
   const c10::ScalarType type = at::toOpMathType(arguments[0].toTensor().scalar_type());
   const at::Tensor& sums = results[1].toTensor();
   results[1] = at::detail::empty_strided_meta(sums.sizes(), sums.strides(), type);
@@ -435,7 +435,7 @@ void register_meta_rules() {
   install_meta_rule("aten::_batch_norm_no_update", &batch_norm_fixed<false>);
   install_meta_rule("aten::mkldnn_rnn_layer_backward", &onednn_rnn_backward);
   install_meta_rule("aten::multilabel_margin_loss_forward", &multilabel_margin_loss);
-  install_meta_rule("aten::_scaled_dot_product_flash_attention_for_cpu", &attention_on_host);
+  install_meta_rule("aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
   install_meta_rule("aten::_embedding_bag", &embedding_bag);
   install_meta_rule("aten::_embedding_bag_forward_only", &embedding_bag_forward_only);
   install_meta_rule("aten::native_group_norm", &group_norm);

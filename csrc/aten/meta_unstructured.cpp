@@ -350,7 +350,7 @@ Three convolution_backward(const Tensor& grad_output, const Tensor& input, const
           wanted[2] ? make(*bias_sizes, grad_output.scalar_type()) : Tensor()};
 }
 
-// ---- attention on the CPU: [batch, heads, length, size] ----------------------------------------
+// ---- flash attention: [batch, heads, length, size] ---------------------------------------------
 
 // Memory in the order of batch, length, heads, size.
 Tensor by_position(c10::IntArrayRef sizes, c10::ScalarType type) {
@@ -359,7 +359,7 @@ Tensor by_position(c10::IntArrayRef sizes, c10::ScalarType type) {
                                         type);
 }
 bool has_four_dimensions(Arguments arguments) {
-  return of_one_type_on_host(arguments.slice(0, 3)) &&
+  return one_floating_type(arguments.slice(0, 3)) &&
          std::ranges::all_of(arguments.slice(0, 3), [](const c10::IValue& value) {
            return tensor(value).dim() == 4 && tensor(value).numel() > 0;
          });
@@ -367,14 +367,17 @@ bool has_four_dimensions(Arguments arguments) {
 Two attention(const Tensor& query, const Tensor&, const Tensor&, double, bool,
               const OptionalTensor&, std::optional<double>) {
   const int64_t heads = query.size(1), length = query.size(2);
-  const Tensor sums = at::detail::empty_strided_meta({query.size(0), heads, length},
-                                                     {length * heads, 1, heads}, at::kFloat);
+  const int64_t of_head = on_host() ? 1 : length, of_position = on_host() ? heads : 1;
+  const Tensor sums = at::detail::empty_strided_meta(
+      {query.size(0), heads, length}, {length * heads, of_head, of_position}, at::kFloat);
   return {copy_of(query), sums};
 }
 Three attention_backward(const Tensor&, const Tensor& query, const Tensor& key, const Tensor& value,
                          const Tensor&, const Tensor&, double, bool, const OptionalTensor&,
                          std::optional<double>) {
-  const auto gradient = [](const Tensor& of) { return by_position(of.sizes(), of.scalar_type()); };
+  const auto gradient = [](const Tensor& of) {
+    return on_host() ? by_position(of.sizes(), of.scalar_type()) : copy_of(of);
+  };
   return {gradient(query), gradient(key), gradient(value)};
 }
 
