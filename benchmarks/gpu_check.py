@@ -61,6 +61,8 @@ TESTS = (
     "test_fusion",
     "test_reductions",
     "test_rows",
+    "test_rnn",
+    "test_attention_ops",
     "test_copies",
     "test_device",
     "test_event",

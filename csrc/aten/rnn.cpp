@@ -5,11 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/gru_native.h>
-#include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
-#include <ATen/ops/rnn_relu_native.h>
-#include <ATen/ops/rnn_tanh_native.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -20,12 +16,13 @@
 #include <vector>
 
 #include "csrc/aten/rnn_cells.h"
-#include "csrc/runtime/backend.h"
+#include "lazy/session/session.h"
 
 // Recurrent layers as the CPU runs them: LSTM through oneDNN's fused layer where that can, the rest
 // step by step after one product of all inputs. ATen takes these ways for CPU tensors only. These
 // kernels stand above autograd and call differentiable operators only, so gradients come by
-// themselves. On CUDA ATen's own paths are left alone.
+// themselves. On a GPU all go step by step: ATen's way there is an operator for each cell, which
+// for a GRU has no Meta kernel and would run at once, and which our kernels cannot be joined with.
 namespace acc::aten {
 namespace {
 
@@ -34,6 +31,7 @@ constexpr int64_t kOneDnnLstm = 2;
 
 // A stack of layers, as the arguments of the operators describe it.
 struct Stack {
+  RnnKind kind;
   at::TensorList params;
   bool has_biases;
   int64_t num_layers;
@@ -83,8 +81,8 @@ struct Outcome {
 
 // Layer by layer, direction by direction; outputs of the directions side by side.
 // h, c: [num_layers * directions, batch, hidden]
-Outcome run_stack(const Stack& stack, at::Tensor x, const at::Tensor& h, const at::Tensor& c,
-                  const RunDirection& run) {
+Outcome run_stack(const Stack& stack, int64_t batch, at::Tensor x, const at::Tensor& h,
+                  const at::Tensor& c, const RunDirection& run) {
   stack.check();
   TORCH_CHECK(h.size(0) == stack.runs() && (!c.defined() || c.size(0) == stack.runs()),
               "Expected hidden states for ", stack.runs(), " layers and directions, got ",
@@ -97,7 +95,10 @@ Outcome run_stack(const Stack& stack, at::Tensor x, const at::Tensor& h, const a
   for (int64_t layer = 0; layer < stack.num_layers; ++layer) {
     std::vector<at::Tensor> outputs;
     for (int64_t direction = 0; direction < stack.directions(); ++direction, ++index) {
-      Run done = run(x, {first_h[index], first_c[index]}, stack.weights(index), direction > 0);
+      const RnnState first{first_h[index], first_c[index]};
+      const RnnWeights weights = stack.weights(index);
+      rnn_check(stack.kind, batch, x.size(-1), first, weights);
+      Run done = run(x, first, weights, direction > 0);
       outputs.push_back(std::move(done.output));
       last_h.push_back(std::move(done.last.h));
       last_c.push_back(std::move(done.last.c));
@@ -202,7 +203,7 @@ bool onednn_has_lstm(c10::ScalarType type) {
 bool fused_lstm(const at::Tensor& input, at::TensorList hx, at::TensorList params,
                 bool has_biases) {
   const c10::ScalarType type = input.scalar_type();
-  if (input.numel() == 0 || !onednn_has_lstm(type)) return false;
+  if (session::for_gpus() || input.numel() == 0 || !onednn_has_lstm(type)) return false;
   // With projections a layer has one weight more, which oneDNN's layer does not take.
   if (hx[0].size(2) != hx[1].size(2)) return false;
   return params.size() % (has_biases ? 4 : 2) == 0 &&
@@ -253,20 +254,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
                                                     int64_t num_layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first) {
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
-  if (!runtime::on_host()) {
-    return at::native::lstm(input, hx, params, has_biases, num_layers, dropout, train,
-                            bidirectional, batch_first);
-  }
   const at::Tensor x = lowered(input);
   const std::vector<at::Tensor> first = lowered(hx);
   const std::vector<at::Tensor> weights = lowered(params);
-  const Stack stack{weights, has_biases, num_layers, dropout, train, bidirectional};
+  const Stack stack{RnnKind::kLstm, weights, has_biases, num_layers, dropout, train, bidirectional};
   const bool fused = fused_lstm(x, first, weights, has_biases);
   const at::Tensor steps = steps_first(x, batch_first);
+  const int64_t batch = steps.size(1);
   const Outcome done =
-      fused ? run_stack(stack, steps.contiguous(), first[0].contiguous(), first[1].contiguous(),
-                        over_fused_lstm(stack, batch_first))
-            : run_stack(stack, steps, first[0], first[1], over_steps(RnnKind::kLstm));
+      fused ? run_stack(stack, batch, steps.contiguous(), first[0].contiguous(),
+                        first[1].contiguous(), over_fused_lstm(stack, batch_first))
+            : run_stack(stack, batch, steps, first[0], first[1], over_steps(RnnKind::kLstm));
   return {batch_first ? done.output.transpose(0, 1) : done.output, done.h, done.c};
 }
 
@@ -283,67 +281,51 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
     const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList hx, at::TensorList params,
     bool has_biases, int64_t num_layers, double dropout, bool train, bool bidirectional) {
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
-  if (!runtime::on_host()) {
-    return at::native::lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
-                            bidirectional);
-  }
   const std::vector<at::Tensor> first = lowered(hx);
   const std::vector<at::Tensor> weights = lowered(params);
-  const Outcome done =
-      run_stack({weights, has_biases, num_layers, dropout, train, bidirectional}, lowered(data),
-                first[0], first[1], over_packed(RnnKind::kLstm, sizes_of(batch_sizes)));
+  const std::vector<int64_t> sizes = sizes_of(batch_sizes);
+  const Outcome done = run_stack(
+      {RnnKind::kLstm, weights, has_biases, num_layers, dropout, train, bidirectional},
+      sizes.front(), lowered(data), first[0], first[1], over_packed(RnnKind::kLstm, sizes));
   return {done.output, done.h, done.c};
 }
 
-// Layers with one state; `Kind` chooses the cell, the functions are ATen's for other devices.
-using Padded = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
-                                                  at::TensorList, bool, int64_t, double, bool, bool,
-                                                  bool);
-using Packed = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
-                                                  const at::Tensor&, at::TensorList, bool, int64_t,
-                                                  double, bool, bool);
-
-template <RnnKind Kind, Padded* Native>
+// Layers with one state.
+template <RnnKind Kind>
 std::tuple<at::Tensor, at::Tensor> padded(const at::Tensor& input, const at::Tensor& hx,
                                           at::TensorList params, bool has_biases,
                                           int64_t num_layers, double dropout, bool train,
                                           bool bidirectional, bool batch_first) {
-  if (!runtime::on_host()) {
-    return Native(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
-                  batch_first);
-  }
   const std::vector<at::Tensor> weights = lowered(params);
+  const at::Tensor steps = steps_first(lowered(input), batch_first);
   const Outcome done =
-      run_stack({weights, has_biases, num_layers, dropout, train, bidirectional},
-                steps_first(lowered(input), batch_first), lowered(hx), {}, over_steps(Kind));
+      run_stack({Kind, weights, has_biases, num_layers, dropout, train, bidirectional},
+                steps.size(1), steps, lowered(hx), {}, over_steps(Kind));
   return {batch_first ? done.output.transpose(0, 1) : done.output, done.h};
 }
 
-template <RnnKind Kind, Packed* Native>
+template <RnnKind Kind>
 std::tuple<at::Tensor, at::Tensor> packed(const at::Tensor& data, const at::Tensor& batch_sizes,
                                           const at::Tensor& hx, at::TensorList params,
                                           bool has_biases, int64_t num_layers, double dropout,
                                           bool train, bool bidirectional) {
-  if (!runtime::on_host()) {
-    return Native(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train,
-                  bidirectional);
-  }
   const std::vector<at::Tensor> weights = lowered(params);
+  const std::vector<int64_t> sizes = sizes_of(batch_sizes);
   const Outcome done =
-      run_stack({weights, has_biases, num_layers, dropout, train, bidirectional}, lowered(data),
-                lowered(hx), {}, over_packed(Kind, sizes_of(batch_sizes)));
+      run_stack({Kind, weights, has_biases, num_layers, dropout, train, bidirectional},
+                sizes.front(), lowered(data), lowered(hx), {}, over_packed(Kind, sizes));
   return {done.output, done.h};
 }
 
 void register_layers(torch::Library& m) {
   m.impl("lstm.input", &lstm);
   m.impl("lstm.data", &packed_lstm);
-  m.impl("gru.input", &padded<RnnKind::kGru, &at::native::gru>);
-  m.impl("gru.data", &packed<RnnKind::kGru, &at::native::gru>);
-  m.impl("rnn_tanh.input", &padded<RnnKind::kTanh, &at::native::rnn_tanh>);
-  m.impl("rnn_tanh.data", &packed<RnnKind::kTanh, &at::native::rnn_tanh>);
-  m.impl("rnn_relu.input", &padded<RnnKind::kRelu, &at::native::rnn_relu>);
-  m.impl("rnn_relu.data", &packed<RnnKind::kRelu, &at::native::rnn_relu>);
+  m.impl("gru.input", &padded<RnnKind::kGru>);
+  m.impl("gru.data", &packed<RnnKind::kGru>);
+  m.impl("rnn_tanh.input", &padded<RnnKind::kTanh>);
+  m.impl("rnn_tanh.data", &packed<RnnKind::kTanh>);
+  m.impl("rnn_relu.input", &padded<RnnKind::kRelu>);
+  m.impl("rnn_relu.data", &packed<RnnKind::kRelu>);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { register_layers(m); }

@@ -1,9 +1,7 @@
 #include "csrc/aten/rnn_cells.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/gru_cell_native.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/lstm_cell_native.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
@@ -12,11 +10,10 @@
 
 #include <tuple>
 
-#include "csrc/runtime/backend.h"
-
 // On a device that is not the CPU, ATen's cells add the biases outside the products, for a fused
-// kernel that the CPU does not have. On the host the cells are those of the CPU: same order of
-// operations, same bits. They stand above autograd and call differentiable operators only.
+// kernel of CUDA's that the CPU does not have. Here the cells are those of the CPU: on the host in
+// the same order of operations, for the same bits; on a GPU for kernels of ours. They stand above
+// autograd and call differentiable operators only.
 namespace acc::aten {
 namespace {
 
@@ -58,9 +55,9 @@ std::tuple<at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input, at::Tensor
                                              const at::Tensor& w_ih, const at::Tensor& w_hh,
                                              const std::optional<at::Tensor>& b_ih,
                                              const std::optional<at::Tensor>& b_hh) {
-  if (!runtime::on_host()) return at::native::lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
   TORCH_CHECK(hx.size() == 2, "lstm_cell expects two hidden states");
   const RnnWeights weights = weights_of(w_ih, w_hh, b_ih, b_hh);
+  rnn_check(RnnKind::kLstm, input.sym_size(0), input.sym_size(1), {hx[0], hx[1]}, weights);
   const RnnState next =
       rnn_step(RnnKind::kLstm, rnn_input_gates(input, weights), {hx[0], hx[1]}, weights);
   return {next.h, next.c};
@@ -69,12 +66,33 @@ std::tuple<at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input, at::Tensor
 at::Tensor gru_cell(const at::Tensor& input, const at::Tensor& hx, const at::Tensor& w_ih,
                     const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
                     const std::optional<at::Tensor>& b_hh) {
-  if (!runtime::on_host()) return at::native::gru_cell(input, hx, w_ih, w_hh, b_ih, b_hh);
   const RnnWeights weights = weights_of(w_ih, w_hh, b_ih, b_hh);
+  rnn_check(RnnKind::kGru, input.sym_size(0), input.sym_size(1), {hx, {}}, weights);
   return rnn_step(RnnKind::kGru, rnn_input_gates(input, weights), {hx, {}}, weights).h;
 }
 
 }  // namespace
+
+void rnn_check(RnnKind kind, const c10::SymInt& batch, const c10::SymInt& features,
+               const RnnState& state, const RnnWeights& weights) {
+  const auto& [w_ih, w_hh, b_ih, b_hh, w_hr] = weights;
+  const int64_t gates = kind == RnnKind::kLstm ? 4 : kind == RnnKind::kGru ? 3 : 1;
+  const c10::SymInt hidden = w_hh.sym_size(0) / gates;
+  TORCH_CHECK(features == w_ih.sym_size(1), "input has inconsistent input_size: got ", features,
+              " expected ", w_ih.sym_size(1));
+  TORCH_CHECK(w_ih.sym_size(0) == w_hh.sym_size(0) &&
+                  hidden * gates == (w_hr.defined() ? w_hr.sym_size(1) : w_hh.sym_size(1)) * gates,
+              "weight_ih and weight_hh have ", gates, " rows for each of hidden_size, got ",
+              w_ih.sym_sizes(), " and ", w_hh.sym_sizes());
+  const auto fits = [&](const at::Tensor& given, const char* name, const c10::SymInt& size) {
+    TORCH_CHECK(given.sym_size(0) == batch, "Input batch size ", batch, " doesn't match ", name,
+                " batch size ", given.sym_size(0));
+    TORCH_CHECK(given.sym_size(1) == size, name, " has inconsistent hidden_size: got ",
+                given.sym_size(1), ", expected ", size);
+  };
+  fits(state.h, "hidden0", w_hh.sym_size(1));
+  if (state.c.defined()) fits(state.c, "hidden1", hidden);
+}
 
 at::Tensor rnn_input_gates(const at::Tensor& input, const RnnWeights& weights) {
   return at::linear(input, weights.w_ih, optional(weights.b_ih));

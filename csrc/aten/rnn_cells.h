@@ -17,6 +17,11 @@ struct RnnState {
   at::Tensor h, c;
 };
 
+// Throws where sizes do not fit, as ATen's cells do: some would be broadcast, and oneDNN would read
+// beyond what it is given.
+void rnn_check(RnnKind kind, const c10::SymInt& batch, const c10::SymInt& features,
+               const RnnState& state, const RnnWeights& weights);
+
 // The products of the input with its weights, biases included, for any leading dimensions.
 at::Tensor rnn_input_gates(const at::Tensor& input, const RnnWeights& weights);
 
