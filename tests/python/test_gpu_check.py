@@ -198,6 +198,30 @@ def check_for(out: Path, *, dry: bool = True, seconds: float = 60.0) -> gpu_chec
     return gpu_check.Check(out, scratch, dry, time.monotonic() + seconds)
 
 
+def commands_of(
+    monkeypatch, out: Path, part: Callable[[gpu_check.Check], None], *, dry: bool
+) -> list[str]:
+    """What a part would run, each with the variables that are its own."""
+    ran = []
+
+    def run(check, command, limit_s, *, partial=False, **env):
+        own = [f"{name}={value}" for name, value in env.items()]
+        ran.append(" ".join([*own, *map(str, command[1:])]))
+        return 0, ["tests/python/test_it.py::test_it PASSED", "1 passed"]
+
+    monkeypatch.setattr(gpu_check.Check, "run", run)
+    part(check_for(out, dry=dry))
+    return ran
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_programs_run_in_nofuse_all_of_them(tmp_path, monkeypatch, dry):
+    """Dropout and addresses that were told, too: which tests hold there their file knows."""
+    ran = commands_of(monkeypatch, tmp_path, gpu_check.part_tests, dry=dry)
+    (command,) = [each for each in ran if "ACC_MODE=nofuse" in each]
+    assert command.endswith("tests/python/test_captured_plans.py") and " -k " not in command
+
+
 def test_what_is_over_its_limit_is_gone_with_all_it_started(tmp_path, monkeypatch):
     """Processes in sessions of their own, too, and though they hold the output and hear nothing."""
     monkeypatch.setattr(gpu_check, "GRACE_S", 1.0)
