@@ -5,8 +5,8 @@
 Nothing but torch is assumed; what else is missing costs the parts that need it, whose rows then
 say why. Packages may come along in a folder on PYTHONPATH, the two with CUDA's headers (`python
 scripts/native.py cuda-wheels`), too. All parts without --only, and each part with it, take at most
-nine minutes; what a part does not need of its time is for those behind it. A part that is asked for
-is built for first, where there is no build with CUDA yet.
+nine minutes; without it each does what tells most, and what a part does not need of its time is for
+those behind it. A part that is asked for is built for first, where there is no build with CUDA yet.
 
 DIR gets table.txt (a line per finding; the end of the output has it in short, what is wrong first),
 log.txt (all that was printed) and the JSON lines of benchmarks. They hold the commit, or REVISION
@@ -98,8 +98,19 @@ OPERATORS = (
 )
 # Steps so short that launching their operators one by one takes longer than what they do.
 LAUNCH_BOUND = ("mlp_small", "resnet18_cifar", "gpt", "lstm")
+# What is measured where all cases share the time, until it is over, under the names of the result
+# files. Of what is bound by launches torch.compile comes last: it takes longer than all else.
+SHARING = (
+    ("seed", "seed", "eager,compile,graph,acc"),
+    *((case, case, "eager,graph,acc") for case in LAUNCH_BOUND),
+    *((f"{case}-compile", case, "eager,compile") for case in LAUNCH_BOUND),
+)
+# With less time no case begins: several processes have to start, one after the other.
+CASE_S = 20.0
 # Tools of compute-sanitizer, with their limits in seconds. The first finds the most.
 SANITIZERS = {"memcheck": 180.0, "racecheck": 120.0, "initcheck": 120.0, "synccheck": 120.0}
+# As little as shows that a case runs.
+QUICK = ("--alternations", "1", "--window-s", "0.05")
 OK, BAD, MISSED, NOT_RUN = "ok", "BAD", "missed", "not run"
 # Of a package that is missing Python says the one, benchmarks say the other.
 MISSING = re.compile(
@@ -138,6 +149,7 @@ class Check:
     scratch: Path
     dry: bool
     deadline: float = 0.0
+    brief: bool = False  # all parts share the time, and each does what tells most
     rows: list[Row] = field(default_factory=list)
 
     @property
@@ -487,15 +499,18 @@ def part_opinfo(check: Check) -> None:
 
 def part_numerics(check: Check) -> None:
     """Gradients and 20 steps of training beside eager's in another process; see Tolerance in
-    cases.py. And what NVIDIA does not say of its epilogues."""
+    cases.py. And what NVIDIA does not say of its epilogues.
+
+    The 20 steps are those with which the part bench begins, where there is one.
+    """
     check.probe("numerics", "epilogues")
-    cases = ["mlp_small"] if check.dry else ["mlp_small", "gpt", "resnet18_cifar", "lstm", "block"]
-    for case in cases:
+    cases = ["mlp_small", "gpt", "resnet18_cifar", "lstm", "block"]
+    for case in cases[:1] if check.dry else cases[:2] if check.brief else cases:
         with tempfile.TemporaryDirectory() as folder:
             for where in ("cpu" if check.dry else "cuda", "acc"):
                 check.probe("numerics", "gradients", case, where, f"{folder}/gradients.pt")
-        quick = ["--alternations", "1", "--window-s", "0.05"]
-        bench(check, "numerics", case, "eager,acc", quick)
+        if not check.brief:
+            bench(check, "numerics", case, "eager,acc", QUICK)
 
 
 def bench(
@@ -522,6 +537,7 @@ def bench(
     said = [" ".join(words[1:]) for words in rows if words[:1] == [case] and len(words) > 4]
     said += [line for line in lines if line.startswith("must ")]
     text = (wrong or lines or ["no output"])[-1] if wrong or not said else "; ".join(said)
+    over = status is None and check.left_s < LEAST_S
     # 3: foreign load, 4: a requirement was missed
     good = status in (0, 3, 4) and not wrong
     if status == 3:
@@ -529,9 +545,11 @@ def bench(
     text += f" ({time.monotonic() - began:.0f} s)"
     if status == 4 and good:
         check.add(part, case, MISSED, text)
+    elif over and not wrong:
+        check.add(part, case, NOT_RUN, f"to the end, the time was over: {text}")
     else:
         check.add_of(part, case, good, text, lines)
-    if status is None and check.left_s < LEAST_S:
+    if over:
         raise OutOfTime
 
 
@@ -539,7 +557,8 @@ def part_steps(check: Check) -> None:
     """How steps ran: submissions of captured work, what was left out of it and why, idle time, and
     whether batches wait for the steps before."""
     check.probe("steps", "copies")
-    for case in ["mlp_small"] if check.dry else ["mlp_small", "resnet18_cifar", "gpt"]:
+    brief = check.dry or check.brief
+    for case in ["mlp_small"] if brief else ["mlp_small", "resnet18_cifar", "gpt"]:
         check.probe("steps", "steps", case)
         for device in ("acc",) if check.dry else ("cuda", "acc"):
             check.probe("steps", "trace", case, device)
@@ -556,27 +575,29 @@ def part_bench(check: Check, case: str = "") -> None:
     `launch` names those of LAUNCH_BOUND, which are compared without the modes of torch.compile that
     compile for minutes. What is measured of a case of its own may be claimed.
     """
-    names = LAUNCH_BOUND if case == "launch" else [case] if case else ["seed", *LAUNCH_BOUND]
-    modes = "eager,compile,graph,acc,capture"
-    more = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
-    limit_s = 60.0
-    if case:
-        more = ["--alternations", "9", "--window-s", "0.5"]
-        more += ["--compile-forms", "model"] if case == "launch" else ["--compile-timeout-s", "150"]
-        limit_s = LIMIT_S / len(names)
-    if case and case != "launch":
-        modes = "eager,eager_tuned,compile,graph,acc,capture"
+    more, limit_s = ["--alternations", "9", "--window-s", "0.5"], LIMIT_S
     if check.dry:
-        names = [case] if case in CASES else ["mlp_small"]
-        modes, more = "eager,acc", ["--alternations", "1", "--window-s", "0.05"]
-    for name in names:
-        file = ["--json", str(check.out / f"{name}.jsonl")]
-        bench(check, "bench", name, modes, [*more, *file], limit_s)
+        only = case if case in CASES else "mlp_small"
+        runs, more = [(only, only, "eager,acc")], [*QUICK]
+    elif not case:
+        runs, limit_s = [*SHARING], 130.0
+        more = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
+    elif case == "launch":
+        runs = [(name, name, "eager,compile,graph,acc,capture") for name in LAUNCH_BOUND]
+        more, limit_s = [*more, "--compile-forms", "model"], LIMIT_S / len(runs)
+    else:
+        runs = [(case, case, "eager,eager_tuned,compile,graph,acc,capture")]
+        more += ["--compile-timeout-s", "150"]
+    for file, name, modes in runs:
+        if check.left_s < CASE_S:
+            raise OutOfTime
+        options = [*more, "--json", str(check.out / f"{file}.jsonl")]
+        bench(check, "bench", name, modes, options, limit_s)
 
 
 def part_ranks(check: Check) -> None:
     """Collectives in captured work, of a process group with one process, and between its pieces."""
-    for way in ("ddp", "between", "fsdp", "shards"):
+    for way in ("ddp", "between") if check.brief else ("ddp", "between", "fsdp", "shards"):
         check.probe("ranks", way, script=RANKS)
 
 
@@ -603,16 +624,17 @@ def part_sanitizer(check: Check) -> None:
 
 
 # In the order of a run without --only, with what they may take of its time; those with nothing are
-# no parts of it.
+# no parts of it. Whether it works comes first, then how fast it is; tests can use all that is left
+# and come last. docs/gpu.md says how long each is thought to take.
 PARTS: dict[str, tuple[float, Callable[[Check], None]]] = {
-    "env": (15, part_env),
-    "build": (110, part_build),
-    "steps": (70, part_steps),
-    "numerics": (75, part_numerics),
-    "kernels": (30, part_kernels),
-    "tests": (100, part_tests),
-    "ranks": (40, part_ranks),
-    "bench": (100, part_bench),
+    "env": (30, part_env),
+    "build": (90, part_build),
+    "steps": (45, part_steps),
+    "numerics": (50, part_numerics),
+    "bench": (215, part_bench),
+    "kernels": (25, part_kernels),
+    "ranks": (20, part_ranks),
+    "tests": (65, part_tests),
     "opinfo": (0, part_opinfo),
     "sanitizer": (0, part_sanitizer),
 }
@@ -622,6 +644,7 @@ def run_parts(check: Check, name: str, case: str) -> None:
     """One part, or those of a whole run, each until its share of the time is over."""
     until = time.monotonic()
     end = until + LIMIT_S
+    check.brief = not name
     for part, (share_s, run) in PARTS.items():
         if not (part == name or (not name and share_s)):
             continue

@@ -188,6 +188,99 @@ def test_the_default_call_goes_through_its_parts(tmp_path, monkeypatch):
     assert kinds == ["copies", "steps", "epilogues", "gradients"]
 
 
+# Seconds that commands are thought to take on an H200 with 16 cores (docs/gpu.md), by how they
+# begin; a benchmark's are those of its modes, and longer for `seed`.
+COMMANDS_S = {
+    "nvidia-smi": 1,
+    "scripts/native.py develop": 80,
+    "benchmarks/gpu_probe.py env": 8,
+    "benchmarks/gpu_probe.py copies": 8,
+    "benchmarks/gpu_probe.py steps": 14,
+    "benchmarks/gpu_probe.py trace": 10,
+    "benchmarks/gpu_probe.py epilogues": 8,
+    "benchmarks/gpu_probe.py gradients": 10,
+    "benchmarks/gpu_probe.py kernels": 22,
+    "benchmarks/gpu_ranks.py": 10,
+    "tests/opinfo/survey.py": 25,
+    "-m pytest": 40,
+}
+MODES_S = {"eager": 6, "acc": 14, "graph": 7, "compile": 25}  # acc's with the one of warm caches
+SEED_S = {"eager": 12, "acc": 32, "graph": 13, "compile": 60}
+
+
+class Planned:
+    """A whole run on such a machine, or one that takes `slower` times as long, by the clock alone.
+
+    `rows` are of the parts and benchmarks that came to their end, in order.
+    """
+
+    def __init__(self, monkeypatch, out: Path, slower: float) -> None:
+        self.slower, self.now = slower, 1000.0
+        self.measured: list[tuple[str, str]] = []  # case and modes
+        self.began: dict[str, float] = {}  # the seconds that were left for a part
+        monkeypatch.setattr(gpu_check.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(gpu_check.Check, "run", self.run)
+        monkeypatch.setattr(gpu_check.Check, "unbuilt", lambda check: "")
+        monkeypatch.setattr(gpu_check, "PARTS", {k: self.part(k) for k in gpu_check.PARTS})
+        self.check = check_for(out, dry=False)
+        gpu_check.run_parts(self.check, "", "")
+
+    def part(self, name: str) -> tuple[float, Callable[[gpu_check.Check], None]]:
+        share_s, part = gpu_check.PARTS[name]
+
+        def run(check: gpu_check.Check) -> None:
+            self.began[name] = check.left_s
+            part(check)
+
+        return share_s, run
+
+    def run(self, command, limit_s, *, partial=False, **env) -> tuple[int | None, list[str]]:
+        words = list(map(str, command))
+        words = words[1:] if words[0] == sys.executable else [Path(words[0]).name, *words[1:]]
+        case = modes = ""
+        if "--case" in words:
+            case, modes, own_s = (
+                words[words.index(f"--{name}") + 1] for name in ("case", "modes", "limit-s")
+            )
+            seconds = SEED_S if case == "seed" else MODES_S
+            takes = self.slower * (4 + sum(seconds[mode] for mode in modes.split(",")))
+            if "compile" in modes:  # which gets what the others leave
+                takes = min(takes, max(float(own_s), takes - self.slower * seconds["compile"]))
+        else:
+            text = " ".join(words)
+            takes = self.slower * next(s for k, s in COMMANDS_S.items() if text.startswith(k))
+        said = ['ROW ["it", "ok", "said"]', "tests/python/test_it.py::test_it PASSED"]
+        left_s = self.check.left_s
+        if left_s < gpu_check.LEAST_S:
+            raise gpu_check.OutOfTime
+        self.now += min(takes, limit_s, left_s)
+        if takes > min(limit_s, left_s):
+            if not partial:
+                raise gpu_check.OutOfTime
+            return None, said[:1]
+        if case:
+            self.measured.append((case, modes))
+        return 0, said
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.25])
+def test_nine_minutes_hold_what_a_reader_wants_first(tmp_path, monkeypatch, slower):
+    """Whether it works, then how fast it is beside eager and a captured step, then tests."""
+    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
+    plan = Planned(monkeypatch, tmp_path, slower)
+    assert plan.now <= 1000.0 + gpu_check.LIMIT_S
+    assert list(plan.began) == [name for name, (share, _) in gpu_check.PARTS.items() if share]
+    order = list(plan.began)
+    assert order.index("steps") < order.index("numerics") < order.index("bench")
+    assert order[-1] == "tests"
+    wanted = [("seed", "eager,compile,graph,acc")]
+    wanted += [(case, "eager,graph,acc") for case in gpu_check.LAUNCH_BOUND]
+    assert plan.measured == wanted[: 5 if slower == 1.0 else 3]
+    for name in ("steps", "numerics", "kernels", "ranks", "tests"):
+        assert plan.began[name] >= gpu_check.PARTS[name][0]
+        assert any(row.part == name and row.status == gpu_check.OK for row in plan.check.rows)
+
+
 def rows_of(check: gpu_check.Check) -> list[tuple[str, str]]:
     return [(row.what, f"{row.status}: {row.said}") for row in check.rows]
 
@@ -523,6 +616,7 @@ def test_a_benchmark_knows_its_limit_and_what_it_had_is_told(tmp_path, monkeypat
     (command,) = commands
     assert float(command[command.index("--limit-s") + 1]) == 110.0
     ((_, said),) = rows_of(check)
+    assert said.startswith("not run: ")  # to its end: no fault of what is measured
     assert "acc plain 1 9 1.0 ms; must HOLD: gpt acc/eager speed 3.1" in said
 
 
