@@ -183,20 +183,24 @@ class Check:
             found.setdefault("ACC_CACHE_DIR", str(self.scratch / "kernels"))
         return found
 
+    def is_built(self) -> bool:
+        """Whether this interpreter and its torch have a build; with CUDA, but for a dry run."""
+        try:
+            facts = runpy.run_path(str(ROOT / "torchacc_device/_build_info.py"))
+            torch = native.find_torch()
+        except (OSError, native.BuildError):
+            return False
+        made = facts.get("PYTHON_TAG"), facts.get("TORCH_VERSION")
+        fits = made == (native.python_tag(), torch.version)
+        return fits and (self.dry or facts.get("CUDA") is not None)
+
     def unbuilt(self) -> str:
         """Why nothing but a build can run; empty in a dry run, and with a build for CUDA."""
         if self.dry:
             return ""
         if any(row.part == "build" and row.status != OK for row in self.rows):
             return "no CUDA build: the part build says why"
-        try:
-            facts = runpy.run_path(str(ROOT / "torchacc_device/_build_info.py"))
-            torch = native.find_torch()
-        except (OSError, native.BuildError):
-            return "no CUDA build"
-        made = (facts.get("CUDA") is not None, facts.get("PYTHON_TAG"), facts.get("TORCH_VERSION"))
-        fits = made == (True, native.python_tag(), torch.version)
-        return "" if fits else "no CUDA build for this interpreter and its torch"
+        return "" if self.is_built() else "no CUDA build for this interpreter and its torch"
 
     def add(self, part: str, what: str, status: str, said: object) -> None:
         """Notes a finding, in the table on the disk too: an interrupted run leaves what it has."""
@@ -345,8 +349,13 @@ def part_env(check: Check) -> None:
 
 
 def part_build(check: Check) -> None:
-    """The extension, for this interpreter and its torch."""
-    check.judge("build", "extension", [sys.executable, "scripts/native.py", "develop"], LIMIT_S)
+    """The extension, for this interpreter and its torch.
+
+    A dry run leaves one that is there as it is, which others may be using, and says what it would
+    be made with.
+    """
+    verb = "info" if check.dry and check.is_built() else "develop"
+    check.judge("build", "extension", [sys.executable, "scripts/native.py", verb], LIMIT_S)
 
 
 def started(lines: Iterable[str]) -> tuple[str, bool]:
