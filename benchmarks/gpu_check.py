@@ -63,6 +63,7 @@ TESTS = (
     "test_rows",
     "test_rnn",
     "test_attention_ops",
+    "test_flash_attention",
     "test_copies",
     "test_device",
     "test_event",

@@ -19,7 +19,7 @@ CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Any:
-    """Attention written out, with fewer heads of keys too: the result and the logarithms of sums."""
+    """Attention written out, also with fewer heads of keys: the result and logarithms of sums."""
     groups = q.size(1) // k.size(1)
     k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
     scores = q @ k.mT * (q.size(-1) ** -0.5 if scale is None else scale)
