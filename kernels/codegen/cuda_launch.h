@@ -24,6 +24,10 @@ constexpr size_t cuda_scratch(const KernelSpec& kernel) {
   return 8 * static_cast<size_t>(most_threads(kernel)) / (kernel.columns ? 1 : 32);
 }
 
+// Bytes of its rows that a block holds at most, on any GPU: half of the 228 KiB that
+// multiprocessors of sm_90 and sm_100 have, less one (kernels/device/cuda_kernels.cpp).
+constexpr size_t kMostHeld = size_t{113} << 10;
+
 // In how many parts blocks take the reduced elements of each kept one: of the outermost reduced
 // loop, and of the innermost.
 struct CudaParts {

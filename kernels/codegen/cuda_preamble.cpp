@@ -327,6 +327,17 @@ template <class Op, int N, class T> DEVICE T fold(T (&part)[N]) {
   }
   return part[0];
 }
+// While the largest x is looked for, a sum is of exp(x - base). The base begins with the lowest
+// number, below which -infinity adds nothing, and is at most this far below the largest so far.
+// Moved by less, errors of many moves would add up; so each leaves little of what was added before.
+#define SLACK 1
+template <int N> DEVICE void move_base(F32& base, F32 to, F64& all, F32 (&part)[N]) {
+  const F32 factor = exp_(base - to);
+  base = to;
+  all *= factor;
+#pragma unroll
+  for (int e = 0; e < N; ++e) part[e] *= factor;
+}
 // Of the threads with the same y; blockDim.x is a multiple of 32. All of them get it.
 template <class Op, class T> DEVICE T across_x(T v, long* scratch) {
   for (int n = 16; n > 0; n /= 2) v = Op::of(v, __shfl_xor_sync(0xffffffffu, v, n));

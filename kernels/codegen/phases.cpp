@@ -28,7 +28,14 @@ class Split {
       (phase_[i] == 0 ? made_.before : made_.phases[phase_[i] - 1].after)
           .push_back(static_cast<uint32_t>(i));
     }
-    for (size_t p = 0; p < made_.phases.size(); ++p) fill(p);
+    for (size_t p = 0; p < made_.phases.size(); ++p) {
+      fill(p);
+      Phase& phase = made_.phases[p];
+      phase.running =
+          phase.stores.empty() && std::ranges::all_of(phase.reductions, [&](uint32_t i) {
+            return base_of(kernel_, i).has_value();
+          });
+    }
     return std::move(made_);
   }
 
@@ -176,5 +183,24 @@ class Split {
 }  // namespace
 
 Phases find_phases(const KernelSpec& kernel, Again again) { return Split(kernel, again).run(); }
+
+std::optional<uint32_t> base_of(const KernelSpec& kernel, uint32_t sum) {
+  const auto& all = kernel.instructions;
+  if (all[sum].fn != Fn::kSum) return std::nullopt;
+  const Instruction& exponential = all[all[sum].inputs[0]];
+  if (exponential.fn != Fn::kExp || exponential.dtype != graph::dtype::kF32) return std::nullopt;
+  // x - m, or fma(-1, m, x), which torch.sub is
+  const Instruction& below = all[exponential.inputs[0]];
+  if (below.fn != Fn::kSub && below.fn != Fn::kFma) return std::nullopt;
+  if (below.fn == Fn::kFma) {
+    const Instruction& factor = all[below.inputs[0]];
+    const Instruction& one = all[factor.inputs[0]];
+    if (factor.fn != Fn::kNeg || one.fn != Fn::kConstant || one.constant != 1) return std::nullopt;
+  }
+  const uint32_t base = below.inputs[1];
+  const uint32_t x = below.inputs[below.fn == Fn::kSub ? 0 : 2];
+  if (all[base].fn != Fn::kAmax || all[base].inputs[0] != x) return std::nullopt;
+  return base;
+}
 
 }  // namespace acc::codegen

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/codegen/kernel_spec.h"
@@ -17,6 +18,7 @@ struct Phase {
   std::vector<uint32_t> reductions;    // over what those compute
   std::vector<Store> stores;           // of each element
   std::vector<uint32_t> after;         // once, when the reductions are done
+  bool running = false;  // it is for nothing but sums that the phase before can keep (base_of)
 };
 
 struct Phases {
@@ -33,5 +35,10 @@ enum class Again : uint8_t {
   kLoaded,  // where a result has room for it until the last phase
 };
 Phases find_phases(const KernelSpec& kernel, Again again = Again::kComputed);
+
+// Of a sum of exp(x - m) in float32 where m is the largest x: m. Such a sum needs no phase of its
+// own: made of exp(x - b) it becomes that of any other b by a factor, so it can run along while m
+// is looked for (Milakov and Gimelshein, 2018).
+std::optional<uint32_t> base_of(const KernelSpec& kernel, uint32_t sum);
 
 }  // namespace acc::codegen

@@ -444,6 +444,55 @@ class CudaWriter : Writer {
     }
     if (!last) line(turns_of(phase), " = 0;\n}");
   }
+
+  // ---- sums that run along with the phase before theirs (base_of)
+
+  // Stages do without: so few rows are in parts that caches have them.
+  bool is_running(size_t stage) const {
+    return !in_parts_ && stage < phases_.phases.size() && phases_.phases[stage].running;
+  }
+  uint32_t base(uint32_t sum) const { return *base_of(kernel_, sum); }
+  // Where they save a reading of memory. Not by what this GPU's blocks hold, on which no bit may
+  // depend.
+  void open_running() {
+    if (!std::ranges::any_of(phases_.phases, &Phase::running) || in_parts_) return;
+    std::string long_row = "true";
+    if (held_.bytes > 0) {
+      long_row = "1L";
+      for (size_t i = kept_loops(); i < loops(); ++i) long_row += concat(" * geometry[", i, "]");
+      long_row += concat(" > ", kMostHeld / held_.bytes * neighbours());
+    }
+    line("const bool running = ", long_row, ";");
+  }
+  void open_bases(const Phase& phase) {
+    for (const uint32_t i : phase.reductions) line("F32 base", i, " = -0x1.fffffep127f;");
+  }
+  // Of what the phase before has seen in this turn; `within` adds it. To fold a maximum twice does
+  // not change it.
+  template <class Within>
+  void add_running(const Phase& phase, const char* count, const Within& within) {
+    line("if (running) {");
+    for (const uint32_t i : phase.reductions) {
+      const uint32_t largest = base(i);
+      line("const F32 most", i, " = fold<Amax>(a", largest, ");");
+      line("if (most", i, " > base", i, " + SLACK) move_base(base", i, ", most", i, ", all", i,
+           ", a", i, ");");
+      line("const F32 v", largest, " = base", i, ";");
+    }
+    within();
+    end_turn(phase, count, false);
+    line("}");
+  }
+  // Sums that ran need no more than their base. Where that is infinite or NaN they become NaN, as
+  // they would have.
+  void open_rest(const Phase& phase) {
+    line("if (running) {");
+    for (const uint32_t i : phase.reductions) {
+      line("move_base(base", i, ", v", base(i), ", all", i, ", a", i, ");");
+    }
+    line("} else {");
+  }
+
   // What the threads of a block have together.
   std::string total(uint32_t i) const {
     const char* operation = operation_of(kernel_.instructions[i].fn);
@@ -542,6 +591,19 @@ class CudaWriter : Writer {
     line("const long end = behind < ", size, " ? behind : ", size, ";");
   }
 
+  // Until the loops of a phase.
+  void open_phase(size_t stage, const char* count) {
+    const Phase& phase = phases_.phases[stage];
+    open_stage(stage);
+    if (is_running(stage)) return open_rest(phase);
+    open_accumulators(phase, count);
+    if (is_running(stage + 1)) {
+      open_accumulators(phases_.phases[stage + 1], count);
+      open_bases(phases_.phases[stage + 1]);
+    }
+    line("{");
+  }
+
   void open_row_loops() {
     open_range(loops() - 1, "V");
     open_reduced_loops(kept_loops(), loops() - 1);
@@ -561,6 +623,7 @@ class CudaWriter : Writer {
     line("const long kept = ", turns_before(kept_loops()), ";");
     line("const long groups = (kept + blockDim.y - 1) / blockDim.y;");
     open_held();
+    open_running();
     open_groups("groups");
     // Threads without an element take part in barriers, on the last one.
     line("const bool here = group * blockDim.y + threadIdx.y < kept;");
@@ -574,9 +637,7 @@ class CudaWriter : Writer {
     add_fetches();
     for (size_t stage = 0; stage < phases_.phases.size(); ++stage) {
       const Phase& phase = phases_.phases[stage];
-      open_stage(stage);
-      open_accumulators(phase, "V");
-      line("{");
+      open_phase(stage, "V");
       if (has_slots(stage)) line(kOpenSlot);
       open_row_loops();
       open_pointers_in_row(operands_of(phase), last);
@@ -586,6 +647,15 @@ class CudaWriter : Writer {
           define_loads(phase.loads);
           define_all(phase.instructions);
           accumulate(phase, "e");
+        });
+        if (!is_running(stage + 1)) return;
+        const Phase& next = phases_.phases[stage + 1];
+        add_running(next, "V", [&] {
+          add_neighbours({}, "", [&] {
+            define_loads(next.loads);
+            define_all(next.instructions);
+            accumulate(next, "e");
+          });
         });
       });
       for (size_t loop = kept_loops(); loop < last; ++loop) line("}");
@@ -607,6 +677,7 @@ class CudaWriter : Writer {
     line("const long strips = (columns + blockDim.x - 1) / blockDim.x;");
     line("const long rows = ", turns_before(outer), ";");
     if (in_parts_) line("const long kept = rows * columns;");
+    open_running();
     open_groups("strips * rows");
     line("long column = group % strips * blockDim.x + threadIdx.x;");
     line("const bool here = column < columns;");
@@ -618,9 +689,7 @@ class CudaWriter : Writer {
     define_all(phases_.before);
     for (size_t stage = 0; stage < phases_.phases.size(); ++stage) {
       const Phase& phase = phases_.phases[stage];
-      open_stage(stage);
-      open_accumulators(phase, "1");
-      line("{");
+      open_phase(stage, "1");
       open_range(inner, "1");
       open_reduced_loops(outer, inner);
       line("#pragma unroll 4");
@@ -633,6 +702,15 @@ class CudaWriter : Writer {
       accumulate(phase, "0");
       end_turn(phase, "1", false);
       for (const Store& store : phase.stores) add_store("if (here) ", store);
+      if (is_running(stage + 1)) {
+        const Phase& next = phases_.phases[stage + 1];
+        add_running(next, "1", [&] {
+          for (const uint32_t i : next.instructions) {
+            if (std::ranges::find(phase.instructions, i) == phase.instructions.end()) define(i);
+          }
+          accumulate(next, "0");
+        });
+      }
       for (size_t loop = outer; loop < last; ++loop) line("}");
       line("}");
       end_turn(phase, "1", true);

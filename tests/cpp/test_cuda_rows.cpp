@@ -69,6 +69,37 @@ KernelSpec residual() {
   return kernel;
 }
 
+// Of elements that are no words: nothing is held.
+KernelSpec strided_softmax() {
+  KernelSpec kernel = testing::softmax(false);
+  kernel.operands[0].walk = Walk::kStrided;
+  return kernel;
+}
+
+// The softmax of a + b. No GPU holds more than 14,464 elements of both.
+KernelSpec softmax_of_two() {
+  KernelSpec kernel = testing::softmax(false);
+  kernel.operands.push_back({dtype::kF32, Walk::kContiguous, false});
+  kernel.instructions = {operand(0),
+                         operand(3),
+                         apply(Fn::kAdd, dtype::kF32, 0, 1),
+                         apply(Fn::kAmax, dtype::kF32, 2),
+                         apply(Fn::kSub, dtype::kF32, 2, 3),
+                         apply(Fn::kExp, dtype::kF32, 4),
+                         apply(Fn::kSum, dtype::kF32, 5),
+                         apply(Fn::kDiv, dtype::kF32, 5, 6)};
+  kernel.stores = {{1, 7}, {2, 3}};
+  return kernel;
+}
+
+// The same where a + b is a result, too: later phases read it.
+KernelSpec softmax_of_result() {
+  KernelSpec kernel = softmax_of_two();
+  kernel.operands.push_back({dtype::kF32, Walk::kContiguous, true});
+  kernel.stores.push_back({4, 2});
+  return kernel;
+}
+
 // Strides of rows that begin so many elements apart; what is kept has one element each.
 Call call_of(const KernelSpec& kernel, int64_t rows, int64_t columns, int64_t apart) {
   const bool sums = std::ranges::any_of(
@@ -218,6 +249,10 @@ TEST(CudaRows, TheEmulatorSeesWhatIsWrong) {
         {testing::softmax(false), "\narrive();", ""},
         {testing::softmax(false), "fetch<WHOLE, V>(h0, slots, slot,",
          "fetch<WHOLE, V>(h0, slots, 0,"},
+        {strided_softmax(), "move_base(base4, v1, all4, a4);", ""},
+        {strided_softmax(), "if (most4 > base4 + SLACK)", "if (false)"},
+        {strided_softmax(), "base = to;", ""},
+        {strided_softmax(), "part[e] *= factor;", ""},
         {sum, "take<WHOLE>(taken0[u]", "take<WHOLE>(taken0[0]"},
         {sum, "from += U * apart", "from += apart"},
         {sum, "if (at >= end) break;", "if (at + V >= end) break;"}}) {
@@ -238,6 +273,67 @@ TEST(CudaRows, TheEmulatorSeesWhatIsWrong) {
       EXPECT_TRUE(seen) << from << " -> " << to;
     }
   }
+}
+
+// Sums that run along, in rows that no block holds.
+TEST(CudaRows, ASumRunsAlong) {
+  std::vector<Call> calls;
+  for (const int64_t columns : {1, 5, 101, 4099}) {
+    calls.push_back(call_of(strided_softmax(), 3, columns, columns));
+  }
+  for (const KernelSpec& kernel : {softmax_of_two(), softmax_of_result()}) {
+    for (const int64_t columns : {14464, 14465, 16003}) {
+      Call call = call_of(kernel, 2, columns, columns);
+      for (const uint32_t room : {64U, 32U << 10, ~0U}) {
+        call.room = room;
+        calls.push_back(call);
+      }
+    }
+  }
+  check(calls);
+}
+
+std::string replace_all(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
+    text.replace(at, from.size(), to);
+  }
+  return text;
+}
+
+// Whether a call reads memory so often, by words or where `read` stands in its text, and not more.
+bool reads(const Call& call, int64_t count, const std::string& read = "*(const Words<T, V>*)p") {
+  const codegen::KernelText right = testing::text_of(call);
+  const std::string all = codegen::cuda_preamble() + right.text;
+  const auto runs_with = [&](int64_t allowed) {
+    const std::string counted = "static long allowed = " + std::to_string(allowed) +
+                                "; template <class T> T& counted(T& read) {"
+                                "if (--allowed < 0) *(volatile int*)nullptr = 0; return read; }";
+    const std::string text = counted + replace_all(all, read, "counted(" + read + ")");
+    try {
+      run_emulated(call, EmulatedKernels({{right.name, text}}, ""), false);
+      return true;
+    } catch (const std::runtime_error&) {
+      return false;
+    }
+  };
+  return runs_with(count) && !runs_with(count - 1);
+}
+
+// A row that is not held is read for its largest element, its sum and its result; one that no GPU
+// holds is read for both of the first at once.
+TEST(CudaRows, ARowIsReadOnceForItsLargestElementAndItsSum) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers do not know fibers";
+#endif
+  const auto two = [](int64_t columns) {
+    Call call = call_of(softmax_of_two(), 1, columns, columns);
+    call.room = 64;  // nothing is held
+    return call;
+  };
+  EXPECT_TRUE(reads(two(16000), 2 * (2 * 16000 / 4)));
+  EXPECT_TRUE(reads(two(14464), 3 * (2 * 14464 / 4)));
+  const Call columns{testing::softmax(true), {50, 64}, {{64, 1}, {64, 1}, {0, 1}}, {}, {}};
+  EXPECT_TRUE(reads(columns, 2 * (50 * 64), "p0[column]"));
 }
 
 // Rows of fewer words than a thread asks for at once, of as many, and of more, by one or by many.
