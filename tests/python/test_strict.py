@@ -269,3 +269,28 @@ print(loss.item() != 0)
         "[strict] a value is read in the middle of a step",
         "True",
     ]
+
+
+def test_the_end_of_the_program_is_no_cut(device):
+    """A step that strict mode ended is still pending when the group of one process ends."""
+    done = helpers.run_python(
+        """
+import torchacc
+model, loader = torchacc.accelerate(torch.nn.Linear(4, 4), [torch.ones(2, 4)] * 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    for i, x in enumerate(loader):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        if i == 6:
+            loss.item()
+        optimizer.step()
+except RuntimeError as error:
+    print(str(error).split(" at ")[0])
+""",
+        ACC_STRICT="1",
+        ACC_MODE="full",
+    )
+    assert done.stdout == "[strict] a value is read in the middle of a step\n"
+    assert "left with an error" not in done.stderr

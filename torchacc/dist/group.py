@@ -286,6 +286,7 @@ def _leave() -> None:
     # A forked child shares its parent's connections.
     if not dist.is_initialized() or _C.is_in_bad_fork():
         return
+    _C.set_strict(False, 0)  # a step that was given up may be pending
     try:
         # After an error the others may be gone, and nobody needs the results.
         if not hasattr(sys, "last_value"):
