@@ -8,6 +8,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -163,6 +164,8 @@ inline bool on_host() { return backend().alias_type() == c10::kCPU; }
 Backend* chosen_backend() noexcept;
 
 Backend& host_backend();
+// For tests: each upload of the host's takes so many microseconds more.
+void slow_uploads(int64_t microseconds);
 // Null in a build without CUDA.
 Backend* cuda_backend();
 

@@ -38,6 +38,8 @@ struct HostMarker final : Marker {
   std::chrono::steady_clock::time_point time;
 };
 
+std::atomic<int64_t> upload_us{0};
+
 thread_local DeviceIndex current = 0;
 thread_local std::array<c10::StreamId, base::env::kMaxHostDevices> current_streams{};
 
@@ -164,6 +166,8 @@ class HostBackend final : public Backend {
     if (nbytes > 0) std::memcpy(to, from, nbytes);
   }
   void upload(void* to, const void* from, size_t nbytes, DeviceIndex device) override {
+    const std::chrono::microseconds more(upload_us.load(std::memory_order_relaxed));
+    if (more.count() > 0) std::this_thread::sleep_for(more);
     copy(to, from, nbytes, device);
   }
   c10::CachingDeviceAllocator::DeviceStats memory_stats(DeviceIndex device) override {
@@ -243,6 +247,8 @@ class HostBackend final : public Backend {
 };
 
 }  // namespace
+
+void slow_uploads(int64_t microseconds) { upload_us.store(microseconds); }
 
 Backend& host_backend() {
   // Never destroyed: tensors and events may outlive static destructors.

@@ -170,20 +170,32 @@ Run::Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepa
   }
 }
 
-void Run::step(size_t index, std::span<const int64_t> values, bool* called) {
+void Run::prepare(size_t index, std::span<const int64_t> values) {
   const plan::Step& step = schedule_.steps[index];
-  PreparedStep& prepared = prepared_.steps[index];
   for (const uint32_t buffer : step.allocate) make(buffer);
   for (const plan::Reuse& reuse : step.reuse) take_over(reuse);
+  if (KernelCall* kernel = prepared_.steps[index].kernel.get()) kernel->set(values);
+}
+
+void Run::upload(size_t index) {
+  if (KernelCall* kernel = prepared_.steps[index].kernel.get()) kernel->upload();
+}
+
+void Run::call(size_t index, std::span<const int64_t> values, bool* called) {
+  const PreparedStep& prepared = prepared_.steps[index];
   *called = true;
   if (prepared.kernel != nullptr) {
-    prepared.kernel->set(values);
-    prepared.kernel->upload();
     prepared.kernel->launch();
   } else {
-    call(prepared, values);
+    call_operator(prepared, values);
   }
-  for (const uint32_t buffer : step.release) release(buffer);
+  for (const uint32_t buffer : schedule_.steps[index].release) release(buffer);
+}
+
+void Run::step(size_t index, std::span<const int64_t> values, bool* called) {
+  prepare(index, values);
+  upload(index);
+  call(index, values, called);
 }
 
 const torch::jit::Stack* Run::arguments(size_t index) const {
@@ -244,7 +256,7 @@ void Run::go_back(std::vector<c10::Storage> memory) {
   }
 }
 
-void Run::call(const PreparedStep& prepared, std::span<const int64_t> values) {
+void Run::call_operator(const PreparedStep& prepared, std::span<const int64_t> values) {
   const torch::jit::Stack results = prepared.call->run(values);
   for (const Result& result : prepared.results) adopt(result, result.of(results));
 }

@@ -91,7 +91,13 @@ class Run {
   Run(const plan::Plan& plan, const plan::Schedule& schedule, Prepared& prepared,
       c10::DeviceIndex index, std::vector<Given>& given, bool is_captured = false);
 
-  // `called` is set when the operator is about to run.
+  // The memory of a step and what its kernel is called with; that on its way to the device, if it
+  // is a kernel; and the call, before which `called` is set. One that found no memory can be made
+  // again.
+  void prepare(size_t index, std::span<const int64_t> values);
+  void upload(size_t index);
+  void call(size_t index, std::span<const int64_t> values, bool* called);
+  // All three.
   void step(size_t index, std::span<const int64_t> values, bool* called);
 
   // Of the operator that a step calls; null for a kernel.
@@ -115,7 +121,7 @@ class Run {
   c10::DataPtr take_own_arena() { return std::move(arena_); }
 
  private:
-  void call(const PreparedStep& prepared, std::span<const int64_t> values);
+  void call_operator(const PreparedStep& prepared, std::span<const int64_t> values);
   void place_arena(c10::DeviceIndex index);
   void point_arena(void* arena);
   void own(uint32_t buffer, c10::Storage memory);

@@ -33,6 +33,19 @@ using base::Counter;
 
 std::atomic<bool> timing{false};
 
+std::atomic<bool>& capturing() {
+  static std::atomic<bool> value = !runtime::on_host() || base::env::host_graphs();
+  return value;
+}
+
+// Whether runs that repeat become captured work.
+bool captures_runs(c10::DeviceIndex device) {
+  using base::env::Mode;
+  const Mode mode = base::env::mode();
+  return capturing().load(std::memory_order_relaxed) &&
+         (mode == Mode::Full || mode == Mode::NoFuse) && runtime::backend().can_capture(device);
+}
+
 // Takes the time of a run's steps when the user wants to know, and for the trial of the plan's
 // kernels while there is one. The schedule keeps it either way, for torchacc.graph.
 class StepClock {
@@ -42,6 +55,17 @@ class StepClock {
     if (!times_steps() && plan.trial == nullptr) return;
     seconds_.resize(schedule_.steps.size());
     start();
+  }
+
+  // Arguments of a kernel are part of the step's time only where each run uploads them for each
+  // kernel: captured work uploads all of them at once.
+  template <class Upload>
+  void upload(const Upload& upload) {
+    if (seconds_.empty() || !captures_runs(device_)) return upload();
+    const Clock::time_point begin = Clock::now();
+    upload();
+    runtime::backend().synchronize(device_);
+    last_ += Clock::now() - begin;
   }
 
   // The step is over; the time of the next begins.
@@ -79,11 +103,6 @@ class StepClock {
   Clock::time_point last_;
 };
 
-std::atomic<bool>& capturing() {
-  static std::atomic<bool> value = !runtime::on_host() || base::env::host_graphs();
-  return value;
-}
-
 // All captures of a device, guarded by its mutex.
 std::vector<std::weak_ptr<Captures>>& all_captures(c10::DeviceIndex device) {
   static auto& all =
@@ -94,12 +113,7 @@ std::vector<std::weak_ptr<Captures>>& all_captures(c10::DeviceIndex device) {
 // The captures of a schedule, where its runs are to be captured; else null.
 std::shared_ptr<Captures> captures_of(const plan::Plan& plan, plan::Schedule& schedule,
                                       c10::DeviceIndex device, const Places& places) {
-  using base::env::Mode;
-  const Mode mode = base::env::mode();
-  if (!capturing().load(std::memory_order_relaxed)) return nullptr;
-  if (mode != Mode::Full && mode != Mode::NoFuse) return nullptr;
-  if (!plan.has_run || times_steps() || !is_settled(plan, schedule) ||
-      !runtime::backend().can_capture(device)) {
+  if (!captures_runs(device) || !plan.has_run || times_steps() || !is_settled(plan, schedule)) {
     return nullptr;
   }
   if (schedule.captures == nullptr) {
@@ -330,7 +344,9 @@ class Stopped {
       } else {
         ambient.set(ambient_of(step_));
         if (profile.observed()) profile.begin_step(step_, run_->arguments(step_));
-        run_->step(step_, values, &called_);
+        run_->prepare(step_, values);
+        clock.upload([this] { run_->upload(step_); });
+        run_->call(step_, values, &called_);
         clock.step(step_);
         if (capture_ != nullptr) capture_->add_outside(step_);
       }

@@ -343,3 +343,22 @@ def test_where_bits_must_not_depend_on_time_the_compiler_is_waited_for(tmp_path)
     body = PROGRAM + "print(json.dumps([run() for _ in range(5)]))"
     launches, _ = _run(tmp_path, slow, body, ACC_DETERMINISTIC="1")
     assert launches == [0, 0, 1, 1, 1]
+
+
+SLOW_UPLOADS = """
+helpers.extension().capture_plans(CAPTURED)
+helpers.extension().slow_uploads(100_000)
+"""
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_an_upload_that_captured_work_does_not_repeat_is_not_the_kernels_time(tmp_path, captured):
+    """Captured work uploads the arguments of all its kernels at once. Other runs upload them for
+    each kernel, and it is the slower for that."""
+    body = SLOW_UPLOADS.replace("CAPTURED", str(captured))
+    body += RUNS.replace("1000,", "1_000_000,") + TIMES
+    (launches, put_aside, seconds), errors = _run(tmp_path, GXX, body)
+    assert len(put_aside) == (0 if captured else 1)
+    assert ("slower as generated kernels" in errors) == (not captured)
+    if captured:
+        assert len(seconds) == 1 and 0 < seconds[0] < 1

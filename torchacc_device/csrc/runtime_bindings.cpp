@@ -99,6 +99,9 @@ void bind_devices(py::module_& m) {
         "have begun, as CUDA's do for want of memory.");
   m.def("fail_waits", guarded([](int32_t error) { runtime::fail_waits(error); }), py::arg("error"),
         "For tests: waits for a device fail with this number of CUDA's; 0 ends it.");
+  m.def("slow_uploads", guarded(runtime::slow_uploads), py::arg("microseconds"),
+        "For tests: each upload of kernels' arguments on the host takes so much longer; 0 ends "
+        "it.");
   m.def("limit_memory", unlocked(runtime::limit_host_heap), py::arg("more").none(true),
         "For tests: room for so many bytes more on the host executor, where cached memory counts; "
         "None ends it.");
