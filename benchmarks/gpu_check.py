@@ -113,10 +113,8 @@ SANITIZERS = {"memcheck": 180.0, "racecheck": 120.0, "initcheck": 120.0, "syncch
 # As little as shows that a case runs.
 QUICK = ("--alternations", "1", "--window-s", "0.05")
 OK, BAD, MISSED, NOT_RUN = "ok", "BAD", "missed", "not run"
-# Of a package that is missing Python says the one, benchmarks say the other.
-MISSING = re.compile(
-    r"ModuleNotFoundError: No module named '(\w+)|needs (\w+), which is not installed"
-)
+# What Python says of a package that is missing.
+MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 # torch's operator database needs no more of expecttest than that it is there.
 EXPECTTEST = """import unittest
 
@@ -313,7 +311,7 @@ def installed(package: str) -> bool:
 def missing_package(line: str) -> str | None:
     """The package whose absence a line tells, unless it is there or our own."""
     found = MISSING.search(line)
-    name = found and (found[1] or found[2])
+    name = found and found[1]
     if not name or (ROOT / name).is_dir() or installed(name):
         return None
     return name

@@ -126,8 +126,6 @@ def versions(device: DeviceAccess) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
-    if "torchvision" in sys.modules:
-        found["torchvision"] = sys.modules["torchvision"].__version__
     if device.device == "acc":
         import torchacc_device
         from torchacc_device._build_info import VERSION
