@@ -2,9 +2,12 @@
 
 import math
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks import load, stats
@@ -40,7 +43,8 @@ class Settings:
 
     `compile_forms` are the forms of torch.compile that are tried, in place of all of a case's, each
     for at most `compile_timeout_s`, if that is less than the case says. Of the `limit_s` seconds of
-    a case torch.compile, which starts last, gets what the others and the windows leave.
+    a case torch.compile, which starts last, gets what the others and the windows leave. With `kept`
+    each mode is measured before the next one starts, and leaves its caches in that folder.
     """
 
     suite: str
@@ -53,6 +57,7 @@ class Settings:
     compile_timeout_s: float = math.inf
     limit_s: float = math.inf
     deadline: float = math.inf  # of the case, by time.monotonic
+    kept: Path | None = None
 
     @property
     def claimable(self) -> bool:
@@ -73,6 +78,7 @@ class ModeRun:
     sampled_peak_mib: float
     checksum: Checksum
     warm: Window  # the last of the warm-up's
+    period: int
     windows: list[Window] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
 
@@ -80,6 +86,11 @@ class ModeRun:
     def step_ms(self) -> float:
         """How long a step takes, as the warm-up saw it."""
         return self.warm.step_ms
+
+    def steps_in(self, window_s: float) -> int:
+        """About so many seconds of steps, in whole periods."""
+        steps = max(1, min(10_000, round(1000.0 * window_s / self.step_ms)))
+        return -(-steps // self.period) * self.period
 
 
 @dataclass
@@ -104,6 +115,7 @@ class CaseResult:
 def worker_spec(case: str, mode: str, variant: str, settings: Settings) -> dict[str, Any]:
     """What the worker of a mode is told."""
     baseline_device = "cuda" if settings.suite == "gpu" else "cpu"
+    known = CASES.get(case)
     spec: dict[str, Any] = {
         "case": case,
         "mode": mode,
@@ -111,8 +123,8 @@ def worker_spec(case: str, mode: str, variant: str, settings: Settings) -> dict[
         "device": "acc" if mode in OURS else baseline_device,
         "cores": list(settings.cores),
         "threads": len(settings.cores),
-        "read_every": READ_EVERY[settings.suite],
-        "small": settings.suite == "host" and case in CASES and CASES[case].gpu_only,
+        "read_every": 1 if known is not None and known.reads else READ_EVERY[settings.suite],
+        "small": settings.suite == "host" and known is not None and known.gpu_only,
     }
     if mode in OURS:
         spec["executor"] = "cuda" if settings.suite == "gpu" else "host"
@@ -128,7 +140,8 @@ def compile_s(case: Case, settings: Settings) -> float:
 
 def _start(case: Case, mode: str, variant: str, settings: Settings) -> ModeRun:
     """Starts one variant of a mode, runs its first steps from cold and warms it up."""
-    worker = settings.spawn(worker_spec(case.name, mode, variant, settings))
+    caches = settings.kept and settings.kept / f"{mode}+{variant}"
+    worker = settings.spawn(worker_spec(case.name, mode, variant, settings), caches=caches)
     try:
         versions = worker.ask({"do": "build"}, SETUP_TIMEOUT_S)["versions"]
         level = load.tree_mib(worker.pid)
@@ -153,16 +166,16 @@ def _start(case: Case, mode: str, variant: str, settings: Settings) -> ModeRun:
             step20_s=cold["total_s"],
             sampled_peak_mib=peak - level,
             checksum=Checksum.from_json(answer["checksum"]),
-            warm=_warm_up(worker, settings.window_s),
+            warm=_warm_up(worker, settings.window_s, case.period),
+            period=case.period,
         )
     except BaseException:
         worker.close()
         raise
 
 
-def _warm_up(worker: Worker, window_s: float) -> Window:
-    """Runs growing windows until one is long enough to tell the step time."""
-    steps = 1
+def _warm_up(worker: Worker, window_s: float, steps: int) -> Window:
+    """Runs windows, first of so many steps, until one is long enough to tell the step time."""
     while True:
         window = worker.window(0, steps, SETUP_TIMEOUT_S)
         if window.seconds >= 0.3 * window_s or steps >= 4096:
@@ -171,12 +184,8 @@ def _warm_up(worker: Worker, window_s: float) -> Window:
 
 
 def _probe_ms(run: ModeRun, settings: Settings) -> float:
-    steps = _steps_per_window(run.step_ms, 0.5 * settings.window_s)
+    steps = run.steps_in(0.5 * settings.window_s)
     return stats.median([run.worker.window(0, steps, SETUP_TIMEOUT_S).step_ms for _ in range(3)])
-
-
-def _steps_per_window(step_ms: float, window_s: float) -> int:
-    return max(1, min(10_000, round(1000.0 * window_s / step_ms)))
 
 
 def start_mode(
@@ -212,6 +221,9 @@ def start_mode(
             else:
                 try:
                     probe_ms = _probe_ms(run, settings) if choice else run.step_ms
+                    if settings.kept is not None:
+                        _finish([run], settings)
+                        run.worker.close()
                 except BaseException:
                     run.worker.close()
                     raise
@@ -246,7 +258,7 @@ def alternate(runs: list[ModeRun], settings: Settings) -> None:
             return
         windows = []
         for run in runs if alternation % 2 == 0 else reversed(runs):
-            steps = _steps_per_window(run.step_ms, settings.window_s)
+            steps = run.steps_in(settings.window_s)
             limit = SETUP_TIMEOUT_S + 20.0 * steps * run.step_ms / 1000.0
             if steps > 1:
                 # The other modes have emptied the processor's caches.
@@ -256,6 +268,13 @@ def alternate(runs: list[ModeRun], settings: Settings) -> None:
         complete += not any(window.is_dirty() for window in windows)
 
 
+def _finish(runs: list[ModeRun], settings: Settings) -> None:
+    """Times the windows that count and asks for the memory."""
+    alternate(runs, settings)
+    for run in runs:
+        run.memory = run.worker.ask({"do": "memory"}, SETUP_TIMEOUT_S)
+
+
 def measure_case(case: Case, settings: Settings, tell: Tell = lambda line: None) -> CaseResult:
     """Runs one case in all modes of `settings` and judges it.
 
@@ -263,6 +282,14 @@ def measure_case(case: Case, settings: Settings, tell: Tell = lambda line: None)
     that is what stays. When SIGTERM comes what there is, is the result. Every process that is
     started is ended before this returns or raises.
     """
+    with ExitStack() as stack:
+        if case.large and settings.suite == "gpu":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="acc-bench-"))
+            settings = replace(settings, kept=Path(folder))
+        return _measure_case(case, settings, tell)
+
+
+def _measure_case(case: Case, settings: Settings, tell: Tell) -> CaseResult:
     settings = settings_of(case, settings)
     settings = replace(settings, deadline=time.monotonic() + settings.limit_s)
     result = CaseResult(case.name, complete=False)
@@ -277,10 +304,8 @@ def measure_case(case: Case, settings: Settings, tell: Tell = lambda line: None)
                 found[mode] = run
                 tell(_started_line(case, run, settings))
         runs = [found[mode] for mode in MODES if mode in found]
-        if runs:
-            alternate(runs, settings)
-        for run in runs:
-            run.memory = run.worker.ask({"do": "memory"}, SETUP_TIMEOUT_S)
+        if runs and settings.kept is None:
+            _finish(runs, settings)
         result.complete = True
         if settings.suite == "gpu" and {"eager", "acc"} <= found.keys():
             _judge_start(case, found["eager"], found["acc"], settings, result)
@@ -500,11 +525,10 @@ def _musts(case: Case, settings: Settings) -> Mapping[str, float]:
 
 
 def _goal(case: Case, settings: Settings, against: str) -> float | None:
-    """The goal against eager; that of cases which must be faster than torch.compile is for it."""
+    """The goal against eager; on a GPU against what the first must is about."""
     if settings.suite == "host":
         return case.goal if against == "eager" else None
-    aimed = "eager" if "eager" in case.gpu_must else "compile"
-    return case.gpu_goal if against == aimed else None
+    return case.gpu_goal if against == next(iter(case.gpu_must), None) else None
 
 
 def _judge_memory(case: Case, settings: Settings, result: CaseResult) -> None:

@@ -79,7 +79,11 @@ class Setting:
 
 
 class Training:
-    """A training step as users write it: zero_grad, forward, loss, backward, optimizer."""
+    """A training step as users write it: zero_grad, forward, loss, backward, optimizer.
+
+    `batches`: so many different ones come in turn. `parts`: forward and backward go through so many
+    parts of a batch, whose gradients add up.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,8 @@ class Training:
         loss: Callable[..., torch.Tensor],
         make_optimizer: Callable[..., torch.optim.Optimizer] | None,
         make_batch: Callable[[torch.Generator], tuple[torch.Tensor, ...]],
+        batches: int = BATCHES,
+        parts: int = 1,
     ) -> None:
         import torch
 
@@ -102,7 +108,8 @@ class Training:
         self.optimizer = None
         if make_optimizer is not None:
             self.optimizer = setting.prepare(make_optimizer(model.parameters(), **fused))
-        self.batches = self.make_batches(make_batch)
+        self.batches = self.make_batches(make_batch, batches)
+        self.parts = parts
         forward = setting.compiled(model, "model")
         optimizer = self.optimizer
 
@@ -111,8 +118,7 @@ class Training:
                 model.zero_grad()
             else:
                 optimizer.zero_grad()
-            value = loss(forward, *batch)
-            value.backward()
+            value = self.passes(lambda *part: loss(forward, *part), lambda value: value, batch)
             if optimizer is not None:
                 optimizer.step()
             return value
@@ -130,8 +136,27 @@ class Training:
         model = model.to(self.setting.device, **self.layout)
         return data_parallel(model, self.setting) if "ddp" in self.setting.words else model
 
+    def passes(
+        self,
+        loss: Callable[..., torch.Tensor],
+        scale: Callable[[torch.Tensor], torch.Tensor],
+        batch: tuple[torch.Tensor, ...],
+    ) -> torch.Tensor:
+        """Forward and backward of a batch; the loss."""
+        import torch
+
+        if self.parts == 1:
+            value = loss(*batch)
+            scale(value).backward()
+            return value
+        values = []
+        for part in zip(*(each.chunk(self.parts) for each in batch), strict=True):
+            values.append(loss(*part))
+            scale(values[-1] / self.parts).backward()
+        return torch.stack(values).mean()
+
     def make_batches(
-        self, make_batch: Callable[[torch.Generator], tuple[torch.Tensor, ...]]
+        self, make_batch: Callable[[torch.Generator], tuple[torch.Tensor, ...]], count: int
     ) -> list[tuple[torch.Tensor, ...]]:
         """The batches, on the device."""
         import torch
@@ -139,7 +164,7 @@ class Training:
         # Of several processes each has its own.
         rank = int(os.environ.get("RANK", "0")) if "ddp" in self.setting.words else 0
         generator = torch.Generator().manual_seed(1 + rank)
-        return [self.on_device(make_batch(generator)) for _ in range(BATCHES)]
+        return [self.on_device(make_batch(generator)) for _ in range(count)]
 
     def on_device(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """A batch whose first part may have a layout."""
@@ -157,11 +182,13 @@ class Training:
         self.scaler = scaler
         optimizer = self.optimizer
 
+        def autocast_loss(*part: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(kind, dtype=dtype):
+                return loss(forward, *part)
+
         def train_step(*batch: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
-            with torch.autocast(kind, dtype=dtype):
-                value = loss(forward, *batch)
-            scaler.scale(value).backward()
+            value = self.passes(autocast_loss, scaler.scale, batch)
             scaler.step(optimizer)
             scaler.update()
             return value
@@ -170,7 +197,7 @@ class Training:
 
     def batch(self, index: int) -> tuple[torch.Tensor, ...]:
         """The input of a step."""
-        return self.batches[index % BATCHES]
+        return self.batches[index % len(self.batches)]
 
     def step(self, index: int, read: bool = True) -> float | None:
         value = self.train_step(*self.batch(index))
@@ -213,7 +240,8 @@ class Repeated:
 class FromLoader(Training):
     """Training whose batches a DataLoader with worker processes makes, epoch after epoch.
 
-    Other modes move each batch as the script of a user does, acc by torchacc.accelerate.
+    Other modes move each batch as the script of a user does, acc by torchacc.accelerate, which with
+    a `max_length` pads texts to eight lengths.
     """
 
     def __init__(
@@ -224,15 +252,19 @@ class FromLoader(Training):
         make_optimizer: Callable[..., torch.optim.Optimizer],
         data: Any,
         batch_size: int,
+        *,
+        shuffle: bool = True,
+        max_length: int | None = None,
     ) -> None:
         import torch
         from torch.utils.data import DataLoader
 
         self.accelerated = setting.device == "acc"
+        self.max_length = max_length
         self.loader: Any = DataLoader(
             data,
             batch_size=batch_size,
-            shuffle=True,
+            shuffle=shuffle,
             num_workers=4,
             generator=torch.Generator().manual_seed(1),
         )
@@ -244,10 +276,14 @@ class FromLoader(Training):
             return super().placed(model)
         import torchacc
 
-        accelerated, self.loader = torchacc.accelerate(model, self.loader)
+        config = torchacc.Config()
+        if self.max_length is not None:
+            config.dataloader.max_length = self.max_length
+            config.dataloader.pad_value_dict = {"input_ids": 0, "labels": -100}
+        accelerated, self.loader = torchacc.accelerate(model, self.loader, config)
         return accelerated
 
-    def make_batches(self, make_batch: Any) -> list[tuple[torch.Tensor, ...]]:
+    def make_batches(self, make_batch: Any, count: int) -> list[tuple[torch.Tensor, ...]]:
         return []
 
     def endless(self) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -256,7 +292,8 @@ class FromLoader(Training):
             yield from self.loader
 
     def batch(self, index: int) -> tuple[torch.Tensor, ...]:
-        batch = tuple(next(self.coming))
+        found = next(self.coming)
+        batch = tuple(found.values() if isinstance(found, dict) else found)
         return batch if self.accelerated else self.on_device(batch)
 
 

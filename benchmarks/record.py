@@ -197,8 +197,8 @@ def judge(measurement: Measurement, runs: dict[str, ModeRun], result: CaseResult
 class RecordWorker(Worker):
     """A worker whose programs come from this module."""
 
-    def __init__(self, spec: Any) -> None:
-        super().__init__({**spec, "module": "benchmarks.record"})
+    def __init__(self, spec: Any, caches: Path | None = None) -> None:
+        super().__init__({**spec, "module": "benchmarks.record"}, caches=caches)
 
 
 def measure(measurement: Measurement, settings: Settings) -> CaseResult:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torchvision
 
-from benchmarks import cases, models, programs, report
+from benchmarks import cases, models, programs, report, trainings
 from tests import helpers
 from tests.models import accuracy, bench, vision, zoo
 
@@ -35,7 +35,7 @@ def path() -> Path | None:
 @functools.cache
 def build() -> str:
     """What tells one build of the extension, and one form of this test, from another."""
-    measured_by = (accuracy, bench, cases, models, programs, vision, zoo)
+    measured_by = (accuracy, bench, cases, models, programs, trainings, vision, zoo)
     files = [Path(module.__file__) for module in measured_by]
     if helpers.ON_ACC:
         files.append(Path(helpers.extension().__file__))

@@ -81,6 +81,68 @@ def test_the_first_steps_have_musts_of_a_gpu(fakes):
     }
 
 
+def test_the_goal_is_about_what_the_first_must_is_about(fakes):
+    plans = {"eager": {"ms": 20.0}, "eager_tuned": {"ms": 11.0}, "acc": {"ms": 10.0}}
+    case = Case("c", "", gpu_must={"eager_tuned": 1.05}, gpu_goal=1.25)
+    result = fakes.measure(plans, ("eager", "eager_tuned", "acc"), case=case, suite="gpu")
+    ratios = [line for line in result.lines if line["kind"] == "ratio" and line["mode"] == "acc"]
+    assert {line["against"]: (line["must"], line["goal"]) for line in ratios} == {
+        "eager": (None, None),
+        "eager_tuned": (1.05, 1.25),
+    }
+
+
+def test_modes_that_a_gpu_has_no_memory_for_run_one_after_another(fakes, monkeypatch):
+    plans = {
+        "eager": {"ms": 30.0, "peak": 9.0},
+        "acc": {"ms": 10.0, "warm": [0.6, 3.5]},
+        "compile/reduce-overhead": {"ms": 15.0, "peak": 8.0},
+        "compile": {"ms": 20.0, "peak": 7.0},
+    }
+    alone = []
+
+    def spawn(spec, caches=None) -> Worker:
+        alone.append(fakes.alive() == [])
+        return Fakes.spawn(fakes, spec, caches)
+
+    monkeypatch.setattr(fakes, "spawn", spawn)
+    case = Case("c", "", large=True)
+    modes = ("eager", "compile", "acc")
+    result = fakes.measure(plans, modes, case=case, suite="gpu", window_s=0.5)
+    assert result.failures == [] and alone == [True] * 6  # three of torch.compile, a warm one
+    rows = {line["mode"]: line for line in result.lines if line["kind"] == "result"}
+    found = {mode: (row["n"], row["median_ms"], row["peak_mib"]) for mode, row in rows.items()}
+    assert found["eager"] == (11, 30.0, 9.0) and found["compile"] == (11, 15.0, 8.0)
+    assert rows["compile"]["variant"] == "reduce-overhead"
+    ratios = [line for line in result.lines if line["kind"] == "ratio"]
+    assert {(line["mode"], line["against"]): round(line["ratio"], 6) for line in ratios} == {
+        ("compile", "eager"): 2.0,
+        ("acc", "eager"): 3.0,
+        ("acc", "compile"): 1.5,
+    }
+    warm = [line["seconds"] for line in result.lines if line.get("cache") == "warm"]
+    assert warm == [3.5]
+    alone.clear()
+    fakes.measure(plans, ("eager", "acc"), case=case)
+    assert alone == [True, False]  # on a host they are small
+
+
+def test_windows_are_whole_periods(fakes):
+    case = Case("c", "", period=8)
+    result = fakes.measure({}, ("eager", "acc"), case=case, window_s=0.3)
+    rows = [line for line in result.lines if line["kind"] == "result"]
+    assert [row["steps"] / row["n"] for row in rows] == [32, 32]  # 30 would take that long
+
+
+def test_a_case_may_read_each_loss():
+    settings = Settings("gpu", ("eager", "acc"), (0,))
+    every = {
+        name: measure.worker_spec(name, "acc", "plain", settings)["read_every"] for name in CASES
+    }
+    assert every.pop("dynamic_item") == 1
+    assert set(every.values()) == {10}
+
+
 def test_an_epoch_of_the_seed_repeats_few_examples(monkeypatch):
     monkeypatch.setattr(models, "resnet50", lambda classes: torch.nn.Linear(1, 1))
     data = build("seed", "cpu", "plain").loader.dataset
@@ -169,7 +231,10 @@ def test_what_is_no_training_step_is_not_captured_by_hand():
     settings = measure.Settings("gpu", measure.MODES, (0,), 1, 0.1)
     for name, case in CASES.items():
         modes = measure.settings_of(case, settings).modes
-        assert ("graph" in modes) == (name not in ("pointwise", "optimizer", "optimizer_fused"))
+        other = name in ("pointwise", "optimizer", "optimizer_fused")
+        # A graph has one shape.
+        other |= name.startswith("dynamic_") and name not in ("dynamic_item", "dynamic_parts")
+        assert ("graph" in modes) == (not other)
         assert set(measure.MODES) - set(modes) <= {"graph"}
 
 
