@@ -24,7 +24,7 @@ from tests.distributed.models import largest
 from tests.models import accuracy, zoo
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-ON_ALL_RANKS = StateDictOptions(full_state_dict=True)
+ON_ALL_RANKS = StateDictOptions(full_state_dict=True)  # of eager's: see sharding.py
 BLOCKS = (zoo.Block, nn.Linear)
 
 
@@ -84,12 +84,11 @@ def steps_from_equal_states(
     """Relative differences of losses and parameters after single steps, the largest ones."""
     rank, world = dist.get_rank(), dist.get_world_size()
     case, copy = zoo.make(name), zoo.make(name)
+    names = [n for n, _ in case.model.named_parameters()]  # wrapping puts its own into them
     # every rank begins elsewhere: wrapping makes them equal
-    # torch 2.11's first FSDP ends in a segmentation fault on the CPU over Gloo.
-    reference = wrap(kind if kind == "fsdp2" else "ddp", case.model, torch.device("cpu"))
+    reference = wrap(kind, case.model, torch.device("cpu"))
     mine = wrap(kind, copy.model.to(device), device)
     optimizers = _optimizer(reference), _optimizer(mine)
-    names = [n for n, _ in case.model.named_parameters()]
     losses, parameters, before = [], [], torch.acc.memory_allocated(device)
     for step in range(steps):
         if dist.get_world_size() > 1 or step == 0:
