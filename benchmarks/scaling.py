@@ -138,22 +138,23 @@ def _costs(network: Network) -> str:
 
 def _checks(own: Network, nccl: Network, lines: Sequence[Mapping[str, Any]]) -> str:
     """The formulas beside times that the constants were not fitted to."""
-    rows = [["what", "by the formula", "measured"]]
+    rows = [["what", "by the formula", "of that latencies", "measured"]]
     for line in lines:
         if line.get("way") not in ("plain", "hierarchical"):
             continue
-        size = line["bytes"]
+        size, ranks = line["bytes"], line["ranks"]
         if line["way"] == "plain":
-            expected = own.ring(line["ranks"], size)
+            expected = own.ring(ranks, size), own.ring(ranks, 0)
         else:
-            expected = own.hierarchical(line["ranks"], line["ranks"] // 2, size)
+            expected = own.hierarchical(ranks, 2, size), own.hierarchical(ranks, 2, 0)
         named = f"here, 2 x 2 ranks, {line['way']}, {size >> 20} MiB"
-        rows.append([named, _time(expected), _time(line["seconds"])])
+        rows.append([named, *map(_time, expected), _time(line["seconds"])])
     for ranks, seconds in PUBLISHED_SMALLEST.items():
         named = f"NCCL, {ranks} ranks, 8 bytes (fitted)"
-        rows.append([named, _time(nccl.ring(ranks, 8)), _time(seconds)])
+        rows.append([named, *(_time(nccl.ring(ranks, size)) for size in (8, 0)), _time(seconds)])
     ranks, seconds = PUBLISHED_MIB
-    rows.append([f"NCCL, {ranks} ranks, 1 MiB", _time(nccl.ring(ranks, 1 << 20)), _time(seconds)])
+    found = (_time(nccl.ring(ranks, size)) for size in (1 << 20, 0))
+    rows.append([f"NCCL, {ranks} ranks, 1 MiB", *found, _time(seconds)])
     return _table(rows)
 
 

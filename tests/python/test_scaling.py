@@ -1,25 +1,53 @@
-"""docs/scaling.md: its tables follow from the result file that they name, and the formulas hold."""
+"""docs/scaling.md: its tables follow from the result file that they name, and the formulas hold.
+
+So does docs/distributed.md's of exchanges, from the same file.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks import scaling
 from benchmarks.scaling import Network
 
+EXCHANGES = scaling.report.ROOT / "docs" / "distributed.md"
 FLAT = Network(0.0, 1e9, 0.0, 1e9)
 SLOW = Network(1e-6, 1e15, 1e-3, 1e15)
 
 
-def test_the_tables_follow_from_their_file():
-    text = scaling.DOCUMENT.read_text()
-    _, _, rest = text.partition(scaling.BEGIN)
-    tables, end, _ = rest.partition(scaling.END)
-    name = re.search(r"Constants \(`(benchmarks/results/[^`]+)`\)", tables)
+def tables() -> tuple[str, Path]:
+    """docs/scaling.md's, and the file that they name."""
+    _, _, rest = scaling.DOCUMENT.read_text().partition(scaling.BEGIN)
+    found, end, _ = rest.partition(scaling.END)
+    name = re.search(r"Constants \(`(benchmarks/results/[^`]+)`\)", found)
     assert end and name, "the tables are there: benchmarks/scaling.py FILE --write"
-    assert tables == scaling.text(scaling.report.ROOT / name[1])
+    return found, scaling.report.ROOT / name[1]
+
+
+def test_the_tables_follow_from_their_file():
+    found, file = tables()
+    assert found == scaling.text(file)
+
+
+def test_exchanges_are_told_from_the_same_file():
+    file = tables()[1]
+    lines = [line for line in scaling.report.read([file]) if line["kind"] == "exchange"]
+    assert all(line["valid"] for line in lines), "a file counts where nothing was disturbed"
+    rows = []
+    for line in lines:
+        if line["ranks"] < 4:
+            continue
+        # of top-k the link's limit says nothing
+        limit = "" if line["way"].startswith("top-k") else f"{line['share_of_limit']:.0%}"
+        ratio = "{over_plain:.2f} ({low:.2f} to {high:.2f})".format(**line) if "low" in line else ""
+        what = (line["way"], line["bytes"] >> 20, f"{line['seconds'] * 1e3:.1f}", limit, ratio)
+        rows.append("| " + " | ".join(map(str, what)) + " |")
+    _, _, rest = EXCHANGES.read_text().partition(f"`benchmarks/results/{file.name}`")
+    head, _, rest = rest.partition("|---|---|---|---|---|\n")
+    assert head and rest.partition("\n\n")[0].splitlines() == rows
 
 
 def test_two_hosts_of_two_ranks_save_a_third_of_the_links_bytes():
