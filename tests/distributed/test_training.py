@@ -16,8 +16,15 @@ KINDS = ("ddp", "ddp_buckets", "ddp_views", "ddp_unused", "ddp_static", "fsdp1",
 SOME = ("ddp", "fsdp1", "fsdp2")
 
 
-def train(kinds: tuple[str, ...], names: tuple[str, ...], ranks: int, steps: int, **env) -> None:
-    """Fails where a step from equal states is further from eager's than the last bits."""
+def train(
+    kinds: tuple[str, ...],
+    names: tuple[str, ...],
+    ranks: int,
+    steps: int,
+    most: float = 1e-6,
+    **env: str,
+) -> None:
+    """Fails where a step from equal states is further from eager's than `most`."""
     code = BEGIN + "".join(
         f"report({kind}_{name}="
         f"training.steps_from_equal_states({kind!r}, {name!r}, device, {steps}))\n"
@@ -27,15 +34,20 @@ def train(kinds: tuple[str, ...], names: tuple[str, ...], ranks: int, steps: int
     for rank in run_ranks(code + LEAVE, ranks, timeout=400, **env):
         assert len(rank.reports) == len(kinds) * len(names)
         for case, found in rank.reports.items():
-            assert found["losses"] <= 1e-6, case
-            assert found["parameters"] <= 1e-6, case
+            assert found["losses"] <= most, case
+            assert found["parameters"] <= most, case
 
 
 @pytest.mark.parametrize(
     ("ranks", "kinds", "names"),
     [(2, KINDS, ("mlp", "gpt")), (4, KINDS, ("mlp", "gpt"))]
     if helpers.FULL
-    else [(2, KINDS, ("mlp",)), (2, SOME, ("gpt",)), (4, SOME, ("mlp",))],
+    else [
+        (2, KINDS, ("mlp",)),
+        (2, SOME, ("gpt",)),
+        (4, SOME, ("mlp",)),
+        (4, ("ddp", "fsdp2"), ("gpt",)),
+    ],
 )
 def test_steps_from_equal_states(ranks, kinds, names):
     train(kinds, names, ranks, steps=20)
@@ -46,6 +58,12 @@ def test_steps_of_a_network_that_rounds_more(ranks):
     # Its kernels alone, over eighteen layers, are 1e-6 from eager's.
     bits = {"ACC_SKIP_PASSES": helpers.BIT_BY_BIT}
     train(SOME, ("resnet18",), ranks, steps=20 if helpers.FULL else 4, **bits)
+
+
+@pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])
+def test_steps_of_a_network_that_rounds_more_with_all_passes(ranks):
+    """They miss 1e-6, by as much as docs/distributed.md says: not by more."""
+    train(("ddp",), ("resnet18",), ranks, steps=4, most=1e-5)
 
 
 def test_fused_steps_are_as_accurate_as_eagers():
@@ -78,7 +96,7 @@ report(away=away, second=eager["second.bias"].tolist())
     assert first["second"] == second["second"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_mean_of_the_ranks_is_the_whole_batch(ranks):
     code = BEGIN + "".join(
         f"report({name}=training.joined({name!r}, device, 20))\n" for name in ("mlp", "gpt")
