@@ -20,6 +20,12 @@ from tests.seeds.scripts import HERE, LINE, text_of
 
 BATCH, EVERY = 8, 20 if helpers.FULL else 8  # four processes on two cores
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+# Of ACC_SKIP_PASSES: all passes, or those that keep eager's bits.
+ALL, EXACT = None, helpers.BIT_BY_BIT
+# What all passes may come to. Their last bits are others, and fifty layers on random labels train
+# apart: the loss by 0.02 of it in 8 steps and 0.09 in 20, parameters by 5e-6 and 1.1e-5 of their
+# norm. With a learning rate that is a tenth higher the norm is 2.8e-4 away in 8 steps.
+LOSS, NORM = 0.2 if helpers.FULL else 0.1, 5e-5
 # Two processes would train `one` twice.
 pytestmark = pytest.mark.xdist_group("documents")
 
@@ -38,7 +44,7 @@ def launch(
         env=helpers.child_env(
             **{
                 "ACC_TEST_REGISTER": "1",
-                "ACC_SKIP_PASSES": helpers.BIT_BY_BIT,
+                "ACC_SKIP_PASSES": EXACT,
                 "OMP_NUM_THREADS": "1",
                 "OMP_WAIT_POLICY": "passive",
                 **env,
@@ -69,12 +75,13 @@ class Run:
                 self.losses.append(float(match[3]))
 
 
-def assert_ran_on(run: Run, device: str) -> None:
+def assert_ran_on(run: Run, device: str, passes: str | None = ALL) -> None:
     devices = sorted(report["device"] for report in run.reports)
     assert devices == [f"{device}:{rank}" for rank in range(len(run.reports))]
     for report in run.reports:
         assert report["parameters"] == [report["device"]] and report["gradients"]
         assert report["loader"] == "AsyncLoader"
+        assert (report["kernels"] > 0) == (passes is ALL), "kernels are generated where they may be"
 
 
 @pytest.fixture(scope="module")
@@ -90,28 +97,38 @@ def device_name() -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_data_parallel(device, tmp_path, one, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "passes"),
+    [(1, EXACT), (2, EXACT), (4, EXACT), (2, ALL)],
+    ids=["1", "2", "4", "2-all-passes"],
+)
+def test_data_parallel(device, tmp_path, one, ranks, passes):
     source = small(extract.data_parallel_script(text_of("001")))
     command = (*TORCHRUN, f"--nproc_per_node={ranks}")
-    run = Run(launch(tmp_path / "resnet_acc.py", source, *command), ranks)
-    assert_ran_on(run, device)
-    assert run.losses == one.losses and len(run.losses) == 1  # printed by the first process
+    done = launch(tmp_path / "resnet_acc.py", source, *command, ACC_SKIP_PASSES=passes)
+    run = Run(done, ranks)
+    assert_ran_on(run, device, passes)
+    assert len(run.losses) == 1  # printed by the first process
+    loss, norm = (LOSS, NORM) if passes is ALL else (0, 1e-6)
+    assert run.losses == pytest.approx(one.losses, rel=loss, abs=0)
     for report in run.reports:
-        assert report["norm"] == pytest.approx(one.reports[0]["norm"], rel=1e-6)
+        assert report["norm"] == pytest.approx(one.reports[0]["norm"], rel=norm)
         assert ranks == 1 or report["transfers"] > EVERY, "gradients were not exchanged"
 
 
 @pytest.mark.slow
-def test_fully_sharded(device, tmp_path, one):
+@pytest.mark.parametrize("passes", [EXACT, ALL], ids=["exact", "all-passes"])
+def test_fully_sharded(device, tmp_path, one, passes):
     source = small(extract.fsdp_script(text_of("001")))
-    done = launch(tmp_path / "resnet_acc.py", source, *TORCHRUN, "--nproc_per_node=4")
+    command = (*TORCHRUN, "--nproc_per_node=4")
+    done = launch(tmp_path / "resnet_acc.py", source, *command, ACC_SKIP_PASSES=passes)
     run = Run(done, 4)
-    assert_ran_on(run, device)
-    assert run.losses == pytest.approx(one.losses * 4, abs=2e-4)
+    assert_ran_on(run, device, passes)
+    around = {"rel": LOSS} if passes is ALL else {"abs": 2e-4}
+    assert run.losses == pytest.approx(one.losses * 4, **around)
     # Each process has a part of every parameter: their squares add up to the whole's.
     norm = sum(report["norm"] ** 2 for report in run.reports) ** 0.5
-    assert norm == pytest.approx(one.reports[0]["norm"], rel=1e-5)
+    assert norm == pytest.approx(one.reports[0]["norm"], rel=NORM if passes is ALL else 1e-5)
 
 
 @pytest.mark.slow
@@ -146,7 +163,7 @@ def test_mixed_precision(device, tmp_path, one, ranks):
     """0: by plain `python`. The numbers of processes that have the same data are the same."""
     source = small(extract.mixed_precision_script(text_of("002")))
     command = (*TORCHRUN, f"--nproc_per_node={ranks}") if ranks else ()
-    env = {"ACC_SKIP_PASSES": None, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
+    env = {"ACC_SKIP_PASSES": ALL, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
     done = launch(tmp_path / "resnet_acc.py", source, *command, **env)
     assert_in_half(done, Run(done, max(ranks, 1)), device, one)
 
@@ -162,7 +179,7 @@ def test_mixed_precision(device, tmp_path, one, ranks):
 def test_what_is_switched_off_would_be_seen(device, tmp_path, one, asked, instead, seen):
     source = small(extract.mixed_precision_script(text_of("002")))
     assert source.count(asked) == 1
-    env = {"ACC_SKIP_PASSES": None, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
+    env = {"ACC_SKIP_PASSES": ALL, "ACC_TEST_TYPES": "1", "ACC_DUMP": "graph"}
     done = launch(tmp_path / "resnet_acc.py", source.replace(asked, instead), **env)
     run = Run(done, 1)
     with pytest.raises(AssertionError, match=seen):

@@ -59,6 +59,7 @@ report = {
     "norm": norm,
     "printed": printed,
     "transfers": 0 if plugin is None else plugin._C.stats()["transfers"],
+    "kernels": 0 if plugin is None else plugin._C.stats()["kernel_launches"],
     "loader": type(names["train_loader"]).__name__,
     "types": {kind: sorted(found) for kind, found in types.items()},
 }
