@@ -16,13 +16,15 @@
 #include <vector>
 
 #include "csrc/aten/rnn_cells.h"
+#include "csrc/aten/rnn_cudnn.h"
 #include "lazy/session/session.h"
 
 // Recurrent layers as the CPU runs them: LSTM through oneDNN's fused layer where that can, the rest
 // step by step after one product of all inputs. ATen takes these ways for CPU tensors only. These
 // kernels stand above autograd and call differentiable operators only, so gradients come by
-// themselves. On a GPU all go step by step: ATen's way there is an operator for each cell, which
-// for a GRU has no Meta kernel and would run at once, and which our kernels cannot be joined with.
+// themselves. On a GPU most are cuDNN's (rnn_cudnn.h), and the rest goes step by step: ATen's way
+// there is an operator for each cell, which for a GRU has no Meta kernel and would run at once, and
+// which our kernels cannot be joined with.
 namespace acc::aten {
 namespace {
 
@@ -42,16 +44,6 @@ struct Stack {
   int64_t directions() const { return bidirectional ? 2 : 1; }
   int64_t runs() const { return num_layers * directions(); }
 
-  // Throws for too few or too many parameters.
-  void check() const {
-    const auto given = static_cast<int64_t>(params.size());
-    const int64_t least = runs() * (has_biases ? 4 : 2);
-    // A projection is one weight more.
-    TORCH_CHECK(runs() > 0 && (given == least || given == least + runs()),
-                "got an incorrect number of RNN parameters: ", given, " for ", num_layers,
-                " layers in ", directions(), " directions");
-  }
-
   RnnWeights weights(size_t index) const {
     const size_t each = params.size() / static_cast<size_t>(runs());
     const auto own = params.slice(index * each, each);
@@ -62,6 +54,24 @@ struct Stack {
     }
     if (each % 2 == 1) made.w_hr = own.back();
     return made;
+  }
+
+  // Throws for too few or too many parameters, and for what does not fit them.
+  // h, c: [num_layers * directions, batch, hidden]
+  void check(int64_t batch, int64_t features, const at::Tensor& h, const at::Tensor& c) const {
+    const auto given = static_cast<int64_t>(params.size());
+    const int64_t least = runs() * (has_biases ? 4 : 2);
+    // A projection is one weight more.
+    TORCH_CHECK(runs() > 0 && (given == least || given == least + runs()),
+                "got an incorrect number of RNN parameters: ", given, " for ", num_layers,
+                " layers in ", directions(), " directions");
+    TORCH_CHECK(h.size(0) == runs() && (!c.defined() || c.size(0) == runs()),
+                "Expected hidden states for ", runs(), " layers and directions, got ", h.sizes(),
+                c.defined() ? " and " : "", c.defined() ? c.sizes() : at::IntArrayRef());
+    for (int64_t run = 0; run < runs(); ++run) {
+      const int64_t width = run < directions() ? features : directions() * h.size(2);
+      rnn_check(kind, batch, width, {h, c}, weights(static_cast<size_t>(run)));
+    }
   }
 };
 
@@ -81,12 +91,8 @@ struct Outcome {
 
 // Layer by layer, direction by direction; outputs of the directions side by side.
 // h, c: [num_layers * directions, batch, hidden]
-Outcome run_stack(const Stack& stack, int64_t batch, at::Tensor x, const at::Tensor& h,
-                  const at::Tensor& c, const RunDirection& run) {
-  stack.check();
-  TORCH_CHECK(h.size(0) == stack.runs() && (!c.defined() || c.size(0) == stack.runs()),
-              "Expected hidden states for ", stack.runs(), " layers and directions, got ",
-              h.sizes(), c.defined() ? " and " : "", c.defined() ? c.sizes() : at::IntArrayRef());
+Outcome run_stack(const Stack& stack, at::Tensor x, const at::Tensor& h, const at::Tensor& c,
+                  const RunDirection& run) {
   const auto first_h = h.unbind(0);
   const auto first_c = c.defined() ? c.unbind(0) : std::vector<at::Tensor>(first_h.size());
   std::vector<at::Tensor> last_h;
@@ -95,10 +101,7 @@ Outcome run_stack(const Stack& stack, int64_t batch, at::Tensor x, const at::Ten
   for (int64_t layer = 0; layer < stack.num_layers; ++layer) {
     std::vector<at::Tensor> outputs;
     for (int64_t direction = 0; direction < stack.directions(); ++direction, ++index) {
-      const RnnState first{first_h[index], first_c[index]};
-      const RnnWeights weights = stack.weights(index);
-      rnn_check(stack.kind, batch, x.size(-1), first, weights);
-      Run done = run(x, first, weights, direction > 0);
+      Run done = run(x, {first_h[index], first_c[index]}, stack.weights(index), direction > 0);
       outputs.push_back(std::move(done.output));
       last_h.push_back(std::move(done.last.h));
       last_c.push_back(std::move(done.last.c));
@@ -241,6 +244,40 @@ std::vector<at::Tensor> lowered(at::TensorList tensors) {
   return made;
 }
 
+std::vector<int64_t> sizes_of(const at::Tensor& batch_sizes) {
+  TORCH_CHECK(batch_sizes.device().is_cpu() && batch_sizes.scalar_type() == c10::kLong &&
+                  batch_sizes.dim() == 1 && batch_sizes.numel() > 0,
+              "batch_sizes of a packed sequence must be a non-empty 1D CPU int64 tensor");
+  const at::Tensor plain = batch_sizes.contiguous();
+  const auto* sizes = plain.const_data_ptr<int64_t>();
+  return {sizes, sizes + plain.numel()};
+}
+
+// What runs a layer is chosen by what it has and by the device: steps are [steps, batch, features].
+Outcome run_padded(const Stack& stack, const at::Tensor& steps, const at::Tensor& h,
+                   const at::Tensor& c) {
+  stack.check(steps.size(1), steps.size(2), h, c);
+  if (stack.dropout == 0 || !stack.train || stack.num_layers == 1) {
+    std::vector<RnnWeights> weights;
+    for (int64_t run = 0; run < stack.runs(); ++run) {
+      weights.push_back(stack.weights(static_cast<size_t>(run)));
+    }
+    const RnnLayers layers{stack.kind, stack.num_layers, stack.bidirectional, stack.train};
+    if (auto done = cudnn_layers(layers, steps, h, c, weights)) {
+      auto& [output, last_h, last_c] = *done;
+      return {output, last_h, last_c};
+    }
+  }
+  return run_stack(stack, steps, h, c, over_steps(stack.kind));
+}
+
+Outcome run_packed(const Stack& stack, const at::Tensor& data, const at::Tensor& batch_sizes,
+                   const at::Tensor& h, const at::Tensor& c) {
+  const std::vector<int64_t> sizes = sizes_of(batch_sizes);
+  stack.check(sizes.front(), data.size(1), h, c);
+  return run_stack(stack, data, h, c, over_packed(stack.kind, sizes));
+}
+
 // ---- the operators -----------------------------------------------------------------------------
 
 at::Tensor steps_first(const at::Tensor& input, bool batch_first) {
@@ -258,23 +295,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
   const std::vector<at::Tensor> first = lowered(hx);
   const std::vector<at::Tensor> weights = lowered(params);
   const Stack stack{RnnKind::kLstm, weights, has_biases, num_layers, dropout, train, bidirectional};
-  const bool fused = fused_lstm(x, first, weights, has_biases);
   const at::Tensor steps = steps_first(x, batch_first);
-  const int64_t batch = steps.size(1);
-  const Outcome done =
-      fused ? run_stack(stack, batch, steps.contiguous(), first[0].contiguous(),
-                        first[1].contiguous(), over_fused_lstm(stack, batch_first))
-            : run_stack(stack, batch, steps, first[0], first[1], over_steps(RnnKind::kLstm));
+  if (!fused_lstm(x, first, weights, has_biases)) {
+    const Outcome done = run_padded(stack, steps, first[0], first[1]);
+    return {batch_first ? done.output.transpose(0, 1) : done.output, done.h, done.c};
+  }
+  stack.check(steps.size(1), steps.size(2), first[0], first[1]);
+  const Outcome done = run_stack(stack, steps.contiguous(), first[0].contiguous(),
+                                 first[1].contiguous(), over_fused_lstm(stack, batch_first));
   return {batch_first ? done.output.transpose(0, 1) : done.output, done.h, done.c};
-}
-
-std::vector<int64_t> sizes_of(const at::Tensor& batch_sizes) {
-  TORCH_CHECK(batch_sizes.device().is_cpu() && batch_sizes.scalar_type() == c10::kLong &&
-                  batch_sizes.dim() == 1 && batch_sizes.numel() > 0,
-              "batch_sizes of a packed sequence must be a non-empty 1D CPU int64 tensor");
-  const at::Tensor plain = batch_sizes.contiguous();
-  const auto* sizes = plain.const_data_ptr<int64_t>();
-  return {sizes, sizes + plain.numel()};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
@@ -283,10 +312,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
   const std::vector<at::Tensor> first = lowered(hx);
   const std::vector<at::Tensor> weights = lowered(params);
-  const std::vector<int64_t> sizes = sizes_of(batch_sizes);
-  const Outcome done = run_stack(
-      {RnnKind::kLstm, weights, has_biases, num_layers, dropout, train, bidirectional},
-      sizes.front(), lowered(data), first[0], first[1], over_packed(RnnKind::kLstm, sizes));
+  const Outcome done =
+      run_packed({RnnKind::kLstm, weights, has_biases, num_layers, dropout, train, bidirectional},
+                 lowered(data), batch_sizes, first[0], first[1]);
   return {done.output, done.h, done.c};
 }
 
@@ -297,10 +325,9 @@ std::tuple<at::Tensor, at::Tensor> padded(const at::Tensor& input, const at::Ten
                                           int64_t num_layers, double dropout, bool train,
                                           bool bidirectional, bool batch_first) {
   const std::vector<at::Tensor> weights = lowered(params);
-  const at::Tensor steps = steps_first(lowered(input), batch_first);
   const Outcome done =
-      run_stack({Kind, weights, has_biases, num_layers, dropout, train, bidirectional},
-                steps.size(1), steps, lowered(hx), {}, over_steps(Kind));
+      run_padded({Kind, weights, has_biases, num_layers, dropout, train, bidirectional},
+                 steps_first(lowered(input), batch_first), lowered(hx), {});
   return {batch_first ? done.output.transpose(0, 1) : done.output, done.h};
 }
 
@@ -310,10 +337,9 @@ std::tuple<at::Tensor, at::Tensor> packed(const at::Tensor& data, const at::Tens
                                           bool has_biases, int64_t num_layers, double dropout,
                                           bool train, bool bidirectional) {
   const std::vector<at::Tensor> weights = lowered(params);
-  const std::vector<int64_t> sizes = sizes_of(batch_sizes);
   const Outcome done =
-      run_stack({Kind, weights, has_biases, num_layers, dropout, train, bidirectional},
-                sizes.front(), lowered(data), lowered(hx), {}, over_packed(Kind, sizes));
+      run_packed({Kind, weights, has_biases, num_layers, dropout, train, bidirectional},
+                 lowered(data), batch_sizes, lowered(hx), {});
   return {done.output, done.h};
 }
 

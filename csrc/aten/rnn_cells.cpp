@@ -85,10 +85,10 @@ void rnn_check(RnnKind kind, const c10::SymInt& batch, const c10::SymInt& featur
               "weight_ih and weight_hh have ", gates, " rows for each of hidden_size, got ",
               w_ih.sym_sizes(), " and ", w_hh.sym_sizes());
   const auto fits = [&](const at::Tensor& given, const char* name, const c10::SymInt& size) {
-    TORCH_CHECK(given.sym_size(0) == batch, "Input batch size ", batch, " doesn't match ", name,
-                " batch size ", given.sym_size(0));
-    TORCH_CHECK(given.sym_size(1) == size, name, " has inconsistent hidden_size: got ",
-                given.sym_size(1), ", expected ", size);
+    TORCH_CHECK(given.sym_size(-2) == batch, "Input batch size ", batch, " doesn't match ", name,
+                " batch size ", given.sym_size(-2));
+    TORCH_CHECK(given.sym_size(-1) == size, name, " has inconsistent hidden_size: got ",
+                given.sym_size(-1), ", expected ", size);
   };
   fits(state.h, "hidden0", w_hh.sym_size(1));
   if (state.c.defined()) fits(state.c, "hidden1", hidden);

@@ -18,7 +18,8 @@ struct RnnState {
 };
 
 // Throws where sizes do not fit, as ATen's cells do: some would be broadcast, and oneDNN would read
-// beyond what it is given.
+// beyond what it is given. Of states of several layers, before batch and hidden size, each has
+// these.
 void rnn_check(RnnKind kind, const c10::SymInt& batch, const c10::SymInt& features,
                const RnnState& state, const RnnWeights& weights);
 

@@ -298,6 +298,8 @@ constexpr std::array kOtherProducts{
     Name("aten::linear_backward"),
     Name("aten::matmul"),
     Name("aten::matmul_backward"),
+    Name("acc::cudnn_rnn"),
+    Name("acc::cudnn_rnn_backward"),
     Name("aten::mkldnn_rnn_layer"),
     Name("aten::mkldnn_rnn_layer_backward"),
     Name("aten::_scaled_dot_product_flash_attention"),

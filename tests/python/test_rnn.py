@@ -5,7 +5,7 @@ On a GPU, or on an emulated one, they are close, and no layer cuts a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -18,6 +18,14 @@ bit_by_bit = pytest.mark.usefixtures("unfused")
 # The largest difference from the CPU's results, which are up to about 4, that those of CUDA's
 # operators may have; gradients are sums over steps.
 ERROR = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 8e-2, torch.float16: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    """A GPU's products of float32 are those of float32."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
+
 
 LAYERS = {
     "lstm": torch.nn.LSTM,
@@ -298,4 +306,8 @@ def test_a_training_step_is_not_cut_on_a_gpu(name: str) -> None:
         mine, ends, direct = trained(name, "acc", 6)
     assert counted["kernels/prepared for a device"] > 0 and counted["captures_submitted"] > 0
     assert ends == ENDS and direct == set()
+    if helpers.extension().executor_name() == "cuda":
+        nodes = helpers.extension().plan_data(torch.acc.current_device())["nodes"]
+        made_by_cells = name.startswith("packed") or name.endswith(("Cell", "projections"))
+        assert made_by_cells != ("acc::cudnn_rnn" in {node["op"] for node in nodes})
     all_close(mine, trained(name, "cpu", 6)[0])
