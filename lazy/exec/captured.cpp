@@ -116,7 +116,9 @@ void Captured::find_extents() {
 Run Captured::begin(std::vector<Given>& given) {
   for (size_t i = 0; i < given.size(); ++i) {
     if (!limits_.copied[i] || !given[i].memory) continue;
-    copies_[i] = allocate(static_cast<uint64_t>(extents_[i]));
+    // A workspace is promised empty: all that there is of it is read.
+    const bool workspace = plan_.program.buffers[i].nbytes == 0;
+    copies_[i] = allocate(workspace ? rest_of(given[i]) : static_cast<uint64_t>(extents_[i]));
     runtime::backend().copy(copies_[i].mutable_data(), address_of(given[i]),
                             std::min(copies_[i].nbytes(), rest_of(given[i])), device_);
     given[i] = {copies_[i], 0};

@@ -311,3 +311,41 @@ def test_a_training_step_is_not_cut_on_a_gpu(name: str) -> None:
         made_by_cells = name.startswith("packed") or name.endswith(("Cell", "projections"))
         assert made_by_cells != ("acc::cudnn_rnn" in {node["op"] for node in nodes})
     all_close(mine, trained(name, "cpu", 6)[0])
+
+
+READ_IN_BETWEEN = """
+import torch
+from tests import helpers
+
+helpers.extension().capture_plans(True)
+
+
+def train(device):
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(8, 8)
+    batches = torch.randn(12, 6, 4, 8).to(device)
+    layer.to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses = []
+    for x in batches:
+        loss = layer(x)[0].square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [torch.tensor(losses), *(p.detach().cpu() for p in layer.parameters())]
+
+
+with torch.backends.cudnn.flags(allow_tf32=False), helpers.counting() as counted:
+    mine = train("acc")
+assert counted["captures_submitted"] > 0
+for a, b in zip(mine, train("cpu"), strict=True):
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+"""
+
+
+@pytest.mark.usefixtures("acc_only", "capturing")
+def test_the_backward_of_another_plan_has_what_the_forward_left() -> None:
+    """oneDNN's layers leave a workspace of a size that only they know. In a process of its own: it
+    would read what is not there."""
+    helpers.run_python(READ_IN_BETWEEN)
