@@ -34,6 +34,14 @@ target_include_directories(_C SYSTEM PRIVATE
   "${ACC_TORCH_DIR}/include"
   "${ACC_TORCH_DIR}/include/torch/csrc/api/include"
   "${ACC_PYTHON_INCLUDE}")
+# torch's wheels have the header of ProcessGroupGloo, but none of Gloo's that it includes:
+# distributed/tags.cpp declares what it names of these
+set(acc_gloo_headers "${CMAKE_BINARY_DIR}/gloo_headers")
+foreach(header algorithm common/error context rendezvous/store transport/device)
+  file(CONFIGURE OUTPUT "${acc_gloo_headers}/gloo/${header}.h" CONTENT "")
+endforeach()
+set_source_files_properties(distributed/tags.cpp PROPERTIES INCLUDE_DIRECTORIES
+  "${acc_gloo_headers}")
 # c10/cuda/CUDAEvent.h and its like use the interference size, which g++ comments on at each use
 target_compile_options(_C PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-interference-size>
   "-fmacro-prefix-map=${ACC_TORCH_DIR}/=torch/")

@@ -22,6 +22,7 @@
 #include "csrc/runtime/errors.h"
 #include "distributed/groups.h"
 #include "distributed/ledger.h"
+#include "distributed/tags.h"
 #include "distributed/transfer.h"
 
 namespace acc::distributed {
@@ -276,6 +277,7 @@ void begin(at::TensorList outputs, at::TensorList inputs, int64_t group, at::Int
   const bool on_host = (to.empty() ? from : to)[0].is_cpu();
   const Group with = group_of(group);
   const uint64_t sequence = with.ledger->begin(static_cast<Collective>(kKind), to, from, options);
+  if (sequence > 0) tag_by_history(*with.transport, with.ledger->history(sequence));
   Works works;
   const auto transfer = [&] {
     return transfer_of(std::move(works), on_host, with.ledger, sequence);

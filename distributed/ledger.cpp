@@ -540,7 +540,8 @@ uint64_t Ledger::enter(uint64_t kind, std::string text) {
   if (met_.size() < kMet) new_ |= met_.insert(chained(last_kind(), kind)).second;
   hash_ = chained(hash_, kind);
   entries_.push_back({++sequence_, kind, hash_, std::move(text)});
-  if (entries_.size() > kKept) entries_.pop_front();
+  // Those that have not begun, and the last that has, are still asked for.
+  while (entries_.size() > kKept && entries_.front().sequence < begun_) entries_.pop_front();
   return sequence_;
 }
 
@@ -624,6 +625,11 @@ std::string Ledger::text_of(uint64_t sequence) {
     if (entry.sequence == sequence) return entry.text;
   }
   return sequence > sequence_ ? "nothing so far" : "something too long ago";
+}
+
+uint64_t Ledger::history(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  return entries_[sequence - entries_.front().sequence].hash;
 }
 
 // Where ranks differ, what they do is known soon.

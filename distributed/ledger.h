@@ -65,8 +65,8 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
 
   // The next of what was noted is about to happen; returns its number. Calls that this rank makes
   // for the first time, or behind another one than before, are shown to the others now, and
-  // compared with those of its neighbours as far as these have shown theirs: Gloo ends a process
-  // that gets more bytes than it wants. Throws where they differ, and where the group is of no more
+  // compared with those of its neighbours as far as these have shown theirs: so most programs that
+  // go wrong hear it before they wait. Throws where they differ, and where the group is of no more
   // use. Where this rank has skipped some, waits until all others have skipped them, too.
   uint64_t begin();
 
@@ -92,6 +92,10 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
 
   // What the collective of that number is, with its line.
   std::string text_of(uint64_t sequence);
+
+  // A hash of the one of that number, which has begun last, and of all before it: the same on all
+  // ranks that have done the same.
+  uint64_t history(uint64_t sequence);
 
   // Why the group is of no more use; empty while it is.
   std::string failure();

@@ -18,6 +18,7 @@
 #include "csrc/runtime/on_device.h"
 #include "distributed/behind.h"
 #include "distributed/groups.h"
+#include "distributed/tags.h"
 #include "distributed/transfer.h"
 #include "distributed/watch.h"
 #include "distributed/work.h"
@@ -602,6 +603,7 @@ WorkPtr ProcessGroupACC::barrier(const c10d::BarrierOptions& opts) {
     ++sequence_;
     ledger_->note("barrier");
     sequence = ledger_->begin();
+    if (sequence > 0) tag_by_history(*transport_, ledger_->history(sequence));
     const runtime::OnDevice on_device(runtime::backend().current_device());
     work = transport_->barrier(inner);
   }
