@@ -5,7 +5,6 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -13,7 +12,6 @@
 #include <array>
 #include <chrono>
 #include <functional>
-#include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
@@ -215,8 +213,8 @@ void all_to_all(Backend& group, Tensors& outputs, Tensors& inputs, Options optio
   };
   const std::vector<int64_t> to = sizes(received);
   Tensor input = at::cat(sent);
-  Tensor output = at::empty({std::accumulate(to.begin(), to.end(), int64_t{0})}, input.options());
-  std::vector<int64_t> taken = to;  // Gloo moves out of these
+  Tensor output = at::cat(received);  // of a part that comes short the rest stays as it was
+  std::vector<int64_t> taken = to;    // Gloo moves out of these
   std::vector<int64_t> given = sizes(sent);
   const auto work = group.alltoall_base(output, input, taken, given, opts);
   works.push_back(c10::make_intrusive<CopyingWork>(work, [received, output, input, to]() mutable {

@@ -443,7 +443,7 @@ WorkPtr ProcessGroupACC::alltoall(Tensors& outputs, Tensors& inputs,
   check_types(what, inputs);
   const auto own = static_cast<size_t>(rank_);
   check_own_part(what, inputs[own].numel(), outputs[own].numel());
-  return call(Collective::kAllToAll, outputs, inputs, opts.timeout, {});
+  return call(Collective::kAllToAll, outputs, inputs, opts.timeout, {}, /*in_place=*/true);
 }
 
 WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
@@ -473,7 +473,8 @@ WorkPtr ProcessGroupACC::alltoall_base(Tensor& output, Tensor& input,
   };
   const int64_t received = add(output, output_rows);
   check_own_part(what, add(input, input_rows), received);
-  return call(Collective::kAllToAllSingle, {output}, {input}, opts.timeout, std::move(options));
+  return call(Collective::kAllToAllSingle, {output}, {input}, opts.timeout, std::move(options),
+              /*in_place=*/true);
 }
 
 Tensor ProcessGroupACC::memory_of(const Tensor& tensor) const {
@@ -521,6 +522,19 @@ WorkPtr ProcessGroupACC::recvAnysource(Tensors& tensors, int tag) {
   return receive(tensors, -1, tag);
 }
 
+// A message may be shorter than the tensor, whose rest Gloo leaves as it was. What that is may be
+// known only behind collectives that are recorded: a receive does not wait for these.
+void ProcessGroupACC::begin_with_contents(Tensor& memory, const Tensor& tensor) const {
+  const auto waits = [](const auto& ledger) {
+    return ledger->pending_for(std::chrono::milliseconds(0));
+  };
+  if (session::poison_of(tensor) != nullptr || std::ranges::any_of(all_ledgers(), waits)) {
+    memory.zero_();
+  } else {
+    memory.copy_(memory_of(tensor));
+  }
+}
+
 WorkPtr ProcessGroupACC::receive_own(const Tensor& tensor, int tag) {
   auto work = c10::make_intrusive<LoopbackWork>(loopback_, rank_, tag, tensor);
   coalesce({tensor}, work);
@@ -537,6 +551,7 @@ WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
   // A tensor of its own: nothing that is recorded meanwhile moves or frees its memory.
   const Tensor received = at::empty(tensors[0].sizes(), tensors[0].options());
   Tensors memory{memory_of(received)};
+  if (runtime::on_host()) begin_with_contents(memory[0], tensors[0]);
   const runtime::OnDevice on_device(received.device().index());
   WorkPtr work =
       from < 0 ? transport_->recvAnysource(memory, tag) : transport_->recv(memory, from, tag);

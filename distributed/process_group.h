@@ -120,6 +120,7 @@ class ProcessGroupACC final : public c10d::Backend {
   // What is sent, or received: contiguous tensors of the transport's device over the memory of
   // acc's.
   at::Tensor memory_of(const at::Tensor& tensor) const;
+  void begin_with_contents(at::Tensor& memory, const at::Tensor& tensor) const;
   WorkPtr receive(Tensors& tensors, int from, int tag);
   WorkPtr receive_own(const at::Tensor& tensor, int tag);
 
