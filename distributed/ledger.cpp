@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <future>
 #include <map>
@@ -19,6 +18,7 @@
 #include "csrc/runtime/gil.h"
 #include "distributed/described.h"
 #include "distributed/signs.h"
+#include "distributed/texts.h"
 #include "lazy/record/source.h"
 #include "lazy/record/watch.h"
 
@@ -64,28 +64,6 @@ void count_wait(const char* why) { base::count_keyed("group_waits", why); }
 constexpr const char* kFailed = "failed";    // the reason, for all
 constexpr const char* kDiffers = "differs";  // a Difference
 
-// Numbers in hexadecimal, with blanks between; ends at a line's end.
-std::vector<uint64_t> numbers(std::string_view text) {
-  std::vector<uint64_t> found;
-  for (const char* at = text.data(); at != text.data() + text.size();) {
-    if (*at == ' ') {
-      ++at;
-      continue;
-    }
-    uint64_t value = 0;
-    const auto [end, error] = std::from_chars(at, text.data() + text.size(), value, 16);
-    if (error != std::errc()) break;
-    found.push_back(value);
-    at = end;
-  }
-  return found;
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-std::string behind_first_line(const std::string& text) {
-  const size_t line = text.find('\n');
-  return line == std::string::npos ? "" : text.substr(line + 1);
-}
 // Of a call. Where it was made may differ though it is the same.
 std::string without_place(const std::string& text) { return text.substr(0, text.find(" at ")); }
 
@@ -102,11 +80,6 @@ uint64_t chained(uint64_t before, uint64_t kind) {
   hasher.add(before);
   hasher.add(kind);
   return hasher.finish().lo;
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  return {text, std::to_chars(text, text + sizeof text, value, 16).ptr};
 }
 
 }  // namespace
@@ -331,6 +304,13 @@ bool Ledger::compare_with_neighbours() {
   return all;
 }
 
+void Ledger::compare_parts() {
+  const auto [sequence, text] = parts_.compare(*store_, rank_, name_of_);
+  if (text.empty()) return;
+  fail(base::concat("ranks exchange different sizes: in collective number ", sequence,
+                    " of the group, ", text_of(sequence), ", ", text, "."));
+}
+
 // Where ranks differ: the two, and rank 0, tell what they did there, and the one that has seen it
 // tells all, once it has heard the others or has asked them often enough.
 void Ledger::answer() {
@@ -476,9 +456,10 @@ uint64_t Ledger::note(Collective collective, const std::vector<at::Tensor>& outp
                       const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
   if (store_ == nullptr) return 0;
   const auto [kind, text] = described(collective, outputs, inputs, options);
+  const auto parts = parts_of(collective, outputs, inputs, options, size_);
   const std::string place = record::source_text(record::source_here());
   const std::lock_guard lock(mutex_);
-  return enter(kind, text + place);
+  return enter(kind, text + place, parts);
 }
 
 uint64_t Ledger::note(const char* what) {
@@ -494,8 +475,9 @@ uint64_t Ledger::begin(Collective collective, const std::vector<at::Tensor>& out
                        const std::vector<at::Tensor>& inputs, at::IntArrayRef options) {
   if (store_ != nullptr && !pending_for(milliseconds(0))) {
     auto [kind, text] = described(collective, outputs, inputs, options);
+    const auto parts = parts_of(collective, outputs, inputs, options, size_);
     const std::lock_guard lock(mutex_);
-    enter(kind, std::move(text));
+    enter(kind, std::move(text), parts);
   }
   return begin();
 }
@@ -521,6 +503,7 @@ uint64_t Ledger::begin() {
       ask([this] {
         show();
         compare_with_neighbours();
+        compare_parts();
         answer();
       });
       wait_for_verdict();
@@ -528,20 +511,48 @@ uint64_t Ledger::begin() {
       // the store is lost, which the thread beside tells
     }
   }
-  if (const std::string why = failure(); !why.empty()) {
-    C10_THROW_ERROR(DistBackendError, "[torch.distributed] " + why);
-  }
+  throw_failure();
   return sequence;
 }
 
+void Ledger::begin(const Messages::Message& message) {
+  if (store_ == nullptr || !messages_.is_new(message)) return;
+  count_wait("a message is new");
+  const std::string place = record::source_text(record::source_here());
+  try {
+    ask([this, message, place] {
+      const std::string why = messages_.compare(*store_, rank_, message, name_of_);
+      if (!why.empty()) fail(base::concat("ranks exchange different sizes: ", why, place, "."));
+    });
+  } catch (const std::exception&) {
+    // as above
+  }
+  throw_failure();
+}
+
+void Ledger::throw_failure() {
+  if (const std::string why = failure(); !why.empty()) {
+    C10_THROW_ERROR(DistBackendError, "[torch.distributed] " + why);
+  }
+}
+
 // With the mutex.
-uint64_t Ledger::enter(uint64_t kind, std::string text) {
-  // Of a program whose calls are always new, only the first are compared before they begin.
-  if (met_.size() < kMet) new_ |= met_.insert(chained(last_kind(), kind)).second;
+uint64_t Ledger::enter(uint64_t kind, std::string text, const std::vector<int64_t>& parts) {
+  // Of a program whose calls, or parts, are always new, only the first are compared before they
+  // begin.
+  const bool with_parts = !parts.empty() && new_parts_ < kMetParts;
+  uint64_t met = chained(last_kind(), kind);
+  if (with_parts) {
+    for (const int64_t part : parts) met = chained(met, static_cast<uint64_t>(part));
+  }
+  const bool is_new = met_.size() < kMet && met_.insert(met).second;
+  new_ |= is_new;
+  if (with_parts && is_new) ++new_parts_;
   hash_ = chained(hash_, kind);
-  entries_.push_back({++sequence_, kind, hash_, std::move(text)});
+  entries_.push_back({++sequence_, kind, hash_, met, std::move(text)});
   // Those that have not begun, and the last that has, are still asked for.
   while (entries_.size() > kKept && entries_.front().sequence < begun_) entries_.pop_front();
+  if (with_parts) parts_.add(sequence_, parts);
   return sequence_;
 }
 
@@ -553,9 +564,9 @@ void Ledger::recorded(uint64_t sequence) {
 void Ledger::take_back(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   if (sequence != sequence_ || sequence <= recorded_) return;
-  const uint64_t kind = last_kind();
+  met_.erase(entries_.back().met);  // it has not been compared
   entries_.pop_back();
-  met_.erase(chained(last_kind(), kind));  // it has not been compared
+  parts_.remove(sequence);
   hash_ = entries_.empty() ? 0 : entries_.back().hash;
   --sequence_;
 }

@@ -19,6 +19,7 @@
 #include "csrc/base/hash.h"
 #include "distributed/collectives.h"
 #include "distributed/missed_kernels.h"
+#include "distributed/sizes.h"
 
 namespace c10d {
 class Store;
@@ -65,10 +66,17 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
 
   // The next of what was noted is about to happen; returns its number. Calls that this rank makes
   // for the first time, or behind another one than before, are shown to the others now, and
-  // compared with those of its neighbours as far as these have shown theirs: so most programs that
-  // go wrong hear it before they wait. Throws where they differ, and where the group is of no more
-  // use. Where this rank has skipped some, waits until all others have skipped them, too.
+  // compared with those of its neighbours, and parts with those of all, as far as these have shown
+  // theirs: so most programs that go wrong hear it before they wait. Throws where they differ, and
+  // where the group is of no more use. Where this rank has skipped some, waits until all others
+  // have skipped them, too.
   uint64_t begin();
+
+  // A send or a receive is about to begin, and then `count` is called. Of those that are new to
+  // this rank size and type are compared, as far as the other rank has shown its own. Throws where
+  // they differ.
+  void begin(const Messages::Message& message);
+  void count(const Messages::Message& message) { messages_.count(message); }
 
   // The program has left the group: the thread beside it ends as soon as the others have heard of
   // what failed, and asks the store for nothing more.
@@ -124,6 +132,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
     uint64_t sequence;
     uint64_t kind;  // hash of the call, or kSkipped
     uint64_t hash;  // of this and all before
+    uint64_t met;   // of this, its parts and the kind before
     std::string text;
     std::chrono::steady_clock::time_point noted = std::chrono::steady_clock::now();
   };
@@ -163,7 +172,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::optional<uint64_t> first_difference(const Shown& other);
   void differs(uint64_t sequence, int other);
   bool compare_with_neighbours();
-  uint64_t enter(uint64_t kind, std::string text);
+  void compare_parts();
+  void throw_failure();
+  uint64_t enter(uint64_t kind, std::string text, const std::vector<int64_t>& parts = {});
   uint64_t last_kind() const { return entries_.empty() ? 0 : entries_.back().kind; }
   void answer();
   void wait_for_verdict();
@@ -182,6 +193,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   static constexpr size_t kShown = 64;  // and what has not begun
   static constexpr uint64_t kSkipped = 1;
   static constexpr size_t kMet = 4096;
+  static constexpr size_t kMetParts = 64;  // of all_to_all
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
@@ -201,6 +213,10 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   bool skip_is_told_ = false;   // the first that is not agreed on
   std::vector<uint64_t> come_;  // per rank, the newest that it has shown
 
+  Parts parts_;
+  Messages messages_;
+  const NameOf name_of_ = [this](int rank) { return name(rank); };
+
   std::mutex mutex_;  // guards the rest
   std::condition_variable asked_;
   std::deque<std::function<void()>> questions_;
@@ -218,8 +234,9 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   std::optional<Difference> difference_;
   std::vector<Skip> skips_;
   size_t agreed_ = 0;                 // of these, how many all ranks have skipped
-  std::unordered_set<uint64_t> met_;  // pairs of a call's kind and that of the one before it
-  bool new_ = false;                  // one was met since the last comparison before a begin
+  std::unordered_set<uint64_t> met_;  // as in entries, of those that were met
+  size_t new_parts_ = 0;
+  bool new_ = false;  // one was met since the last comparison before a begin
 };
 
 }  // namespace acc::distributed

@@ -100,6 +100,11 @@ void check_rank(const char* what, int64_t rank, int size) {
               " is not in this group, whose ranks are 0 to ", size - 1, ".");
 }
 
+// Of what is sent, or received: "4 Float".
+std::string message_text(const Tensor& tensor) {
+  return base::concat(tensor.numel(), " ", tensor.scalar_type());
+}
+
 bool is_bitwise(int64_t op) {
   return op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
 }
@@ -495,7 +500,13 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   // Whoever takes it may do so after this process has gone on to overwrite it.
   if (runtime::on_host()) memory[0] = memory[0].clone();
   const runtime::OnDevice on_device(tensors[0].device().index());
-  const auto begin = [&] { return transport_->send(memory, to, tag); };
+  const Messages::Message message{true, to, tag, message_text(tensors[0])};
+  ledger_->begin(message);
+  const auto begin = [&] {
+    WorkPtr work = transport_->send(memory, to, tag);
+    ledger_->count(message);
+    return work;
+  };
   if (runtime::on_host()) {
     const uint64_t number = sends_->add(begin, memory[0], ledger_->timeout());
     auto sent = c10::make_intrusive<SentWork>(tensors, sequence_, sends_, number);
@@ -553,8 +564,11 @@ WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
   Tensors memory{memory_of(received)};
   if (runtime::on_host()) begin_with_contents(memory[0], tensors[0]);
   const runtime::OnDevice on_device(received.device().index());
+  const Messages::Message message{false, from, tag, message_text(received)};
+  ledger_->begin(message);
   WorkPtr work =
       from < 0 ? transport_->recvAnysource(memory, tag) : transport_->recv(memory, from, tag);
+  ledger_->count(message);
   Works works;
   if (work != nullptr) works.push_back(std::move(work));  // else it is the group's
   auto begun = c10::make_intrusive<BegunWork>(from < 0 ? OpType::RECVANYSOURCE : OpType::RECV,

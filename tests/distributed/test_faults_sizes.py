@@ -108,3 +108,109 @@ else:
 """
     _, second = reduced(code + TOGETHER)
     assert second["room"] == [1]
+
+
+@pytest.mark.parametrize("call", list(ALL_TO_ALL)[:2])
+@pytest.mark.parametrize(("ranks", "give"), [(2, 5), (2, 3), (4, 5)])
+def test_parts_of_an_all_to_all_that_do_not_fit_are_told(call, ranks, give):
+    code = """
+def unlike():
+    exchange(GIVE if RANK == 0 else 4, 4)
+    torch.acc.synchronize()
+heard(unlike)
+""".replace("GIVE", str(give))
+    done = reduced(ALL_TO_ALL[call] + code, ranks)
+    for rank in done:
+        assert rank["kind"] == "DistBackendError"
+        assert f"in collective number 1 of the group, {call} at" in rank["text"]
+        assert f"rank 0 sends {give} elements to rank " in rank["text"]
+        assert "which has room for 4." in rank["text"]
+        assert rank["seconds"] < 18
+
+
+def test_parts_that_are_new_in_a_call_that_is_known_are_compared():
+    code = """
+def unlike():
+    for _ in range(3):
+        exchange(4, 4)
+    exchange(3, 2)
+    torch.acc.synchronize()
+heard(unlike)
+"""
+    for rank in reduced(ALL_TO_ALL["all_to_all"] + code):
+        assert "in collective number 4 of the group, all_to_all at" in rank["text"]
+        assert "sends 3 elements to rank" in rank["text"]
+
+
+@pytest.mark.parametrize(("late", "give"), [(0, "6"), (1, "6"), (0, "2"), (1, "2"), (1, "4.half")])
+def test_a_message_that_is_no_match_is_told(late, give):
+    size, _, kind = give.partition(".")
+    code = """
+sent = x[: SIZE].clone().to(torch.KIND)
+torch.acc.synchronize()
+def unlike():
+    if RANK == LATE:
+        time.sleep(1)
+    if RANK == 0:
+        dist.send(sent, 1)
+    else:
+        dist.recv(torch.zeros(4, device=device), 0)
+    dist.all_reduce(x)
+    x.sum().item()
+heard(unlike)
+"""
+    for name, value in {"SIZE": size, "KIND": kind or "float", "LATE": str(late)}.items():
+        code = code.replace(name, value)
+    what = f"{size} {'Half' if kind else 'Float'}"
+    for rank in reduced(code):
+        assert rank["kind"] == "DistBackendError"
+        assert (
+            f"rank 0 sends {what} to rank 1, which receives 4 Float (message number 1 between "
+            "them with tag 0)"
+        ) in rank["text"]
+        assert rank["seconds"] < 18
+
+
+def test_messages_that_somebody_receives_from_anybody_are_not_counted():
+    code = """
+if RANK == 0:
+    dist.send(x[:4].clone(), 1)
+    dist.send(x[:6].clone(), 1)
+else:
+    time.sleep(1)
+    few, more = (torch.zeros(size, device=device) for size in (4, 6))
+    dist.recv(few)
+    dist.recv(more, 0)
+    report(more=more.tolist())
+"""
+    _, second = reduced(code + TOGETHER)
+    assert second["more"] == [1] * 6
+
+
+def test_messages_that_are_known_are_not_compared():
+    code = """
+import torchacc_device
+def waits():
+    return torchacc_device._C.stats().get("group_waits/a message is new", 0)
+met = []
+for _ in range(4):
+    if RANK == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    met.append(waits())
+report(met=met)
+"""
+    for rank in reduced(code + TOGETHER):
+        assert rank["met"] == [1] * 4
+
+
+def test_parts_that_are_new_each_time_are_compared_at_first():
+    code = """
+import torchacc_device
+for size in range(1, 81):
+    exchange(size, size).sum().item()
+report(waits=torchacc_device._C.stats()["group_waits/a call is new"])
+"""
+    for rank in reduced(ALL_TO_ALL["all_to_all"] + code + TOGETHER):
+        assert 64 <= rank["waits"] < 70
