@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import starmap
 from typing import Any
@@ -27,6 +28,13 @@ from torchacc_device import _C, _scaling
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
 _ARGUMENT, _TENSOR, _VALUE = range(3)
 
+# A scale of 65536 is halved to 1 by sixteen.
+_MOST_FIRST_STEPS = 50
+_ONLY_OVERFLOWS = (
+    "[torchacc.capture] {} calls were recorded, and an optimizer has still not taken its first "
+    "step, since all its gradients overflowed under the GradScaler: nothing is replayed until it "
+    "has. Look at the loss: it may be infinite or not a number."
+)
 _SCALED = (
     " GradScaler.step reads for {}: {}. Call scaler.step and scaler.update behind the captured "
     "step, or use an optimizer that needs no read."
@@ -117,8 +125,9 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
 
     Args:
         fn: the step. It keeps all that it works on, as closures and modules do.
-        warmup: recorded calls, at least 2. Three let an optimizer make its state in the first. More
-            are recorded where a GradScaler's first steps overflow.
+        warmup: recorded calls, at least 2. Three let an optimizer make its state in the first. Two
+            at least are recorded behind the last that begins with a GradScaler's question (above);
+            a warning says so where there were 50.
 
     Returns:
         A callable with the arguments of `fn`.
@@ -225,6 +234,8 @@ class CapturedStep:
             self._step.cancel()
             raise
         self._begins = _scaling.first_steps > first_steps
+        if self._begins and self.recorded == _MOST_FIRST_STEPS:
+            warnings.warn(_ONLY_OVERFLOWS.format(self.recorded), stacklevel=3)
         del returned, args, kwargs
         if last:
             # What only waits for the collector is nothing that the step leaves behind.

@@ -191,6 +191,8 @@ def _after_optimizer_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def after_update(scaler: object) -> None:
     """`scaler` has updated its scale: in a loop that a loader drives this may end the step."""
     state = _thread.loops
+    if not state.open:
+        _C.excuse_step(False)  # a step that was skipped has no end here
     if _handle is None or _thread.held or not state.stepped or _C.is_in_bad_fork():
         return
     state.updates += 1

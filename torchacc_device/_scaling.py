@@ -273,7 +273,7 @@ def step_unless(
         later_steps += 1
     else:
         first_steps += 1
-        _C.excuse_step()
+        _C.excuse_step(True)
     if overflow.item():
         return None
     if not why and _counts_on(overflow.device, optimizer):

@@ -25,7 +25,7 @@ namespace {
 // CUDA's choice, or what stands in for it.
 int64_t recordable(int64_t choice, const at::Tensor& query, const at::Tensor& key,
                    const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout_p,
-                   bool enable_gqa) {
+                   bool is_causal) {
   constexpr auto kMath = static_cast<int64_t>(sdp::SDPBackend::math);
   constexpr auto kFlash = static_cast<int64_t>(sdp::SDPBackend::flash_attention);
   constexpr auto kEfficient = static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
@@ -39,16 +39,18 @@ int64_t recordable(int64_t choice, const at::Tensor& query, const at::Tensor& ke
   const int64_t size = query.size(-1);
   const bool aligned = size % 8 == 0 && value.size(-1) % 8 == 0;
   if (!aligned) return kMath;
-  // cuDNN's returns numbers beside its tensors; flash attention stands in for it with heads up to
-  // 192, of which every GPU computes gradients.
-  constexpr int64_t kLargestHead = 192;
+  if (choice == kFlash) return kFlash;
+  // cuDNN's returns numbers beside its tensors, and takes what others do not: other heads of keys
+  // than of values, and causal masks of rectangles, which flash attention aligns at the other end.
+  if (key.size(-3) != value.size(-3)) return kMath;
+  constexpr int64_t kLargestHead = 192;  // of which every GPU computes gradients
+  const bool square = query.size(-2) == key.size(-2);
   const bool no_mask = !mask.has_value() || !mask->defined();
-  if (choice == kFlash || (no_mask && size == value.size(-1) && size <= kLargestHead)) {
+  if (no_mask && (square || !is_causal) && size == value.size(-1) && size <= kLargestHead) {
     return kFlash;
   }
   // The efficient one takes no fewer heads of keys than of queries.
-  const bool grouped = enable_gqa && query.size(-3) != key.size(-3);
-  return grouped ? kMath : kEfficient;
+  return query.size(-3) == key.size(-3) ? kEfficient : kMath;
 }
 
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -75,7 +77,7 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   const int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like,
                                                dropout_p, is_causal, scale, enable_gqa);
   return runtime::on_host() ? choice
-                            : recordable(choice, query, key, value, mask, dropout_p, enable_gqa);
+                            : recordable(choice, query, key, value, mask, dropout_p, is_causal);
 }
 
 // nn.TransformerEncoder makes a nested tensor of a padded batch when this holds. There are none on

@@ -60,8 +60,9 @@ const char* advice_for(FlushReason reason) {
 std::string end_of_step(const graph::Graph& step, const NewPlan* made) {
   Strict& own = state();
   const bool excused = std::exchange(own.excused, false);
+  const bool trained = std::exchange(own.trains, false);
   if (!own.on || (own.warm_up == 0 && made == nullptr)) return "";
-  if (!std::exchange(own.trains, false) && !trains(step, step.nodes.size())) return "";
+  if (!trained && !trains(step, step.nodes.size())) return "";
   if (excused) return "";
   if (own.warm_up > 0) {
     --own.warm_up;
@@ -100,7 +101,7 @@ Strict strict() { return state(); }
 
 void set_strict(const Strict& strict) { state() = strict; }
 
-void excuse_step() { state().excused = true; }
+void excuse_step(bool on) { state().excused = on; }
 
 void refuse_cut(c10::DeviceIndex device, FlushReason reason, std::string_view op) {
   if (!state().on || !is_cut(reason)) return;

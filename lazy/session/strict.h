@@ -30,8 +30,9 @@ struct Strict {
 Strict strict();
 void set_strict(const Strict& strict);
 
-// The calling thread's step excuses itself: it has to read before it can be like later ones.
-void excuse_step();
+// The calling thread's step excuses itself, until its end or `on` is false: it has to read before
+// it can be like later ones.
+void excuse_step(bool on);
 
 // Throws where submitting what is pending on `device` would cut a step that may not be cut; nothing
 // has happened then. `op`: the operator that asks for it, if one does.

@@ -28,6 +28,9 @@ class Extension:
     def pending(self, device):
         return self.pending_now
 
+    def excuse_step(self, on):
+        assert not on
+
     def flush(self, device, reason):
         self.threads.append(threading.current_thread())
         self.reasons.append(reason)

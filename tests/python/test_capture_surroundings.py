@@ -127,6 +127,24 @@ def test_a_scale_that_is_too_large_at_first(begin: int) -> None:
     torch.testing.assert_close(captured_values, values, equal_nan=True)
 
 
+def test_a_loss_that_always_overflows_is_told() -> None:
+    trained = Trained(make_mlp(), adamw)
+    scaler = torch.amp.GradScaler(ACC)
+
+    def fn(x: torch.Tensor) -> None:
+        trained.optimizer.zero_grad()
+        scaler.scale(trained.model(x).sum() * float("inf")).backward()
+        scaler.step(trained.optimizer)
+        scaler.update()
+
+    step = torchacc.capture(fn)
+    x = batches(1, 5, 8)[0][0].to(ACC)
+    with pytest.warns(UserWarning, match="50 calls were recorded.* all its gradients overflowed"):
+        for _ in range(52):
+            step(x)
+    assert (step.recorded, step.replays) == (52, 0)
+
+
 def test_loss_scaling_that_reads_on_the_host_is_refused() -> None:
     trained = Trained(make_mlp(), lambda p: torch.optim.Adagrad(p, lr=1e-2))
     scaler = torch.amp.GradScaler(ACC)

@@ -42,15 +42,16 @@ def captured(request, device) -> Iterator[None]:
 TOLD: list[str] = []
 
 
-@pytest.fixture
-def told(capfd) -> Callable[[], list[str]]:
+@pytest.fixture(autouse=True)
+def told(capfd) -> Iterator[Callable[[], list[str]]]:
     """All warnings so far, of this test and the ones before."""
 
     def read() -> list[str]:
         TOLD.extend(line for line in capfd.readouterr().err.splitlines() if "Warning" in line)
         return TOLD
 
-    return read
+    yield read
+    read()
 
 
 class Steps:

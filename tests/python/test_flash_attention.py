@@ -118,6 +118,21 @@ def test_masks_and_dropout_are_none_of_its_business(calls):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("queries", [1, 64])
+@pytest.mark.parametrize("heads", [4, 2], ids=["", "fewer heads of keys"])
+def test_a_causal_mask_begins_at_the_first_query_and_key(recording, queries, heads):
+    """Flash attention lets the last query have the last key; cuDNN, which is asked first on some
+    GPUs, is as torch says.
+    """
+    torch.manual_seed(3)
+    exact = [torch.randn(2, n, *of) for n, of in ((4, (queries, 64)), *[(heads, (96, 64))] * 2)]
+    expected, _ = attend(*exact, True, None)
+    mine = [each.half().to(recording) for each in exact]
+    out = F.scaled_dot_product_attention(*mine, is_causal=True, enable_gqa=heads < 4)
+    torch.testing.assert_close(out.float().cpu(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [4, 2], ids=["", "fewer heads of keys"])
 @pytest.mark.parametrize("size", [64, 128])

@@ -221,6 +221,35 @@ def test_a_line_of_log_in_a_loop_with_a_loader_makes_no_plan(strict: bool) -> No
     assert not any(built[skipped + 3 :]), built
 
 
+def trained_scaled(net: nn.Module, batches: Any) -> None:
+    """Steps with an optimizer and a scaler of their own."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler(ACC, init_scale=1024.0)
+    for x in batches:
+        optimizer.zero_grad()
+        scaler.scale(net(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.usefixtures("recording")
+def test_what_strict_mode_excuses_ends_with_the_step() -> None:
+    """Neither is evaluation taken for training behind it, nor may what follows read."""
+    net = nn.Linear(4, 3).to(ACC)
+    good = [helpers.drawn(8, 4, device="cpu", seed=i) for i in range(8)]
+    overflows = [x * 1e30 for x in good[:4]]
+    with torchacc.strict():
+        trained_scaled(net, torchacc.AsyncLoader(good, ACC))
+        trained_scaled(net, torchacc.AsyncLoader(overflows, ACC))
+        with torch.no_grad():
+            for x in torchacc.AsyncLoader([x[:5] for x in good[:2]], ACC):
+                net(x).sum()
+        trained_scaled(net, [x.to(ACC) for x in overflows])  # nor has a skipped step an end here
+        loss = net(good[0].to(ACC)).square().mean()
+        with pytest.raises(RuntimeError, match="a value is read in the middle of a step"):
+            loss.item()
+
+
 def test_gradients_may_be_unscaled_and_clipped_before() -> None:
     def clip(training: Training) -> None:
         training.scaler.unscale_(training.optimizer)

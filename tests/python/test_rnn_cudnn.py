@@ -52,7 +52,7 @@ def trained(kind, options, device):
         x.requires_grad_()
         output, last = layer(x)
         states = last if isinstance(last, tuple) else (last,)
-        loss = sum(t.square().sum() for t in (output, *states))
+        loss = sum(t.square().mean() for t in (output, *states))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -110,7 +110,8 @@ def test_a_wait_in_the_middle_of_a_step_is_an_error(device, training, wait, text
         lines, first = inspect.getsourcelines(wait)
         (place,) = (first + i for i, each in enumerate(lines) if "# waited for" in each)
         assert f"test_strict.py:{place} in {wait.__name__}" in str(raised.value)
-        training.step()  # with what was left of the other
+        with torchacc.strict(False):
+            training.step()  # with what was left of the other
     assert torch.isfinite(training.step()).item()
 
 

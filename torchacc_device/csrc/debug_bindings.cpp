@@ -66,6 +66,7 @@ py::tuple new_plans() {
 
 std::vector<std::pair<std::string, std::string>> named(const std::vector<exec::NamedOp>& ops) {
   std::vector<std::pair<std::string, std::string>> rows;
+  rows.reserve(ops.size());
   for (const auto& [op, source] : ops) rows.emplace_back(op, record::short_source_text(source));
   return rows;
 }
@@ -122,8 +123,9 @@ void bind_debugging(py::module_& m) {
   m.def(
       "set_strict", [](bool on, int64_t warm_up) { session::set_strict({on, warm_up}); },
       py::arg("on"), py::arg("warm_up"));
-  m.def("excuse_step", &session::excuse_step,
-        "This thread's step may do as it likes in strict mode, and is none of the warm-up.");
+  m.def("excuse_step", &session::excuse_step, py::arg("on"),
+        "Whether this thread's step may do as it likes in strict mode, and is none of the warm-up; "
+        "its end ends that.");
   m.def("begin_verify", &session::begin_verify,
         "From here on the plans of this thread are compared with ATen, step by step.");
   m.def("end_verify", &end_verify, "What became of them.");
