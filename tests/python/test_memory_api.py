@@ -310,6 +310,7 @@ def test_what_is_patched_is_listed_and_can_be_undone() -> None:
         "torch.DistributedDataParallel.__init__",
         "torch.nn.attention.flex_attention._validate_device",
         "torch.OffsetBasedRNGTracker._distribute_region",
+        "torch.ShardedGradScaler.update",
     }
     try:
         _patches.undo()
