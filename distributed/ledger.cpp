@@ -516,12 +516,14 @@ uint64_t Ledger::begin() {
 }
 
 void Ledger::begin(const Messages::Message& message) {
-  if (store_ == nullptr || !messages_.is_new(message)) return;
+  if (store_ == nullptr) return;
+  const std::optional<uint64_t> number = messages_.number_if_new(message);
+  if (!number.has_value()) return;
   count_wait("a message is new");
   const std::string place = record::source_text(record::source_here());
   try {
-    ask([this, message, place] {
-      const std::string why = messages_.compare(*store_, rank_, message, name_of_);
+    ask([this, message, number, place] {
+      const std::string why = messages_.compare(*store_, rank_, message, *number, name_of_);
       if (!why.empty()) fail(base::concat("ranks exchange different sizes: ", why, place, "."));
     });
   } catch (const std::exception&) {
@@ -640,7 +642,9 @@ std::string Ledger::text_of(uint64_t sequence) {
 
 uint64_t Ledger::history(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
-  return entries_[sequence - entries_.front().sequence].hash;
+  // A replay in another thread may have begun more than it has noted.
+  const uint64_t at = entries_.empty() ? 0 : sequence - entries_.front().sequence;
+  return at < entries_.size() ? entries_[at].hash : hash_;
 }
 
 // Where ranks differ, what they do is known soon.
@@ -745,11 +749,13 @@ void Ledger::skip(uint64_t count, const std::string& why) {
   if (count > 0) {
     const std::lock_guard lock(mutex_);
     const uint64_t first = begun_ + 1;
-    skips_.push_back({first, begun_ + count, why});
-    begun_ += count;
+    const uint64_t last = begun_ + count;
+    skips_.push_back({first, last, why});
     // Those of a captured step were not noted. Another rank may have called the same ones outside
     // of one, so what they were counts nowhere.
-    while (sequence_ < begun_) enter(kSkipped, "one of a captured step");
+    while (sequence_ < last) enter(kSkipped, "one of a captured step");
+    begun_ = last;
+    for (uint64_t each = first; each <= last; ++each) parts_.remove(each);
     hash_ = 0;
     for (Entry& entry : entries_) {
       if (entry.sequence >= first && entry.sequence <= begun_) entry.kind = kSkipped;

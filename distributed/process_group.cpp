@@ -145,6 +145,14 @@ ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
 ProcessGroupACC::~ProcessGroupACC() {
   ledger_->end();  // works may outlive the group, and have it
   remove_group(group_);
+  // Gloo's threads may wait for ranks that do something else, up to the group's timeout, and its
+  // end would wait for them.
+  if (runtime::on_host() && !ledger_->failure().empty()) {
+    static auto& kept = *new std::vector<c10::intrusive_ptr<c10d::Backend>>;
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    kept.push_back(transport_);
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupACC::getBackendOptions() {
@@ -501,7 +509,7 @@ WorkPtr ProcessGroupACC::send(Tensors& tensors, int to, int tag) {
   if (runtime::on_host()) memory[0] = memory[0].clone();
   const runtime::OnDevice on_device(tensors[0].device().index());
   const Messages::Message message{true, to, tag, message_text(tensors[0])};
-  ledger_->begin(message);
+  compare(message);
   const auto begin = [&] {
     WorkPtr work = transport_->send(memory, to, tag);
     ledger_->count(message);
@@ -546,6 +554,15 @@ void ProcessGroupACC::begin_with_contents(Tensor& memory, const Tensor& tensor) 
   }
 }
 
+// NCCL takes no error in the middle of a group of operations.
+void ProcessGroupACC::compare(const Messages::Message& message) {
+  {
+    const std::lock_guard lock(coalescing_);
+    if (!runtime::on_host() && coalesced_.has_value()) return;
+  }
+  ledger_->begin(message);
+}
+
 WorkPtr ProcessGroupACC::receive_own(const Tensor& tensor, int tag) {
   auto work = c10::make_intrusive<LoopbackWork>(loopback_, rank_, tag, tensor);
   coalesce({tensor}, work);
@@ -565,7 +582,7 @@ WorkPtr ProcessGroupACC::receive(Tensors& tensors, int from, int tag) {
   if (runtime::on_host()) begin_with_contents(memory[0], tensors[0]);
   const runtime::OnDevice on_device(received.device().index());
   const Messages::Message message{false, from, tag, message_text(received)};
-  ledger_->begin(message);
+  compare(message);
   WorkPtr work =
       from < 0 ? transport_->recvAnysource(memory, tag) : transport_->recv(memory, from, tag);
   ledger_->count(message);

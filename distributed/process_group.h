@@ -122,6 +122,7 @@ class ProcessGroupACC final : public c10d::Backend {
   at::Tensor memory_of(const at::Tensor& tensor) const;
   void begin_with_contents(at::Tensor& memory, const at::Tensor& tensor) const;
   WorkPtr receive(Tensors& tensors, int from, int tag);
+  void compare(const Messages::Message& message);
   WorkPtr receive_own(const at::Tensor& tensor, int tag);
 
   // What was called between startCoalescing and endCoalescing.

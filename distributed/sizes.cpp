@@ -123,21 +123,21 @@ Parts::Difference Parts::compare(c10d::Store& store, int rank, const NameOf& nam
   return {};
 }
 
-bool Messages::is_new(const Message& message) {
+std::optional<uint64_t> Messages::number_if_new(const Message& message) {
   const std::lock_guard lock(mutex_);
   if (message.peer < 0) from_anybody_.insert(message.tag);
-  if (from_anybody_.contains(message.tag) || met_.size() >= kMet) return false;
-  return met_.emplace(way_of(message), message.what).second;
+  if (from_anybody_.contains(message.tag) || met_.size() >= kMet) return std::nullopt;
+  const Way way = way_of(message);
+  if (!met_.emplace(way, message.what).second) return std::nullopt;
+  return counts_[way];
 }
 
-std::string Messages::compare(c10d::Store& store, int rank, const Message& message,
+std::string Messages::compare(c10d::Store& store, int rank, const Message& message, uint64_t number,
                               const NameOf& name) {
-  uint64_t number = 0;
   std::string text;
   {
     const std::lock_guard lock(mutex_);
     const Way way = way_of(message);
-    number = counts_[way];
     lines_[way].add(number, message.what);
     text = lines_[way].text();
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -71,10 +72,12 @@ class Messages {
     int tag;
     std::string what;  // "4 Float"
   };
-  // Whether it is the first one like this, and is to be compared before it begins.
-  bool is_new(const Message& message);
+  // The number of the next one, if it is the first like this: it is to be compared before it
+  // begins.
+  std::optional<uint64_t> number_if_new(const Message& message);
   // Shows it. Returns how it differs from the other rank's; empty where it does not.
-  std::string compare(c10d::Store& store, int rank, const Message& message, const NameOf& name);
+  std::string compare(c10d::Store& store, int rank, const Message& message, uint64_t number,
+                      const NameOf& name);
   // It is under way.
   void count(const Message& message);
 

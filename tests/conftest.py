@@ -106,7 +106,7 @@ def plans_of_a_gpu(kernels_of_a_gpu: None) -> Iterator[None]:
     try:
         yield
     finally:
-        helpers.extension().capture_plans(False)
+        helpers.extension().capture_plans(None)
 
 
 @pytest.fixture

@@ -33,8 +33,10 @@ using base::Counter;
 
 std::atomic<bool> timing{false};
 
+bool captures_at_first() { return !runtime::on_host() || base::env::host_graphs(); }
+
 std::atomic<bool>& capturing() {
-  static std::atomic<bool> value = !runtime::on_host() || base::env::host_graphs();
+  static std::atomic<bool> value = captures_at_first();
   return value;
 }
 
@@ -570,7 +572,9 @@ uint64_t captures_bytes(c10::DeviceIndex device) {
 
 void release_captures(c10::DeviceIndex device) { drop_captures(device); }
 
-void capture_plans(bool on) { capturing().store(on, std::memory_order_relaxed); }
+void capture_plans(std::optional<bool> on) {
+  capturing().store(on.value_or(captures_at_first()), std::memory_order_relaxed);
+}
 
 bool times_steps() { return timing.load(std::memory_order_relaxed); }
 

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -98,9 +99,9 @@ Outcome give_up(Stopped& stopped, std::exception_ptr error);
 void time_steps(bool on);
 bool times_steps();
 
-// Switches captures on or off, for runs that begin later. They are on where the device is a GPU, or
-// with ACC_HOST_GRAPHS.
-void capture_plans(bool on);
+// Switches captures on or off, for runs that begin later; nullopt: as at first, on where the device
+// is a GPU, or with ACC_HOST_GRAPHS.
+void capture_plans(std::optional<bool> on);
 
 // About how much of the host's memory the captures of a plan take.
 uint64_t captures_bytes(const plan::Plan& plan);

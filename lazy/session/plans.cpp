@@ -105,7 +105,7 @@ void release_all() {
 
 }  // namespace
 
-void capture_plans(bool on) {
+void capture_plans(std::optional<bool> on) {
   exec::capture_plans(on);
   release_all();
 }

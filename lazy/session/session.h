@@ -104,8 +104,8 @@ void time_plans(bool on);
 // Whether kernels of plans are those of a GPU, be it an emulated one.
 bool for_gpus();
 
-// Switches captures of plans on or off (see ACC_HOST_GRAPHS), in plans of all devices.
-void capture_plans(bool on);
+// Switches captures of plans of all devices on or off; nullopt: as they begin (ACC_HOST_GRAPHS).
+void capture_plans(std::optional<bool> on);
 
 // About how much of the host's memory captured work of a device takes.
 uint64_t captures_bytes(c10::DeviceIndex device);

@@ -105,3 +105,31 @@ report(y=y.item())
 """
     for rank in reduced(code):
         assert rank["y"] == 3
+
+
+def test_a_group_that_was_left_so_can_be_destroyed_and_made_again():
+    """Gloo's threads still wait for the other rank then, and the group's end does not."""
+    code = (
+        BEGIN
+        + """
+a = torch.ones(4, device=device)
+for _ in range(5):
+    dist.all_reduce(a)
+    dist.broadcast(a, 0)
+try:
+    dist.all_reduce(a) if RANK == 0 else dist.broadcast(a, 0)
+    a.sum().item()
+except dist.DistBackendError:
+    report(told=True)
+dist.destroy_process_group()
+dist.init_process_group("acc")
+b = torch.ones(4, device=device)
+dist.all_reduce(b)
+report(again=b.tolist())
+dist.destroy_process_group()
+"""
+    )
+    began = time.monotonic()
+    for rank in run_to_end(code, 2, timeout=90):
+        assert rank.reports == {"told": True, "again": [2.0] * 4}
+    assert time.monotonic() - began < 60

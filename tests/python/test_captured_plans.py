@@ -42,7 +42,7 @@ def captured(request, device) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
     helpers.emulate_gpu(on=False)
     extension.skip_passes("")
-    extension.capture_plans(False)
+    extension.capture_plans(None)
 
 
 @pytest.fixture

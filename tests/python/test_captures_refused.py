@@ -35,7 +35,7 @@ def captured(request, device) -> Iterator[None]:
     extension.refuse_captures("")
     helpers.emulate_gpu(on=False)
     extension.skip_passes("")
-    extension.capture_plans(False)
+    extension.capture_plans(None)
 
 
 # What was said since the process began: nothing is said twice.

@@ -361,7 +361,7 @@ def test_captured_work_is_a_range(acc_only, capturing, tmp_path):
         assert counted["captured_launches"] == 2
     finally:
         extension.skip_passes("")
-        extension.capture_plans(False)
+        extension.capture_plans(None)
     del made
     found = events(seen, tmp_path)
     (plan,) = named(found, PLAN)

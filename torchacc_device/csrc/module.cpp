@@ -198,11 +198,14 @@ void bind_session(py::module_& m) {
   });
   m.def(
       "capture_plans",
-      [](bool on) {
+      [](std::optional<bool> on) {
         py::gil_scoped_release release;
         session::capture_plans(on);
       },
-      py::arg("on"), "Captures plans that repeat from now on, or not, as ACC_HOST_GRAPHS says.");
+      py::arg("on"),
+      "Whether plans that repeat are captured from now on; None: as on this device anyway, on a "
+      "host "
+      "as ACC_HOST_GRAPHS says.");
   m.def(
       "refuse_captures",
       [](const std::string& names) {
