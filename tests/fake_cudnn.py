@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 LAYERS = (torch.nn.RNN, torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)  # ReLU, tanh
 GAP = 3  # elements between two weights
 MARK = 77  # in what is left for the backward
 asked: list[tuple[Any, ...]] = []
-_libraries: list[torch.library.Library] = []
+_registered: list[library.Library] = []
 
 
 def layer_of(features: int, hidden: int, mode: int, layers: int, both: bool) -> torch.nn.RNNBase:
@@ -124,8 +124,8 @@ def backward(
 
 def install() -> None:
     """From here on; before the device is used for the first time."""
-    library = torch.library.Library("acc", "IMPL")
-    library.impl("cudnn_rnn", forward, "CPU")
-    library.impl("cudnn_rnn_backward", backward, "CPU")
-    library.impl("cudnn_rnn_layout", layout, "CPU")
-    _libraries.append(library)
+    kernels = library.Library("acc", "IMPL")
+    kernels.impl("cudnn_rnn", forward, "CPU")
+    kernels.impl("cudnn_rnn_backward", backward, "CPU")
+    kernels.impl("cudnn_rnn_layout", layout, "CPU")
+    _registered.append(kernels)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 
 from tests import helpers
 
@@ -73,9 +73,9 @@ def calls() -> Iterator[list[str]]:
         torch.testing.assert_close((out, sums), (expected, of_sums))
         return tuple(map(by_position, gradients(gradient, q, k, v, is_causal, scale)))
 
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_scaled_dot_product_flash_attention", forward, "CPU")
-        library.impl("_scaled_dot_product_flash_attention_backward", backward, "CPU")
+    with library._scoped_library("aten", "IMPL") as kernels:
+        kernels.impl("_scaled_dot_product_flash_attention", forward, "CPU")
+        kernels.impl("_scaled_dot_product_flash_attention_backward", backward, "CPU")
         yield made
 
 
