@@ -41,8 +41,7 @@ const char* advice_for(FlushReason reason) {
   switch (reason) {
     case FlushReason::kRead:
       return "Read it after the step has ended: with optimizer.step(), or scaler.update() in a "
-             "loop "
-             "with a loader, where nothing follows before the next batch; else with "
+             "loop with a loader, where nothing follows before the next batch; else with "
              "torchacc.mark_step(). Or read it every some steps.";
     case FlushReason::kFallback:
     case FlushReason::kDataDependent:
