@@ -44,9 +44,10 @@ def test_the_call_without_a_part_runs_to_its_end(tmp_path):
     assert status == 0, log_of(tmp_path, rows)
     default = [part for part, (share_s, _) in gpu_check.PARTS.items() if share_s]
     assert list(dict.fromkeys(row.split()[0] for row in rows)) == default
-    for part in default:
-        assert any(row.split()[:2] == [part, "ok"] for row in rows), log_of(tmp_path, rows)
-    # env tells what this machine lacks; how fast it is or how much memory it needs is not judged
+    # How fast it is or how much memory it needs is not judged: a benchmark that has missed has run.
+    ran = [row.split()[0] for row in rows if row.split()[1] in ("ok", "missed")]
+    assert set(ran) == set(default), log_of(tmp_path, rows)
+    # env tells what this machine lacks
     left_out = [row for row in rows if row.split()[1] not in ("ok", "missed")]
     assert all(row.startswith("env ") for row in left_out), log_of(tmp_path, rows)
     assert len(list(tmp_path.iterdir())) <= 8
@@ -63,7 +64,7 @@ def test_a_part_works_by_itself(tmp_path, part):
     assert status == 0, log_of(tmp_path, rows)
     assert rows
     assert all(row.split()[0] == part.partition(":")[0] for row in rows)
-    assert any(" ok " in row for row in rows)
+    assert any(row.split()[1] in ("ok", "missed") for row in rows)
     assert len(list(tmp_path.iterdir())) <= 8
 
 
