@@ -116,11 +116,21 @@ def test_one_signal_stops(terminable):
 
 
 @pytest.mark.parametrize(("grace_s", "status"), [(60.0, 0), (0.0, -signal.SIGKILL)])
-def test_a_worker_without_grace_is_ended_at_once(fakes, grace_s, status):
+def test_a_worker_without_grace_is_ended_at_once(fakes, monkeypatch, grace_s, status):
+    """It stands still unless it is waited for: it may not be faster than its end."""
     fakes.plans.write_text("{}")
     spec = measure.worker_spec("fake", "eager", "plain", Settings("host", ("eager",), (0,)))
     worker = fakes.spawn(spec)
     worker.ask({"do": "build"}, 60.0)
+    os.kill(worker.pid, signal.SIGSTOP)
+    wait = worker._process.wait
+
+    def go_on(timeout=None):
+        if timeout:
+            os.kill(worker.pid, signal.SIGCONT)
+        return wait(timeout)
+
+    monkeypatch.setattr(worker._process, "wait", go_on)
     worker.close(grace_s)
     assert worker._process.returncode == status
 
