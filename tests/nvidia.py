@@ -57,7 +57,7 @@ class Made(NamedTuple):
 
     registers: int
     spilled: int  # bytes
-    wide_loads: int | None  # none: not looked for
+    wide_loads: int
     planned: int  # as many of them, at least: loops are unrolled
 
 
@@ -121,8 +121,19 @@ def planned_loads(text: str) -> int:
 
 
 def without_dead_values(body: str) -> str:
-    """What a compiler leaves of a function: fused operators may make what nobody asked for."""
-    lines = body.splitlines()
+    """What a compiler leaves of a function: fused operators may make what nobody asked for.
+
+    Nor does it write what stood there, -(-x) in place.
+    """
+    negated = dict(re.findall(r"const \w+ (v\d+) = neg_\((v\d+)\);", body))
+    read = dict(re.findall(r"const \w+ (v\d+) = from_\w+\((w\d+\.v\[e\])\);", body))
+    same = {place: value for value, place in read.items()}
+    stays = [
+        f"{place} = "
+        for place, value in re.findall(r"^(w\d+\.v\[e\]) = to_\w+\((v\d+)\);$", body, re.M)
+        if negated.get(negated.get(value, ""), "") == same.get(place)
+    ]
+    lines = [line for line in body.splitlines() if not line.startswith(tuple(stays))]
     while True:
         uses = collections.Counter(name for line in lines for name in VALUE.findall(line))
         needed = [
@@ -162,24 +173,19 @@ def translate(kernels: Kernels, architecture: str, folder: Path) -> None:
     compile_kernels(kernels, architecture.replace("sm_", "compute_"), folder, *hasty())
 
 
-def make(
-    kernels: Kernels, architecture: str, folder: Path, *, loads: bool = True
-) -> dict[str, Made]:
-    """Kernels by their names; fails with the compiler's words, which name the kernel.
-
-    `loads`: whether those that read neighbours at once are counted.
-    """
+def make(kernels: Kernels, architecture: str, folder: Path) -> dict[str, Made]:
+    """Kernels by their names; fails with the compiler's words, which name the kernel."""
     texts = {name_of(text): text for text in kernels.texts}
     cubin = compile_kernels(kernels._replace(texts=list(texts.values())), architecture, folder)
     usage = tool("cuobjdump", "--dump-resource-usage", cubin)
     rows = re.findall(r"Function (acc_\w+):\s+REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage)
     assert {name for name, *_ in rows} == set(texts)
-    code = code_of(cubin) if loads else {}
+    code = code_of(cubin)
     return {
         name: Made(
             int(registers),
             int(stack) + int(local),
-            len(WIDE_LOAD.findall(code[name])) if loads else None,
+            len(WIDE_LOAD.findall(code[name])),
             planned_loads(texts[name]),
         )
         for name, registers, stack, local in rows
@@ -219,14 +225,14 @@ def under_way(code: str) -> list[int]:
 
 
 def faults(made: dict[str, Made]) -> list[str]:
-    """A line for each fault; of neighbours that are read one by one where loads were counted."""
+    """A line for each fault."""
     found = []
     for name, kernel in made.items():
         if kernel.registers > REGISTERS:
             found.append(f"{name}: {kernel.registers} registers of {REGISTERS}")
         if kernel.spilled > SPILLED:
             found.append(f"{name}: {kernel.spilled} bytes of a thread in memory; {SPILLED} may be")
-        if kernel.wide_loads is not None and kernel.wide_loads < kernel.planned:
+        if kernel.wide_loads < kernel.planned:
             loads = f"{kernel.wide_loads} loads of {WIDE} bytes, {kernel.planned} were planned"
             found.append(f"{name}: {loads}")
     return found

@@ -116,7 +116,8 @@ constexpr Entry kEntries[] = {
          "value is stored or cast."),
     flag("ACC_DETERMINISTIC", false,
          "1: nothing that changes bits depends on time, so that two runs agree bit by bit: kernels "
-         "are waited for, and none is replaced because it is slow."),
+         "are waited for, and none is replaced because it is slow. Of several processes: of which "
+         "none pauses."),
     flag("ACC_STRICT", false,
          "1: after three training steps an operator that cannot be recorded, a read in the middle "
          "of a step and a new plan are errors that name the line; see torchacc.strict."),

@@ -52,8 +52,7 @@ def kernels_of(paths: list[Path]) -> nvidia.Kernels:
 
 @pytest.mark.parametrize("architecture, paths", TO_THE_END)
 def test_kernels_have_no_faults(architecture, paths, tmp_path):
-    # Loads are not counted: of a tensor that stays as it is, -(-x) in place, nothing is read.
-    faults = nvidia.faults(nvidia.make(kernels_of(paths), architecture, tmp_path, loads=False))
+    faults = nvidia.faults(nvidia.make(kernels_of(paths), architecture, tmp_path))
     assert not faults, f"of {DIRECTORY}:\n" + "\n".join(faults)
 
 
