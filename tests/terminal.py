@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+import types
 
 from torchacc import progress
 
@@ -27,9 +28,15 @@ class Stream(io.StringIO):
 
 
 def said_to(monkeypatch, terminal: bool) -> Stream:
-    """From here on, standard error; nothing is waited for before something is said."""
+    """From here on, standard error; nothing is waited for before something is said.
+
+    No second passes by the clock of the line, however slow the machine is, and a line is waited
+    for until it has gone.
+    """
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(progress, "_SILENT", 0.0)
     monkeypatch.setattr(progress, "_EACH", 0.01)
+    monkeypatch.setattr(progress, "_AT_END", 60.0)
     stream = Stream(terminal)
     monkeypatch.setattr(sys, "stderr", stream)
     return stream

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TextIO
 
 # How many seconds pass before a terminal is told, and between two times.
 _SILENT, _EACH = 3.0, 1.0
+# How many seconds the end of a block waits for its line to go: a terminal may be stopped (Ctrl-S).
+_AT_END = 1.0
 _ERASED = "\r\033[K"
 
 
@@ -50,7 +52,7 @@ class Progress:
     def __exit__(self, *exception: Any) -> None:
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)  # a terminal may be stopped (Ctrl-S)
+            self._thread.join(timeout=_AT_END)
 
     def _tell(self, stream: TextIO, began: float) -> None:
         shown = False
