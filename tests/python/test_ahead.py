@@ -26,8 +26,18 @@ def forget_said():
     forget_said_for_testing()
 
 
+BEFORE = set()  # threads that something else in this process holds
+
+
+@pytest.fixture(autouse=True)
+def threads_before():
+    BEFORE.clear()
+    BEFORE.update(threads())
+
+
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "AsyncLoader"]
+    alive = [thread for thread in threading.enumerate() if thread.name == "AsyncLoader"]
+    return [thread for thread in alive if thread not in BEFORE]
 
 
 def passed(ahead, seconds, batches=20, others=()):
