@@ -198,11 +198,11 @@ signal.signal(signal.SIGALRM, tick)
 signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
 a = torch.rand(700, 700).to(DEVICE)
 end = time.monotonic() + 3
-while time.monotonic() < end:
+while time.monotonic() < end or ticks <= 20:
     total = (a @ a @ a).sum().item()
 signal.setitimer(signal.ITIMER_REAL, 0)
 a = a.cpu().double()
-print(ticks > 20, abs(total / (a @ a @ a).sum().item() - 1) < 1e-5)
+print(abs(total / (a @ a @ a).sum().item() - 1) < 1e-5)
 """
     )
-    assert done.stdout.split() == ["True", "True"]
+    assert done.stdout.split() == ["True"]

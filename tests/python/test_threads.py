@@ -296,8 +296,8 @@ kept = x * 3
 caught = 0
 for attempt in range(5):
     timer = threading.Timer(0.2 + 0.07 * attempt, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
+        timer.start()  # in here: it may come at once
         while True:
             opt.zero_grad()
             net(x).pow(2).mean().backward()
@@ -326,8 +326,8 @@ def test_interrupt_while_the_host_waits_for_a_value(device):
 import os, signal, threading
 a = torch.rand(700, 700).to(DEVICE)
 for _ in range(3):
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         while True:
             b = a
             for _ in range(6):
