@@ -139,7 +139,9 @@ def test_a_compiler_that(name, tmp_path):
     compiler = "/nonexistent" if text is None else broken_compiler(tmp_path / "compiler", text)
     cache = tmp_path / "cache"
     cache.mkdir()
-    _, launches, warnings = train(private(cache), ACC_CXX=compiler, ACC_COMPILE_TIMEOUT_S="1")
+    # The others may take as long as the machine makes them.
+    limit = "1" if name == "hangs" else "300"
+    _, launches, warnings = train(private(cache), ACC_CXX=compiler, ACC_COMPILE_TIMEOUT_S=limit)
     assert launches == 0
     assert len(warnings) == 1 and told in warnings[0], warnings
     assert not list(cache.rglob("*.so")), "the cache holds what did not compile"
@@ -245,10 +247,17 @@ def test_losses_are_those_of_training_with_kernels(tmp_path):
     torch.testing.assert_close(torch.tensor(fused), torch.tensor(unfused), rtol=1e-4, atol=1e-5)
 
 
+def lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def interrupt_while_compiling(folder: Path, body: str, **env: str) -> None:
     """Ctrl-C ends the program; neither a compiler nor half a file stays."""
     started = folder / "started"
-    compiler = broken_compiler(folder / "compiler", f"echo $$ >> {started}; exec sleep 300")
+    compiler = broken_compiler(folder / "compiler", f"echo $$ >> {started}; exec sleep 900")
     cache = folder / "cache"
     cache.mkdir()
     child = subprocess.Popen(
@@ -268,10 +277,13 @@ def interrupt_while_compiling(folder: Path, body: str, **env: str) -> None:
     assert started.exists(), child.communicate(timeout=60)
     time.sleep(0.3)  # into the wait for it
     os.killpg(child.pid, signal.SIGINT)
-    said, error = child.communicate(timeout=30)
+    said, error = child.communicate(timeout=120)
     assert "KeyboardInterrupt" in error and "went on" not in said
+    deadline = time.monotonic() + 60  # one that has ended is there until the system has seen it
     for pid in started.read_text().split():
-        assert not Path(f"/proc/{pid}").exists(), f"compiler {pid} lives on"
+        while lives(pid):
+            assert time.monotonic() < deadline, f"compiler {pid} lives on"
+            time.sleep(0.02)
     assert not list(cache.rglob("*.so"))
 
 
@@ -322,7 +334,9 @@ ONE_PLAN = "x = torch.ones(9, device=DEVICE)\nfor _ in range(4):\n    (x * 2 + 1
 @pytest.mark.parametrize("terminal", _some([True, False], True))
 def test_a_terminal_shows_how_far_a_slow_compiler_is(tmp_path, terminal):
     """Where a run waits however long; the line goes at the end. Elsewhere nothing is printed."""
-    slow = broken_compiler(tmp_path / "compiler", 'sleep 4; exec g++ "$@"')
+    # It ends when the line has been there; where there is none, later than it would be.
+    wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done" if terminal else "sleep 4"
+    slow = broken_compiler(tmp_path / "compiler", f'{wait}; exec g++ "$@"')
     reader, writer = os.openpty() if terminal else os.pipe()
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -339,12 +353,19 @@ def test_a_terminal_shows_how_far_a_slow_compiler_is(tmp_path, terminal):
             stdout=subprocess.DEVNULL,
             stderr=heard,
         )
-        assert child.wait(timeout=120) == 0
         os.set_blocking(reader, False)
-        text = (said.read(1 << 16) or b"").decode()
+        text, deadline = "", time.monotonic() + 120
+        while terminal and " s" not in text and child.poll() is None:
+            assert time.monotonic() < deadline, text
+            time.sleep(0.02)
+            text += (said.read(1 << 16) or b"").decode()
+        (tmp_path / "go").touch()
+        assert child.wait(timeout=120) == 0
+        text += (said.read(1 << 16) or b"").decode()
     lines = re.findall(r"\r\x1b\[K(.*?)(?=\r|$)", text)
     if not terminal:
         assert "compiled" not in text
         return
-    assert re.fullmatch(r"\[kernels\] compiled 0 of \d+, 3 s", lines[0]), text
+    first = re.fullmatch(r"\[kernels\] compiled 0 of \d+, (\d+) s", lines[0])
+    assert first and int(first[1]) >= 3, text  # later only where the whole process stood still
     assert lines[-1] == "" and lines.count("") < len(lines)
