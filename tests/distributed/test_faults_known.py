@@ -47,7 +47,7 @@ def test_a_rank_that_has_a_step_less_than_the_others_is_named(ranks, logged):
 def test_programs_that_do_not_catch_it_end():
     began = time.monotonic()
     code = BEGIN + EPOCHS.replace("LOGGED", "pass") + "train()"
-    for rank in run_to_end(code, 2, timeout=60, check=False):
+    for rank in run_to_end(code, 2, check=False):
         assert rank.status == 1, rank.stderr
         assert re.search(BOTH, rank.stderr), rank.stderr
     assert time.monotonic() - began < 40
@@ -130,6 +130,6 @@ dist.destroy_process_group()
 """
     )
     began = time.monotonic()
-    for rank in run_to_end(code, 2, timeout=90):
+    for rank in run_to_end(code, 2):
         assert rank.reports == {"told": True, "again": [2.0] * 4}
     assert time.monotonic() - began < 60

@@ -46,7 +46,7 @@ heard(values)
     for rank in (first, second):
         assert "b" not in rank
         assert rank["kind"] == "DistBackendError"
-        assert rank["seconds"] < 7  # less than the timeout
+        assert rank["seconds"] < 18  # less than the timeout
         assert re.search(
             r"rank 0 failed: .*index_select.* \(so it did not begin collective number 2 of the "
             r"group, all_reduce of 4 Float",
