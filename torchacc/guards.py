@@ -225,7 +225,7 @@ class Guards:
         of_function = {id(each) for each in known.tensors}
         for tensor in tensors:
             self._step.count_writes(tensor)
-            if not tensor.is_leaf:
+            if not _is_leaf(tensor):
                 continue
             text = names.get(id(tensor))
             if tensor.grad is not None:
@@ -399,6 +399,16 @@ def _is_plain(value: Any) -> bool:
     if kind in _PLAIN or (issubclass(kind, tuple) and all(map(_is_plain, value))):
         return True
     return issubclass(kind, _PLAIN_BASES)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Of any tensor that is alive. A view that was made together with others, as FSDP's parameters
+    are, cannot be asked once its base was written to: autograd refuses to have it.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def _is_plain_tensor(value: Any) -> bool:

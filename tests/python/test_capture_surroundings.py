@@ -243,6 +243,23 @@ def test_a_model_that_holds_its_step_is_collected() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("where", ["cpu", ACC])
+def test_views_that_autograd_refuses_and_that_others_hold(where: str) -> None:
+    """As FSDP's parameters are, which are parts of one that was written to."""
+    whole = torch.zeros(4, device=where, requires_grad=True)
+    module = nn.Linear(2, 1)
+    del module.bias
+    module.bias = whole.split(2)[0]
+    with torch.no_grad():
+        whole.add_(1)
+    with pytest.raises(RuntimeError, match="is a view"):
+        assert not module.bias.is_leaf
+    step = torchacc.capture(lambda x: x * 2)
+    for _ in range(4):
+        made = step(torch.ones(3, device=ACC))
+    assert step.replays == 1 and made.tolist() == [2.0] * 3
+
+
 def test_inference_tensors() -> None:
     """They have no version that a write could count."""
     with torch.inference_mode():
