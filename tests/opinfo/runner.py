@@ -91,7 +91,7 @@ class _Worker:
 
     def answer(self, deadline: float | None = None) -> dict[str, Any] | str:
         """Waits for an answer; `crash` or `hang` and how, when none comes."""
-        last, changed = self.position(), time.monotonic()
+        last, looks = self.position(), 0
         while b"\n" not in self.pending:
             if self.selector.select(timeout=1.0):
                 chunk = self.process.stdout.read(1 << 16)
@@ -99,12 +99,12 @@ class _Worker:
                     return f"crash: the worker ended, status {self.process.wait()}"
                 self.pending += chunk
                 continue
-            now, here = time.monotonic(), self.position()
-            if here != last:
-                last, changed = here, now
-            if deadline is None and now - changed > HANG_SECONDS:
+            # By seconds in which this process looked: where all stood still, nothing hangs.
+            here = self.position()
+            last, looks = here, looks + 1 if here == last else 0
+            if deadline is None and looks > HANG_SECONDS:
                 return f"hang: no progress for {HANG_SECONDS:.0f} s"
-            if deadline is not None and now > deadline:
+            if deadline is not None and time.monotonic() > deadline:
                 return "hang: the worker did not start"
         line, self.pending = self.pending.split(b"\n", 1)
         answer = json.loads(line)
