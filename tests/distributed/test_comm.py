@@ -391,7 +391,7 @@ dist.destroy_process_group()
 )
 def test_options_that_differ_are_told_before_any_process_waits(device, change, said):
     code = SETUP + change + "\ntorchacc.accelerate(models.made(0), config=config)\n"
-    for each in run_ranks(code, 2, check=False, timeout=60):
+    for each in run_ranks(code, 2, check=False):
         assert each.status == 1
         assert "[config] the processes have other options" in each.stderr
         assert said in each.stderr and "process 1 has" in each.stderr
@@ -425,7 +425,7 @@ report(launched=refused(lambda: torchacc.accelerate(models.made(0), config=confi
        plain=refused(lambda: comm.make_policy(config.dist.comm, dist.group.WORLD)))
 """
     )
-    for each in run_ranks(code, 3, timeout=100):
+    for each in run_ranks(code, 3):
         found = each.reports
         assert "dist.comm.intra_size = 2 does not divide the 3 processes" in found["asked"]
         assert "process 2 has dist.comm.hierarchical: LOCAL_WORLD_SIZE = 1" in found["launched"]

@@ -205,7 +205,7 @@ torchacc.accelerate(torch.nn.Linear(3, 2))
 )
 def test_variables_that_are_incomplete_are_named_before_anyone_waits(device, changes, text):
     launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = run_python(ACCELERATE, check=False, timeout=60, **{**ALONE, **launcher, **changes})
+    done = run_python(ACCELERATE, check=False, **{**ALONE, **launcher, **changes})
     assert done.returncode == 1
     assert text in done.stderr and "Start with torchrun, which sets" in done.stderr
 
@@ -213,7 +213,7 @@ def test_variables_that_are_incomplete_are_named_before_anyone_waits(device, cha
 def test_a_plain_group_names_the_variable_that_is_not_set(device):
     code = 'import torch.distributed as dist, torchacc; dist.init_process_group("acc")'
     launcher = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": None, "MASTER_PORT": "1"}
-    done = run_python(code, check=False, timeout=60, **{**ALONE, **launcher})
+    done = run_python(code, check=False, **{**ALONE, **launcher})
     assert done.returncode == 1 and "MASTER_ADDR expected, but not set" in done.stderr
 
 
@@ -224,7 +224,7 @@ def test_programs_that_do_not_leave_their_group_end_quietly(device):
 model(torch.ones(4, 3, device=model.device)).sum().backward()  # nobody reads the gradients
 """
     )
-    for rank, each in enumerate(run_to_end(code, 2, timeout=120)):
+    for rank, each in enumerate(run_to_end(code, 2)):
         said = [line for line in each.stderr.splitlines() if "Time stats" not in line]
         # what is patched, and how the processes train together
         assert len(said) <= (2 if rank == 0 else 0), each.stderr
@@ -232,7 +232,7 @@ model(torch.ones(4, 3, device=model.device)).sum().backward()  # nobody reads th
 
 def test_an_error_of_the_program_is_its_end(device):
     code = ACCELERATE + "raise KeyError('mine')"
-    for each in run_to_end(code, 2, check=False, timeout=120):
+    for each in run_to_end(code, 2, check=False):
         assert each.status == 1 and "KeyError: 'mine'" in each.stderr
 
 
@@ -284,9 +284,10 @@ def test_a_process_that_does_not_come_is_named(device):
     code = """
 from datetime import timedelta
 from torchacc.dist import rendezvous
-dist.init_process_group("acc", timeout=timedelta(seconds=3))
+dist.init_process_group("acc", timeout=timedelta(seconds=60))
 store = dist.distributed_c10d._get_default_store()
 if RANK == 0:
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
     try:
         rendezvous("here")
     except RuntimeError as error:
@@ -303,13 +304,13 @@ def test_a_process_that_has_given_up_meets_the_others_when_it_tries_again():
     code = """
 from datetime import timedelta
 from torchacc.dist import rendezvous
-dist.init_process_group("acc", timeout=timedelta(seconds=20))
+dist.init_process_group("acc", timeout=timedelta(seconds=60))
 store = dist.distributed_c10d._get_default_store()
 if RANK == 0:
     set_timeout = dist.distributed_c10d._set_pg_timeout
     set_timeout(timedelta(seconds=1), dist.group.WORLD)
     report(error=refused(lambda: rendezvous("here")))
-    set_timeout(timedelta(seconds=20), dist.group.WORLD)
+    set_timeout(timedelta(seconds=60), dist.group.WORLD)
     store.set("again", "1")
 store.wait(["again"])
 for _ in range(2):

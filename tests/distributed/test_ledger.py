@@ -74,7 +74,7 @@ report(
     together=max(len(keys) for keys in asked),
 )
 """
-    (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
+    (rank,) = run_ranks(GROUPS + code + END, 1)
     assert rank.reports["together"] > 20
     assert rank.reports["alone"] < 12
 
@@ -101,7 +101,7 @@ while looks < 12 and most <= 25:
                 looks, shown = looks + 1, 0
 report(most=most)
 """
-    (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
+    (rank,) = run_ranks(GROUPS + code + END, 1)
     assert rank.reports["most"] > 25
 
 
@@ -114,9 +114,11 @@ SIZE = 16
 noting = Noting()
 def gloo(rank):
     store = dist.PrefixStore("gloo", noting.store)
-    return dist.ProcessGroupGloo(store, rank, SIZE, timeout=timedelta(seconds=1))
+    return dist.ProcessGroupGloo(store, rank, SIZE, timeout=timedelta(seconds=60))
 with ThreadPoolExecutor(SIZE) as pool:
     transports = list(pool.map(gloo, range(SIZE)))
+for transport in transports:  # they have found each other, however long that took
+    transport._set_default_timeout(timedelta(seconds=1))
 groups = [
     _C.ProcessGroupACC(transport, noting if rank == 0 else noting.store)
     for rank, transport in enumerate(transports)
@@ -127,7 +129,7 @@ def asked(what):
     return dict(alone=len({each for each in keys if len(each) == 1}), most=max(map(len, keys)))
 report(said=said, shown=asked("shown"), alive=asked("alive"))
 """
-    (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
+    (rank,) = run_ranks(GROUPS + code + END, 1)
     reports = rank.reports
     assert "rank 1 has not told of any, rank 2 has not told of any" in reports["said"]
     assert "may have ended" not in reports["said"]
@@ -150,7 +152,7 @@ with noting.news:  # a rank that lives gives a sign every second
         rounds += 1
 report(rounds=rounds, success=work.is_success())
 """
-    (rank,) = run_ranks(GROUPS + f"HOW = {how!r}" + code + END, 1, timeout=60)
+    (rank,) = run_ranks(GROUPS + f"HOW = {how!r}" + code + END, 1)
     assert rank.reports["rounds"] < 30
 
 
@@ -172,6 +174,6 @@ while time.monotonic() < until and str(first.get_error()).endswith("SUCCESS"):
     time.sleep(0.1)
 report(said=refused(lambda: all_reduce(first)[1].tolist()))
 """
-    (rank,) = run_ranks(GROUPS + code + END, 1, timeout=60)
+    (rank,) = run_ranks(GROUPS + code + END, 1)
     assert "collective number 5 of the group is all_reduce of 3 Float" in rank.reports["said"]
     assert "broadcast of 3 Float" in rank.reports["said"]

@@ -121,7 +121,7 @@ if RANK == 1:
     report(x=x.tolist())
     thread.join()
 else:
-    store.wait(["asked"], seconds(30))
+    store.wait(["asked"], seconds(100))
     dist.all_reduce(x)
     report(x=x.tolist())
 """
@@ -283,7 +283,7 @@ report(devices=str(first.device), second=second.tolist(), first=first.tolist())
 def test_a_group_on_one_device_does_not_wait_for_another_group_on_another():
     """Rank 1 comes to what rank 0 has called first only behind the result of the second."""
     code = """
-groups = [dist.new_group([0, 1], timeout=seconds(15)) for _ in range(2)]
+groups = [dist.new_group([0, 1], timeout=seconds(60)) for _ in range(2)]
 one, two = (torch.ones(3, device=f"{DEVICE}:{index}") for index in range(2))
 def first():
     dist.all_reduce(two, group=groups[1], async_op=True)
@@ -335,6 +335,7 @@ def left(group, kind):
     found = found.transport if kind == "acc" else found
     return found.options._timeout.total_seconds()
 report(left=[left(group, "acc"), left(two, "acc"), left(two, "cpu")])
+set_timeout(seconds(60))
 one = dist.new_group([1])
 report(outside=refused(lambda: set_timeout(seconds(1), one)))
 set_timeout(seconds(1))
@@ -396,7 +397,7 @@ store.wait([f"told {other}"])
 
 
 def test_a_collective_may_have_a_timeout_of_its_own():
-    first, second = run_to_end(BEGIN + OWN_TIMEOUTS + "os._exit(0)\n", 2, timeout=60)
+    first, second = run_to_end(BEGIN + OWN_TIMEOUTS + "os._exit(0)\n", 2)
     said = first.reports | second.reports
     assert len(said) == 11
     for name, text in said.items():

@@ -128,8 +128,10 @@ def test_a_compiler_that_fails_later_on_one_rank_ends_the_training_of_all(tmp_pa
 
 def test_the_end_of_a_group_tells_of_a_kernel_that_was_missed_just_before(tmp_path, failing):
     code = f"FOLDER, COMPILERS = {str(tmp_path)!r}, {{1: {failing!r}}}\n" + TRAIN
-    # by then the other has shown what it misses
-    code = code.replace("dist.destroy", "import time; time.sleep(0.5 * (RANK == 0))\ndist.destroy")
+    # By then the other has shown what it misses: not one long sleep, which a process that stands
+    # still has behind it at once.
+    wait = "import time\nfor _ in range(20 * (RANK == 0)): time.sleep(0.05)\n"
+    code = code.replace("dist.destroy", f"{wait}dist.destroy")
     first, _ = run_ranks(code, 2, check=False)  # on a slow machine the training ends by it
     destroyed = "a process group was destroyed with an error: "
     assert f"{destroyed * (first.status == 0)}rank 1 has run without" in first.stderr

@@ -237,7 +237,7 @@ def fails(out):
 report(error=refused(lambda: float(model.forward_backward(x, output_fn=fails))))
 float(model.forward_backward(x, output_fn=lambda out: out.square().mean()))
 """
-    first, second = run_ranks(COMPARED + code, 2, check=False, timeout=60)
+    first, second = run_ranks(COMPARED + code, 2, check=False)
     assert first.status == second.status == 1
     assert "has 3 rows" in first.reports["short"] and "has 3 rows" in second.reports["short"]
     assert second.reports["error"] == "KeyError: 'mine'"
