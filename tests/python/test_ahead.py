@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchacc
+from tests.python.loader_threads import leave_out_earlier, threads
 from tests.python.turns import in_turns, told
 from torchacc import loader as loader_module
 from torchacc.ahead import Ahead, Pace
@@ -26,18 +27,9 @@ def forget_said():
     forget_said_for_testing()
 
 
-BEFORE = set()  # threads that something else in this process holds
-
-
 @pytest.fixture(autouse=True)
 def threads_before():
-    BEFORE.clear()
-    BEFORE.update(threads())
-
-
-def threads():
-    alive = [thread for thread in threading.enumerate() if thread.name == "AsyncLoader"]
-    return [thread for thread in alive if thread not in BEFORE]
+    leave_out_earlier()
 
 
 def passed(ahead, seconds, batches=20, others=()):

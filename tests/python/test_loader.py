@@ -25,21 +25,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import torchacc
 from tests import helpers
-
-
-BEFORE = set()  # threads that something else in this process holds
-
-
-def threads():
-    """The loader threads that are alive and that this test has begun."""
-    alive = [thread for thread in threading.enumerate() if thread.name == "AsyncLoader"]
-    return [thread for thread in alive if thread not in BEFORE]
+from tests.python.loader_threads import leave_out_earlier, threads, wait_until
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-    BEFORE.clear()
-    BEFORE.update(threads())
+    leave_out_earlier()
     yield
     gc.collect()
     assert threads() == []
@@ -90,13 +81,6 @@ class Pids(Dataset):
 
     def __getitem__(self, i):
         return os.getpid()
-
-
-def wait_until(condition, seconds=100.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.005)
 
 
 # --- what arrives -------------------------------------------------------------------------------
