@@ -666,13 +666,16 @@ std::string Ledger::silent_ranks() {
     });
   };
   const Texts before = signs();
-  const Clock::time_point limit = Clock::now() + 2 * look_time() + kLate;
-  for (;;) {
-    std::this_thread::sleep_for(look_time() / 4);
+  const auto pause = look_time() / 4;
+  // By how long this process has waited, not by the clock: where all of them stood still for a
+  // while, as on a machine that was suspended, those that live have had no time to give a sign.
+  for (auto left = 2 * look_time() + kLate;;) {
+    std::this_thread::sleep_for(pause);
+    left -= pause;
     const std::string text =
         silent_between(before, signs(), rank_, [this](int rank) { return name(rank); });
     if (text.empty() || !failure().empty() || runtime::interrupted()) return "";
-    if (Clock::now() >= limit) return text;
+    if (left <= left.zero()) return text;
   }
 }
 
