@@ -32,6 +32,7 @@ def test_factories_pin() -> None:
     assert torch.empty(0, pin_memory=True).numel() == 0
 
 
+@pytest.mark.usefixtures("only_this_frees")
 def test_a_freed_block_is_not_pinned_any_more() -> None:
     stats = torch.acc.host_memory_stats()
     pinned = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)

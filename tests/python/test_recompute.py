@@ -100,7 +100,7 @@ def test_same_bits(name, monkeypatch):
     assert launches_again <= launches + LAYERS
 
 
-@pytest.mark.usefixtures("recording")
+@pytest.mark.usefixtures("recording", "only_this_frees")
 @pytest.mark.parametrize(("name", "saved"), [("GELU by hand", 2), ("SwiGLU", 1), ("GLU", 1)])
 def test_less_memory(name, saved):
     """By so many of the activations of each layer, but for those of the last, which are there at
