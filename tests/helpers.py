@@ -475,7 +475,7 @@ def run_beside(folder: Path, code: str, **env: str | None) -> subprocess.Complet
         env=child_env(**{**env, "PYTHONPATH": os.pathsep.join((str(folder), str(others)))}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -499,7 +499,7 @@ def python_command(code: str) -> list[str]:
 def run_python(
     code: str,
     *,
-    timeout: float = 120,
+    timeout: float = 300,
     check: bool = True,
     fresh: bool = False,
     **env: str | None,

@@ -40,7 +40,7 @@ def launch(folder: Path, *command: str, **env: str) -> subprocess.CompletedProce
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

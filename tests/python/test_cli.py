@@ -67,7 +67,7 @@ def test_the_module_can_be_run(acc_only):
         env=helpers.child_env(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -107,7 +107,7 @@ print(*sorted(brought))
         env=helpers.child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     brought = done.stdout.split()
@@ -139,7 +139,7 @@ def find_in(folder, prelude=""):
         env=helpers.child_env(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     return done.stdout.strip()

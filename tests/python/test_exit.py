@@ -35,7 +35,7 @@ w = torch.nn.Parameter(torch.ones(256, 256, device=DEVICE))
     ],
 )
 def test_exit_with_work_in_flight(device, how, status):
-    done = run_python(WORK + how, timeout=120, check=False, fresh=True)
+    done = run_python(WORK + how, timeout=300, check=False, fresh=True)
     assert done.returncode == status, done.stderr[-3000:]
     if status == 1:
         assert done.stderr.strip().endswith("ValueError: told")
@@ -54,7 +54,7 @@ def at_exit(function: str, code: str, **env: str) -> str:
         env=helpers.child_env(**env),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -126,7 +126,7 @@ thread.start()
 time.sleep(0.5)
 print("alive", thread.is_alive(), flush=True)  # an abort flushes nothing
 """,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stdout.split() == ["alive", "True"]
@@ -147,7 +147,7 @@ def work():
     print(x.sum().item())
 threading.Thread(target=work).start()
 """,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout.strip() == "1024.0"
 
@@ -168,7 +168,7 @@ def test_exit_by_a_signal(device):
     )
     assert child.stdout.readline().strip() == "ready"
     child.send_signal(signal.SIGTERM)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=300)
     assert child.returncode == -signal.SIGTERM, errors
 
 

@@ -122,7 +122,7 @@ def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
 def torch_sees_a_gpu() -> bool:
     """Asked in another process: this one has registered acc."""
     code = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    return helpers.template().run(code, helpers.child_env(), timeout=60).returncode == 0
+    return helpers.template().run(code, helpers.child_env(), timeout=300).returncode == 0
 
 
 def test_each_part_has_its_share_of_the_time(tmp_path, monkeypatch, capfd):
@@ -669,7 +669,7 @@ sys.path.insert(0, "benchmarks")
 sys.argv[1:] = {arguments!r}
 runpy.run_path("benchmarks/gpu_probe.py", run_name="__main__")
 """
-        done = helpers.template().run(code, helpers.child_env(), timeout=120)
+        done = helpers.template().run(code, helpers.child_env(), timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -230,7 +230,7 @@ ctypes.string_at(x.untyped_storage().data_ptr(), 4)
         cwd=ROOT,
         env=child_env(),
         capture_output=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == -signal.SIGSEGV

@@ -149,7 +149,7 @@ print({{name: value.double().sum().item() for name, value in state["net"].items(
         env=child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -225,7 +225,7 @@ def test_the_tools_run_as_commands(images: Path, tmp_path: Path) -> None:
             env=helpers.child_env(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

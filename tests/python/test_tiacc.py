@@ -26,7 +26,7 @@ def run_fresh(code: str, **env: str) -> str:
         cwd=helpers.ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -613,7 +613,7 @@ for each in churning:
     each.result()
 print("done")
 """,
-        timeout=180,
+        timeout=300,
     )
     assert done.stdout.strip() == "done"
 

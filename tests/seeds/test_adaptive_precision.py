@@ -112,7 +112,7 @@ def test_the_lines_in_a_script_for_cuda(tmp_path: Path) -> None:
         env=helpers.child_env(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
