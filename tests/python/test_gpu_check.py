@@ -39,6 +39,7 @@ def log_of(out: Path, rows: list[str]) -> str:
     return "\n".join([*rows, (out / "log.txt").read_text()[-3000:]])
 
 
+@pytest.mark.timeout(1800)  # beside others on a slow machine it takes most of the usual ten minutes
 @pytest.mark.usefixtures("recording")
 def test_the_call_without_a_part_runs_to_its_end(tmp_path):
     """The very script, nothing of it replaced: all of its parts work, and have the time for it."""
