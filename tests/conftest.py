@@ -55,6 +55,18 @@ def cuda_is_cuda() -> Iterator[None]:
         _patches.undo_as_cuda()
 
 
+@pytest.fixture(autouse=True)
+def no_loop_is_left() -> Iterator[None]:
+    """A loop over an AsyncLoader that a test has left, and something still holds, does not say
+    where the steps of the next test end: two of them would be one plan.
+    """
+    yield
+    if not _missing and helpers.ON_ACC:
+        from torchacc_device import _boundary
+
+        _boundary._thread.loops = _boundary.Loops()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
     """The group of this process alone, which `torchacc.accelerate` asks for, ends with the module:
