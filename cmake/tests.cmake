@@ -1,4 +1,4 @@
-# tests/cpp: one GoogleTest program per file, over acc_pure alone.
+# tests/cpp: one GoogleTest program per file, over acc_pure alone, but for those of CUDA's files.
 set(ACC_GTEST_SOURCE "" CACHE PATH "sources of GoogleTest, for systems without libgtest-dev")
 find_package(GTest QUIET)
 if(NOT GTest_FOUND)
@@ -20,7 +20,7 @@ endif()
 # Without ACC_TESTS_TWICE each program runs once, under the address sanitizer. But without one run
 # those that only compute, in long loops, and those whose code or sizes are others there, too.
 set(acc_only_plain hash|host_math)
-set(acc_plain ${acc_only_plain}|compile|cuda_emulator|cuda_kernels|cuda_products|cuda_rows|kernels|memory_plan|recompute)
+set(acc_plain ${acc_only_plain}|compile|cuda_emulator|cuda_kernels|cuda_pools|cuda_products|cuda_rows|kernels|memory_plan|recompute)
 
 # The thread sanitizer of g++ 13 and older gives up where the kernel spreads addresses widely
 set(acc_launcher ${CMAKE_CROSSCOMPILING_EMULATOR})  # a program that runs those of another processor
@@ -47,15 +47,24 @@ foreach(source ${acc_test_sources})
       continue()
     endif()
   endif()
-  # What is built with CUDA only, tested beside a library that looks like NVIDIA's.
-  string(REGEX MATCH "^test_(cuda_products)$" acc_of_cuda "${name}")
+  # What is built with CUDA only, tested beside a library that looks like NVIDIA's, and what uses
+  # torch's allocators, with these.
+  string(REGEX MATCH "^test_cuda_(products|pools)$" acc_of_cuda "${name}")
   if(acc_of_cuda AND NOT ACC_CUDA)
     continue()
   endif()
   add_executable(${name} "${source}")
-  if(acc_of_cuda)
-    target_sources(${name} PRIVATE "kernels/library/${CMAKE_MATCH_1}.cpp")
+  if(name STREQUAL "test_cuda_products")
+    target_sources(${name} PRIVATE kernels/library/cuda_products.cpp)
     target_include_directories(${name} SYSTEM PRIVATE ${ACC_CUDA_INCLUDES})
+  elseif(name STREQUAL "test_cuda_pools")
+    target_sources(${name} PRIVATE csrc/runtime/cuda_pools.cpp)
+    target_include_directories(${name} SYSTEM PRIVATE "${ACC_TORCH_DIR}/include")
+    target_compile_options(${name} PRIVATE
+      $<$<CXX_COMPILER_ID:GNU>:-Wno-interference-size>)
+    # nothing here names the one that registers CUDA's allocator of pinned memory
+    target_link_libraries(${name} PRIVATE -Wl,--no-as-needed "${acc_torch_lib}/libtorch_cuda.so"
+      "${acc_torch_lib}/libtorch_cpu.so" "${acc_torch_lib}/libc10.so")
   endif()
   target_link_libraries(${name} PRIVATE acc_pure acc_options GTest::gtest GTest::gtest_main)
   # Optimising tests takes longer than running them, but where their own loops are long; under the

@@ -12,7 +12,6 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -29,6 +28,7 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/cuda_pools.h"
 #include "csrc/runtime/cuda_workspaces.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/nvidia.h"
@@ -81,36 +81,47 @@ void wait_for(DeviceIndex device) {
   c10::cuda::device_synchronize();
 }
 
-// A private pool of torch's allocator, which forgets it when nobody holds it and nothing is left in
-// it.
-class PrivatePool {
+class DevicePool final : public AllocatorPool {
  public:
-  explicit PrivatePool(DeviceIndex device) : device_(device), id_(at::cuda::graph_pool_handle()) {}
+  DevicePool(DeviceIndex device, c10::MempoolId_t id) : device_(device), id_(id) {}
+  // For the thread that does so.
+  void begin() override {
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+        device_, id_, [thread = std::this_thread::get_id()](cudaStream_t) {
+          return std::this_thread::get_id() == thread;
+        });
+  }
+  void end() override { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id_); }
+  void release() override { c10::cuda::CUDACachingAllocator::releasePool(device_, id_); }
+
+ private:
+  const DeviceIndex device_;
+  const c10::MempoolId_t id_;
+};
+
+class CudaPrivatePool final : public PrivatePool {
+ public:
+  explicit CudaPrivatePool(DeviceIndex device)
+      : CudaPrivatePool(device, at::cuda::graph_pool_handle()) {}
   // The memory is about to be anybody's. What the allocator waits for, where it unmaps expandable
   // segments, is the stream they belong to, that of captures; the work runs on another.
-  ~PrivatePool() {
-    if (!held_) return;
+  ~CudaPrivatePool() override {
     try {
       wait_for(device_);
     } catch (const std::exception&) {
       (void)cudaGetLastError();  // a later call says what has become of the device
     }
-    c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
   }
-  PrivatePool(const PrivatePool&) = delete;
-  PrivatePool& operator=(const PrivatePool&) = delete;
-
   const c10::MempoolId_t& id() const { return id_; }
-  void open(std::function<bool(cudaStream_t)> serves) {
-    c10::cuda::CUDACachingAllocator::beginAllocateToPool(device_, id_, std::move(serves));
-    // The allocator counts each time as one who holds it.
-    if (held_.exchange(true)) c10::cuda::CUDACachingAllocator::releasePool(device_, id_);
-  }
 
  private:
+  CudaPrivatePool(DeviceIndex device, c10::MempoolId_t id)
+      : PrivatePool(std::make_unique<DevicePool>(device, id), pinned_pool(id)),
+        device_(device),
+        id_(id) {}
+
   const DeviceIndex device_;
   const c10::MempoolId_t id_;
-  std::atomic<bool> held_ = false;
 };
 
 // Captured work of a device has its memory from one pool, while there is any such work.
@@ -123,11 +134,11 @@ class Pools {
     return all[device];
   }
 
-  std::shared_ptr<PrivatePool> current(DeviceIndex device) {
+  std::shared_ptr<CudaPrivatePool> current(DeviceIndex device) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<PrivatePool> pool = current_.lock();
+    std::shared_ptr<CudaPrivatePool> pool = current_.lock();
     if (pool == nullptr) {
-      pool = std::make_shared<PrivatePool>(device);
+      pool = std::make_shared<CudaPrivatePool>(device);
       current_ = pool;
       known_.push_back(pool->id());
     }
@@ -151,7 +162,7 @@ class Pools {
 
  private:
   std::mutex mutex_;
-  std::weak_ptr<PrivatePool> current_;
+  std::weak_ptr<CudaPrivatePool> current_;
   std::vector<c10::MempoolId_t> known_;  // the current one is the last
 };
 
@@ -182,62 +193,34 @@ CUDAStream capture_stream(DeviceIndex device) {
 
 class CudaPool final : public Pool {
  public:
-  explicit CudaPool(DeviceIndex device)
-      : device_(device), pool_(Pools::of(device).current(device)) {
-    open();
-  }
+  explicit CudaPool(DeviceIndex device) : CudaPool(device, Pools::of(device).current(device)) {}
   ~CudaPool() override { close(); }
 
   void close() override {
-    if (!std::exchange(open_, false)) return;
-    c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id());
-    opened() = nullptr;
-    const std::lock_guard lock(opening());
-    --open_pools();
+    pool_.close();
+    if (opened() == this) opened() = nullptr;
   }
-  void open() {
-    const std::lock_guard lock(opening());
-    pool_->open([thread = std::this_thread::get_id()](cudaStream_t) {
-      return std::this_thread::get_id() == thread;
-    });
-    if (!std::exchange(open_, true)) ++open_pools();
-    opened() = this;
-  }
-  // After a capture that failed: torch 2.11 then leaves both of its allocators in the pool, later
-  // versions do not, and throw.
-  void take_back() noexcept {
-    try {
-      at::getHostAllocator(c10::DeviceType::CUDA)->end_allocate_to_pool(id());
-    } catch (const std::exception&) {
-    }
-    try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device_, id());
-      c10::cuda::CUDACachingAllocator::releasePool(device_, id());
-    } catch (const std::exception&) {
-    }
+  void lend() { pool_.lend(); }
+  void open() { pool_.open(); }
+  void take_back(bool begun) noexcept {
+    pool_.take_back(begun);
     (void)cudaGetLastError();  // the failure has been told
     end_draws();
-    open();
   }
-  const c10::MempoolId_t& id() const { return pool_->id(); }
+  const c10::MempoolId_t& id() const { return id_; }
 
-  // How many are open, on all devices, and what guards the number.
-  static int& open_pools() {
-    static int count = 0;
-    return count;
-  }
-  static std::mutex& opening() {
-    static std::mutex mutex;
-    return mutex;
-  }
-
-  // The one that this thread has open.
+  // The one that this thread has.
   static CudaPool*& opened() {
     thread_local CudaPool* pool = nullptr;
     return pool;
   }
 
  private:
+  CudaPool(DeviceIndex device, const std::shared_ptr<CudaPrivatePool>& pool)
+      : device_(device), id_(pool->id()), pool_(pool) {
+    opened() = this;
+  }
+
   // After a capture that failed torch's generator of this device believes in it, and refuses to be
   // drawn from, until another one has ended well.
   void end_draws() const noexcept {
@@ -255,8 +238,8 @@ class CudaPool final : public Pool {
   }
 
   const DeviceIndex device_;
-  const std::shared_ptr<PrivatePool> pool_;
-  bool open_ = false;
+  const c10::MempoolId_t id_;
+  OpenPool pool_;
 };
 
 // Through memory that the GPU reads by itself; who gives it back to its allocator need not wait.
@@ -275,7 +258,7 @@ class CudaWork final : public CapturedWork {
  public:
   explicit CudaWork(DeviceIndex device) : device_(device), pool_(*CudaPool::opened()) {
     // The allocator serves the pool that was opened first: the graph opens it in its own way.
-    pool_.close();
+    pool_.lend();
     std::unique_lock lock(capture_mutex(device_));
     try {
       lend_workspaces(capture_stream(device_));
@@ -283,7 +266,7 @@ class CudaWork final : public CapturedWork {
       wait(c10::cuda::getDefaultCUDAStream(device_), capture_stream(device_));
       graph_.capture_begin(pool_.id(), cudaStreamCaptureModeThreadLocal);
     } catch (...) {
-      pool_.take_back();
+      pool_.take_back(/*begun=*/false);
       guard_.reset();
       throw;
     }
@@ -316,9 +299,8 @@ class CudaWork final : public CapturedWork {
     if (!guard_.has_value()) return;  // the capture went well, and its first launch did not
     try {
       graph_.capture_end();
-      pool_.open();
     } catch (const std::exception&) {
-      pool_.take_back();
+      pool_.take_back(/*begun=*/true);
     }
     alone_.unlock();
     guard_.reset();
@@ -449,8 +431,7 @@ class CudaBackend final : public Backend {
     // It is that of all devices, and an error while one of them is captured. Where torch records
     // what becomes of memory, the allocator asks for the interpreter lock: nobody waits with it.
     const GilRelease release;
-    const std::lock_guard lock(CudaPool::opening());
-    if (CudaPool::open_pools() == 0) c10::cuda::CUDACachingAllocator::emptyCache();
+    OpenPool::when_none([] { c10::cuda::CUDACachingAllocator::emptyCache(); });
   }
   void record_stream(const c10::DataPtr& memory, Stream stream) override {
     start_cuda();

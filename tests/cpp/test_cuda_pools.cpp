@@ -1,0 +1,164 @@
+// What captured work has its memory from, and who holds it beside torch's graphs. It needs no GPU:
+// pinned memory is that of torch's own allocator, which is asked for none, and the one of a device
+// is played.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include "csrc/runtime/cuda_pools.h"
+
+namespace acc::runtime {
+namespace {
+
+// A pool, and how often it is held. Those of a device are nothing but that.
+struct Counted {
+  std::unique_ptr<AllocatorPool> real;
+  int holders = 0;
+  bool begun = false;
+};
+
+class CountedPool final : public AllocatorPool {
+ public:
+  explicit CountedPool(Counted& counted) : counted_(counted) {}
+  void begin() override {
+    if (counted_.real) counted_.real->begin();
+    if (std::exchange(counted_.begun, true)) throw std::runtime_error("has begun already");
+    ++counted_.holders;
+  }
+  void end() override {
+    if (counted_.real) counted_.real->end();
+    if (!std::exchange(counted_.begun, false)) throw std::runtime_error("has not begun");
+  }
+  void release() override {
+    if (counted_.real) counted_.real->release();
+    if (--counted_.holders < 0) throw std::runtime_error("nobody holds it");
+  }
+
+ private:
+  Counted& counted_;
+};
+
+// The pools of one id, and what torch's graphs do with them.
+struct Pools {
+  Counted of_device;
+  Counted of_pinned{pinned_pool(new_id())};
+  CountedPool device{of_device};
+  CountedPool pinned{of_pinned};
+  std::shared_ptr<PrivatePool> pool = std::make_shared<PrivatePool>(
+      std::make_unique<CountedPool>(of_device), std::make_unique<CountedPool>(of_pinned));
+
+  void begin() {
+    device.begin();
+    pinned.begin();
+  }
+  void end() {
+    device.end();
+    pinned.end();
+  }
+  void release() {
+    device.release();
+    pinned.release();
+  }
+  void expect(int holders, bool open) const {
+    EXPECT_EQ(of_device.holders, holders);
+    EXPECT_EQ(of_pinned.holders, holders);
+    EXPECT_EQ(of_device.begun, open);
+    EXPECT_FALSE(of_pinned.begun);
+  }
+
+ private:
+  static c10::MempoolId_t new_id() {
+    static c10::CaptureId_t last = 0;
+    return {0, ++last};
+  }
+};
+
+bool some_open() {
+  bool none = false;
+  OpenPool::when_none([&] { none = true; });
+  return !none;
+}
+
+TEST(CudaPools, ServeAnotherGraphWhenTheOnlyOneIsGone) {
+  Pools pools;
+  OpenPool open(pools.pool);
+  for (int i = 0; i < 3; ++i) {
+    open.lend();
+    pools.begin();
+    pools.end();
+    open.open();
+    pools.release();
+    pools.expect(1, /*open=*/true);
+  }
+}
+
+TEST(CudaPools, AreHeldOnceHoweverOftenTheyAreOpened) {
+  Pools pools;
+  for (int i = 0; i < 3; ++i) OpenPool{pools.pool};
+  pools.expect(1, /*open=*/false);
+  pools.pool.reset();
+  pools.expect(0, /*open=*/false);
+}
+
+TEST(CudaPools, AreNotHeldByCapturesThatFailedToBegin) {
+  for (const int begun : {0, 1, 2}) {  // none, the device's, both
+    Pools pools;
+    OpenPool open(pools.pool);
+    open.lend();
+    if (begun > 0) pools.device.begin();
+    if (begun > 1) pools.pinned.begin();
+    open.take_back(/*begun=*/false);
+    pools.expect(1, /*open=*/false);
+  }
+}
+
+TEST(CudaPools, AreNotHeldByCapturesThatFailed) {
+  for (const bool ended : {false, true}) {  // by torch 2.11 and 2.12, and by 2.13
+    Pools pools;
+    OpenPool open(pools.pool);
+    open.lend();
+    pools.begin();
+    if (ended) pools.end();
+    open.take_back(/*begun=*/true);
+    pools.expect(1, /*open=*/false);
+  }
+}
+
+TEST(CudaPools, AreOpenWhileTheyAreLentToCaptures) {
+  EXPECT_FALSE(some_open());
+  Pools pools;
+  Pools others;
+  {
+    OpenPool open(pools.pool);
+    open.lend();
+    EXPECT_TRUE(some_open());
+    EXPECT_FALSE(pools.of_device.begun);
+    {
+      OpenPool other(others.pool);
+      other.close();
+      other.close();
+      EXPECT_TRUE(some_open());
+    }
+    EXPECT_TRUE(some_open());
+    open.open();
+    EXPECT_TRUE(pools.of_device.begun);
+    EXPECT_TRUE(some_open());
+    open.close();
+    EXPECT_FALSE(pools.of_device.begun);
+    EXPECT_FALSE(some_open());
+  }
+  EXPECT_FALSE(some_open());
+  {
+    OpenPool open(pools.pool);
+    open.lend();
+    pools.begin();
+    open.take_back(/*begun=*/true);
+    EXPECT_TRUE(some_open());
+  }
+  EXPECT_FALSE(some_open());
+}
+
+}  // namespace
+}  // namespace acc::runtime
