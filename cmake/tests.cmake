@@ -20,7 +20,7 @@ endif()
 # Without ACC_TESTS_TWICE each program runs once, under the address sanitizer. But without one run
 # those that only compute, in long loops, and those whose code or sizes are others there, too.
 set(acc_only_plain hash|host_math)
-set(acc_plain ${acc_only_plain}|compile|cuda_emulator|cuda_kernels|cuda_pools|cuda_products|cuda_rows|kernels|memory_plan|recompute)
+set(acc_plain ${acc_only_plain}|compile|cuda_captures|cuda_emulator|cuda_kernels|cuda_products|cuda_rows|kernels|memory_plan|recompute)
 
 # The thread sanitizer of g++ 13 and older gives up where the kernel spreads addresses widely
 set(acc_launcher ${CMAKE_CROSSCOMPILING_EMULATOR})  # a program that runs those of another processor
@@ -49,7 +49,7 @@ foreach(source ${acc_test_sources})
   endif()
   # What is built with CUDA only, tested beside a library that looks like NVIDIA's, and what uses
   # torch's allocators, with these.
-  string(REGEX MATCH "^test_cuda_(products|pools)$" acc_of_cuda "${name}")
+  string(REGEX MATCH "^test_cuda_(captures|products)$" acc_of_cuda "${name}")
   if(acc_of_cuda AND NOT ACC_CUDA)
     continue()
   endif()
@@ -57,7 +57,7 @@ foreach(source ${acc_test_sources})
   if(name STREQUAL "test_cuda_products")
     target_sources(${name} PRIVATE kernels/library/cuda_products.cpp)
     target_include_directories(${name} SYSTEM PRIVATE ${ACC_CUDA_INCLUDES})
-  elseif(name STREQUAL "test_cuda_pools")
+  elseif(name STREQUAL "test_cuda_captures")
     target_sources(${name} PRIVATE csrc/runtime/cuda_pools.cpp)
     target_include_directories(${name} SYSTEM PRIVATE "${ACC_TORCH_DIR}/include")
     target_compile_options(${name} PRIVATE

@@ -29,6 +29,7 @@
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/cuda_pools.h"
+#include "csrc/runtime/cuda_warnings.h"
 #include "csrc/runtime/cuda_workspaces.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/nvidia.h"
@@ -273,7 +274,7 @@ class CudaWork final : public CapturedWork {
     alone_ = std::move(lock);
   }
   void end() {
-    graph_.capture_end();
+    end_capture();
     alone_.unlock();
     guard_.reset();
     pool_.open();
@@ -298,7 +299,7 @@ class CudaWork final : public CapturedWork {
   void abandon() noexcept {
     if (!guard_.has_value()) return;  // the capture went well, and its first launch did not
     try {
-      graph_.capture_end();
+      end_capture();
     } catch (const std::exception&) {
       pool_.take_back(/*begun=*/true);
     }
@@ -309,6 +310,11 @@ class CudaWork final : public CapturedWork {
   bool begun() const noexcept override { return launched_; }
 
  private:
+  void end_capture() {
+    const EmptyGraphsAllowed allowed;
+    graph_.capture_end();
+  }
+
   // Where the driver finds no memory for it, a graph is not launched, and draws nothing.
   void replay() {
     launched_ = true;

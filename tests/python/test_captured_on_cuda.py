@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import warnings
 
 import pytest
 import torch
@@ -232,3 +233,35 @@ def test_a_thread_that_never_called_cudnn_captures_a_convolution(device):
     with helpers.counting() as counted:
         steps()
     assert (counted["captures"], counted["captured_launches"]) == (0, 16)
+
+
+def test_a_pool_whose_last_graph_is_gone_serves_another(device):
+    """What is called between the pieces is captured without a graph, and keeps the pool."""
+    x = torch.ones(64, 64, device=device)
+    weights = torch.ones(64, device=device)
+    for _ in range(12):
+        torch.multinomial(weights, 8, replacement=True)
+        helpers.synchronize()
+    told = []
+    with helpers.counting() as counted:
+        for _ in range(8):  # results that stay where they are: the graph goes, and comes anew
+            made = (x @ x).cumsum(0)
+            helpers.synchronize()
+            told.append((made, made.data_ptr()))
+        assert counted["captured_again/result"] >= 1
+        for _ in range(4):
+            made = (x @ x).cumsum(0)
+            helpers.synchronize()
+    assert counted["captures_submitted"] >= 1
+    assert all(torch.equal(each, made) for each, _ in told)
+
+
+def test_a_graph_without_nodes_is_not_warned_of(device, capfd):
+    x = torch.ones(0, 8, device=device)
+    with warnings.catch_warnings(record=True) as told, helpers.counting() as counted:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            x.cumsum(1)
+            helpers.synchronize()
+    assert counted["captured_launches"] >= 4
+    assert "is empty" not in "".join([*(str(each.message) for each in told), *capfd.readouterr()])

@@ -1,13 +1,16 @@
-// What captured work has its memory from, and who holds it beside torch's graphs. It needs no GPU:
-// pinned memory is that of torch's own allocator, which is asked for none, and the one of a device
-// is played.
+// What captured work has its memory from, who holds it beside torch's graphs, and what these warn
+// of. It needs no GPU: pinned memory is that of torch's own allocator, which is asked for none, and
+// the one of a device is played.
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "csrc/runtime/cuda_pools.h"
+#include "csrc/runtime/cuda_warnings.h"
 
 namespace acc::runtime {
 namespace {
@@ -158,6 +161,27 @@ TEST(CudaPools, AreOpenWhileTheyAreLentToCaptures) {
     EXPECT_TRUE(some_open());
   }
   EXPECT_FALSE(some_open());
+}
+
+struct Heard final : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
+  std::vector<std::string> messages;
+};
+
+TEST(CudaGraphs, WithoutNodesAreNoMistake) {
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  const auto end = [](const char* other) {
+    TORCH_WARN("The CUDA Graph is empty. This usually means that ...");
+    TORCH_WARN(other);
+  };
+  {
+    const EmptyGraphsAllowed allowed;
+    end("first");
+  }
+  EXPECT_EQ(heard.messages, std::vector<std::string>{"first"});
+  end("second");
+  EXPECT_EQ(heard.messages.size(), 3);
 }
 
 }  // namespace
