@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks import stats
 from benchmarks.hosts import NotAvailable, two_hosts
 from benchmarks.ranks import Ranks
+from benchmarks.stats import Window
 
 RANKS = 4
 WAYS = ("plain", "hierarchical", "fp16", "top-k", "top-k fp16")
@@ -75,17 +76,19 @@ def _measure(ranks: Ranks, gigabits: float, alternations: int) -> Iterator[dict[
                 ways = tuple(way for way in ways if not way.startswith("top-k"))
             times: dict[str, list[float]] = {way: [] for way in ways}
             aways: dict[str, float] = {}
-            foreign: list[float] = []
+            windows: list[Window] = []
             for alternation in range(alternations):
                 for way in ways if alternation % 2 == 0 else ways[::-1]:
                     request = {"do": "measure", "way": way, "bytes": size, "steps": 1}
                     window, answers = ranks.watch(alternation, request, TIMEOUT_S)
-                    others = window.foreign_seconds
-                    foreign.append(others / max(1e-9, others + window.cpu_seconds))
+                    windows.append(window)
                     times[way].append(max(answer["each"][0] for answer in answers))
                     aways[way] = max(answer["away"] for answer in answers)
+            # Of all windows together: one may be as short as the kernel's clock is coarse.
+            others = max(0.0, sum(window.foreign_seconds for window in windows))
+            foreign = others / max(1e-9, others + sum(window.cpu_seconds for window in windows))
             for way in ways:
-                yield _line(way, size, times, aways[way], gigabits, stats.median(foreign))
+                yield _line(way, size, times, aways[way], gigabits, foreign)
 
 
 def _line(

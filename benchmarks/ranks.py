@@ -58,7 +58,8 @@ class Ranks:
     ) -> tuple[Window, list[dict[str, Any]]]:
         """The answers to a request for `request["steps"]` steps, and how long the slowest took.
 
-        Foreign load is what the cores of all ranks did for others.
+        Foreign load is what the cores of all ranks did for others. The kernel counts by hundredths
+        of a second, so that a short window's may be some of them too much, or below nothing.
         """
         before = self._read()
         answers = self.ask(request, timeout_s)
@@ -68,7 +69,7 @@ class Ranks:
             request["steps"],
             max(answer["seconds"] for answer in answers),
             after.tree - before.tree,
-            load.foreign_seconds(before, after),
+            (after.busy - before.busy) - (after.tree - before.tree),
             len(self._cores),
         )
         return window, answers
