@@ -2,8 +2,6 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include <cstddef>
-
 // Where cuBLAS and cublasLt compute in between.
 namespace acc::runtime {
 
@@ -16,8 +14,5 @@ namespace acc::runtime {
 // Call it before work is captured on `stream`, by the thread that does, with the stream's device
 // current and memory coming from no pool of captured work.
 void lend_workspaces(c10::cuda::CUDAStream stream);
-
-// Makes torch use `memory` for this handle and stream, and free nothing.
-void lend_workspace(void* handle, void* stream, void* memory, size_t nbytes, c10::Device device);
 
 }  // namespace acc::runtime
