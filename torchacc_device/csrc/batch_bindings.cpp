@@ -35,13 +35,23 @@ bool has_memory_of_its_own(const at::Tensor& tensor) {
          storage.data_ptr().get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter();
 }
 
+// Torch 2.13 has no names of dimensions any more.
+template <class Tensor>
+bool has_names(const Tensor& tensor) {
+  if constexpr (requires { tensor.has_names(); }) {
+    return tensor.has_names();
+  } else {
+    return false;
+  }
+}
+
 // Also: as it lies it is what a copy on the device would be.
 bool can_be_taken(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
          !tensor.is_nested() && !tensor.is_quantized() && has_memory_of_its_own(tensor) &&
          tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
          !tensor.requires_grad() && !tensor._fw_grad(/*level=*/0).defined() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.has_names();
+         !tensor.is_neg() && !has_names(tensor);
 }
 
 // Python's limit for lists in lists: that of calls, or from 3.12 on of calls in C.
