@@ -574,7 +574,8 @@ def part_steps(check: Check) -> None:
 
 def part_kernels(check: Check) -> None:
     """Bandwidth of generated kernels against that of a copy."""
-    check.probe("kernels", "kernels", limit_s=180)
+    for what in ("kernels",) if check.brief else ("kernels", "norms"):
+        check.probe("kernels", what, limit_s=180)
 
 
 def part_bench(check: Check, case: str = "") -> None:

@@ -1,7 +1,7 @@
 """What gpu_check.py asks of a process of its own. Prints a line `ROW [what, status, text]` each.
 
 python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | copies | epilogues | kernels
-    | gradients CASE DEVICE FILE [--small]
+    | norms | gradients CASE DEVICE FILE [--small]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import cases
+from benchmarks import cases, models
 
 # How far the gradients of one step, in float32, may be from eager's, relative to their norm; those
 # of one parameter five times as far. An activation that rounds to the other side of zero takes its
@@ -420,23 +420,19 @@ def seconds_of(make: Callable[[], object], runs: int) -> float:
     return 1e-6 * gpu_work(own)[2] / runs
 
 
+# What a step does, and the bytes that it has to read and write at least.
+Moving = tuple[Callable[[], object], int]
+
+
 def kernels(small: bool) -> None:
     """How long generated kernels work, beside torch's copy of as many bytes on the same device."""
     extension = device(small)
     rows, columns = (64, 1024) if small else (1 << 16, 1024)
-    runs = 4 if small else 50
     x, y, z = (torch.randn(rows, columns, device="acc") for _ in range(3))
     weight, bias = torch.randn(columns, device="acc"), torch.randn(columns, device="acc")
     size = x.numel() * 4
-    state = [torch.zeros_like(x) for _ in range(2)]
-
-    def moments() -> object:
-        state[0].lerp_(x, 0.1)
-        state[1].mul_(0.99).addcmul_(x, x, value=0.01)
-        return y.addcdiv_(state[0], state[1].sqrt().add_(1e-8), value=-1e-4)
-
     functional = torch.nn.functional
-    programs: dict[str, tuple[Callable[[], object], int]] = {
+    programs: dict[str, Moving] = {
         "copy": (lambda: z.copy_(x), 2 * size),
         "pointwise": (lambda: torch.tanh(x * y + x) * 0.5, 3 * size),
         "dropout": (lambda: functional.dropout(x + y, 0.1), 3 * size),
@@ -444,13 +440,79 @@ def kernels(small: bool) -> None:
         "sum": (lambda: (x * 0.5).sum(), size),
         "layer norm": (lambda: functional.layer_norm(x, (columns,), weight, bias), 2 * size),
         "column sums": (lambda: (x * y).sum(0), 2 * size),
-        "moments (Adam)": (moments, 7 * size),
+        "AdamW": adamw(small),
     }
+    judge_bandwidths(extension, programs, small)
+
+
+def adamw(small: bool) -> Moving:
+    """The optimizer's step over the tensors of a GPT-2's blocks: it reads parameters, gradients and
+    two moments, and writes all but the gradients."""
+    layers, heads, width = (2, 2, 32) if small else (12, 12, 768)
+    with torch.device("meta"):
+        blocks = torch.nn.ModuleList(models.Block(width, heads, True) for _ in range(layers))
+    parameters = [torch.zeros(each.shape, device="acc") for each in blocks.parameters()]
+    for each in parameters:
+        each.requires_grad_().grad = torch.full_like(each, 1e-3)
+    size = 4 * sum(each.numel() for each in parameters)
+    return torch.optim.AdamW(parameters, lr=1e-4).step, 7 * size
+
+
+def norms(small: bool) -> None:
+    """The same of softmaxes and norms: of long rows, over images, backward.
+
+    A batch norm reads its images, and in the backward their gradients, twice: they are more than a
+    GPU holds.
+    """
+    extension = device(small)
+    rows, columns, long = (64, 1024, 4) if small else (1 << 16, 1024, 1 << 10)
+    shape = (4, 16, 32, 32) if small else (64, 256, 64, 64)
+    aten, functional = torch.ops.aten, torch.nn.functional
+    x, gradient = (torch.randn(rows, columns, device="acc") for _ in range(2))
+    weight, bias = torch.randn(columns, device="acc"), torch.randn(columns, device="acc")
+    softmax = functional.softmax(x, -1)
+    _, mean, rstd = aten.native_layer_norm(x, (columns,), weight, bias, 1e-5)
+    words = torch.randn(long, 50304, device="acc")
+    images, back = x.view(shape), gradient.view(shape)
+    scale, shift = (torch.randn(shape[1], device="acc") for _ in range(2))
+    running = torch.zeros(shape[1], device="acc"), torch.ones(shape[1], device="acc")
+    _, channel_mean, channel_rstd = aten.native_batch_norm(
+        images, scale, shift, *running, True, 0.1, 1e-5
+    )
+    size, all_three = x.numel() * 4, [True] * 3
+    programs: dict[str, Moving] = {
+        "softmax, backward": (
+            lambda: aten._softmax_backward_data(gradient, softmax, -1, torch.float32),
+            3 * size,
+        ),
+        "softmax of 50,304": (lambda: functional.softmax(words, -1), 2 * words.numel() * 4),
+        "layer norm, backward": (
+            lambda: aten.native_layer_norm_backward(
+                gradient, x, (columns,), mean, rstd, weight, bias, all_three
+            ),
+            3 * size,
+        ),
+        "batch norm": (
+            lambda: functional.batch_norm(images, *running, scale, shift, training=True),
+            3 * size,
+        ),
+        "batch norm, backward": (
+            lambda: aten.native_batch_norm_backward(
+                back, images, scale, *running, channel_mean, channel_rstd, True, 1e-5, all_three
+            ),
+            5 * size,
+        ),
+    }
+    judge_bandwidths(extension, programs, small)
+
+
+def judge_bandwidths(extension: Any, programs: Mapping[str, Moving], small: bool) -> None:
+    """A row for each of the steps."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
     most = max(moved for _, moved in programs.values()) // 8
     source, target = (torch.zeros(most, device=where) for _ in range(2))
     for name, (make, moved) in programs.items():
-        judge_bandwidth(extension, name, make, moved, runs, source, target)
+        judge_bandwidth(extension, name, make, moved, 4 if small else 50, source, target)
 
 
 def judge_bandwidth(
@@ -499,6 +561,8 @@ def main() -> None:
         copies(small)
     elif verb == "epilogues":
         epilogues(small)
+    elif verb == "norms":
+        norms(small)
     else:
         kernels(small)
 
