@@ -6,6 +6,8 @@ from typing import Any
 
 from benchmarks.case import LESS_PRECISE, Case, Tolerance
 
+# Each mode has its own stream of random numbers.
+OTHER_DRAWS = Tolerance(5e-2, 0.1, 0.1)
 WORDS = {"float32": "tf32", "float16": "fp16 with a scaler", "bfloat16": "bf16"}
 
 
@@ -101,6 +103,12 @@ GPU_CASES = (
     _gpt2("gpt2", 16, large=True),
     _gpt2("gpt2_4", 4),
     _gpt2("gpt2_64", 64, large=True),
+    _bfloat16(
+        "gpt2_dropout",
+        "GPT-2 of 124 M parameters, dropout 0.1, 1,024 tokens, batch 4, bf16, AdamW",
+        *("text", "gpt2_dropout", 4, 1024),
+        tolerance=OTHER_DRAWS,
+    ),
     _bfloat16(
         "llama_160m",
         "Llama-like, 162 M parameters, 1,024 tokens, batch 8, bf16, AdamW",

@@ -238,27 +238,37 @@ def _merged(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def _dropout(p: float) -> nn.Module:
+    """One of 0 draws numbers, too."""
+    return nn.Dropout(p) if p else nn.Identity()
+
+
 class Block(nn.Module):
     """A pre-norm transformer block; (B, T, width) -> (B, T, width)."""
 
-    def __init__(self, width: int, heads: int, causal: bool, eps: float = 1e-5) -> None:
+    def __init__(
+        self, width: int, heads: int, causal: bool, eps: float = 1e-5, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.dropout = heads, causal, dropout
         self.norm_1 = nn.LayerNorm(width, eps)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.norm_2 = nn.LayerNorm(width, eps)
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
+        self.drop = _dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (_heads(part, self.heads) for part in self.qkv(self.norm_1(x)).chunk(3, 2))
-        x = x + self.proj(_merged(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)))
-        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+        p = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=self.causal)
+        x = x + self.drop(self.proj(_merged(mixed)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm_2(x)))))
 
 
 class Gpt(nn.Module):
-    """A GPT-2-like decoder, no dropout; int64 (B, T) -> float (B, T, vocabulary)."""
+    """A GPT-2-like decoder; int64 (B, T) -> float (B, T, vocabulary)."""
 
     def __init__(
         self,
@@ -267,26 +277,30 @@ class Gpt(nn.Module):
         width: int = 384,
         tokens: int = 256,
         vocabulary: int = 256,  # bytes
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.vocabulary = vocabulary
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(Block(width, heads, True) for _ in range(layers))
+        self.drop = _dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, True, dropout=dropout) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.token(tokens) + self.position(positions)
+        x = self.drop(self.token(tokens) + self.position(positions))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
 
 
-def gpt2() -> Gpt:
+def gpt2(dropout: float = 0.0) -> Gpt:
     """GPT-2 of 124 million parameters, its vocabulary rounded up to a multiple of 64."""
-    model = Gpt(12, 12, 768, 1024, vocabulary=50304)
+    model = Gpt(12, 12, 768, 1024, vocabulary=50304, dropout=dropout)
     model.head.weight = model.token.weight
     return model
 

@@ -87,6 +87,10 @@ IMAGES = {
 }
 TEXTS = {
     "gpt2": (models.gpt2, lambda: models.Gpt(2, 2, 32, 64, vocabulary=64)),
+    "gpt2_dropout": (
+        functools.partial(models.gpt2, dropout=0.1),
+        lambda: models.Gpt(2, 2, 32, 64, vocabulary=64, dropout=0.1),
+    ),
     "llama_160m": (models.llama_160m, lambda: models.Llama(2, 2, 2, 32, 64, 64, 64)),
     "llama_1b": (models.llama_1b, lambda: models.Llama(2, 4, 2, 32, 64, 64, 64, tied=True)),
     "bert_base": (models.bert_base, lambda: models.Bert(2, 2, 32, vocabulary=64)),

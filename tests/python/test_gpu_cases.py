@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import gpu_probe, load, measure, models, programs, report, run, startup, worker
 from benchmarks.cases import CASES, Case, build
+from benchmarks.checksums import checksum_of, mismatch
 from benchmarks.driver import Worker
 from benchmarks.measure import Settings
 from tests import helpers
@@ -171,15 +172,29 @@ def test_losses_are_read_now_and_then_on_a_gpu():
 
 
 # Of each kind of program one; with ACC_TEST_FULL=1 as the benchmark runs them.
-def test_a_case_for_gpus_runs_small_on_a_host(acc_only, one_thread):
+@pytest.mark.parametrize("name", ["seed_amp", "gpt2_dropout"])
+def test_a_case_for_gpus_runs_small_on_a_host(acc_only, one_thread, name):
     settings = Settings("host", ("eager", "acc"), (0,), alternations=1, window_s=0.02)
-    assert measure.worker_spec("seed_amp", "acc", "plain", settings)["small"]
-    program = build("seed_amp", helpers.DEVICE, "plain", small=True)
+    assert measure.worker_spec(name, "acc", "plain", settings)["small"]
+    program = build(name, helpers.DEVICE, "plain", small=True)
     assert all(math.isfinite(program.step(index)) for index in range(3))
 
 
+def test_a_case_that_draws_has_an_eager_of_other_numbers(one_thread):
+    """Which are no difference between modes."""
+    found = []
+    for seed in (1, 2):
+        program = build("gpt2_dropout", "cpu", "plain", small=True)
+        torch.manual_seed(seed)
+        values = [program.step(index) for index in range(20)]
+        found.append(checksum_of(values, program.outputs()))
+    tolerance = CASES["gpt2_dropout"].tolerance
+    assert found[0].values != found[1].values
+    assert mismatch(*found, exact=False, tolerance=tolerance) is None
+
+
 @pytest.mark.skipif(not helpers.FULL, reason="with ACC_TEST_FULL=1")
-@pytest.mark.parametrize("name", ["seed_amp", "gpt2"])
+@pytest.mark.parametrize("name", ["seed_amp", "gpt2", "gpt2_dropout"])
 def test_a_case_for_gpus_is_measured_on_a_host(acc_only, name):
     cores = (load.choose_cores(1)[0],)
     settings = Settings("host", ("eager", "acc"), cores, alternations=1, window_s=0.02)

@@ -206,12 +206,12 @@ SEED_S = {"eager": 12, "acc": 32, "graph": 13, "compile": 60}
 
 
 class Planned:
-    """A whole run on such a machine, or one that takes `slower` times as long, by the clock alone.
+    """A run on such a machine, or one that takes `slower` times as long, by the clock alone.
 
     `rows` are of the parts and benchmarks that came to their end, in order.
     """
 
-    def __init__(self, monkeypatch, out: Path, slower: float) -> None:
+    def __init__(self, monkeypatch, out: Path, slower: float, only: str = "") -> None:
         self.slower, self.now = slower, 1000.0
         self.measured: list[tuple[str, str]] = []  # case and modes
         self.began: dict[str, float] = {}  # the seconds that were left for a part
@@ -220,7 +220,7 @@ class Planned:
         monkeypatch.setattr(gpu_check.Check, "is_built", lambda check: True)
         monkeypatch.setattr(gpu_check, "PARTS", {k: self.part(k) for k in gpu_check.PARTS})
         self.check = check_for(out, dry=False)
-        gpu_check.run_parts(self.check, "", "")
+        gpu_check.run_parts(self.check, only, "")
 
     def part(self, name: str) -> tuple[float, Callable[[gpu_check.Check], None]]:
         share_s, part = gpu_check.PARTS[name]
@@ -276,6 +276,14 @@ def test_nine_minutes_hold_what_a_reader_wants_first(tmp_path, monkeypatch, slow
     for name in ("steps", "numerics", "kernels", "ranks", "tests"):
         assert plan.began[name] >= gpu_check.PARTS[name][0]
         assert any(row.part == name and row.status == gpu_check.OK for row in plan.check.rows)
+
+
+def test_nine_minutes_of_benchmarks_hold_the_start_of_one_that_draws(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
+    plan = Planned(monkeypatch, tmp_path, 1.0, "bench")
+    assert plan.now <= 1000.0 + gpu_check.LIMIT_S
+    assert plan.measured == [(case, modes) for _, case, modes in gpu_check.SHARING]
+    assert plan.measured[-1] == ("gpt2_dropout", "eager,acc")
 
 
 def rows_of(check: gpu_check.Check) -> list[tuple[str, str]]:
