@@ -56,6 +56,7 @@ TESTS = (
     "test_captured_loops",
     "test_report",
     "test_drawing_kernels",
+    "test_drawing_plans",
     "test_reductions_in_parts",
     "test_epilogues",
     "test_fusion",

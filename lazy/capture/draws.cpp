@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "csrc/base/check.h"
+#include "lazy/graph/draws.h"
 
 namespace acc::capture {
 namespace {
@@ -25,12 +26,6 @@ void note_generator(const runtime::StreamEvent& event, std::vector<CallGenerator
 }
 
 }  // namespace
-
-bool is_draw(const graph::Op& op) {
-  const size_t n = op.arguments.size();
-  return op.name.starts_with("acc::") && n >= 2 && op.arguments[n - 2].name == "seed" &&
-         op.arguments[n - 1].name == "offset";
-}
 
 void note_draws(const std::vector<runtime::StreamEvent>& events, Recording& recording) {
   using What = runtime::StreamEvent::What;
@@ -113,7 +108,7 @@ void Draws::learn(const Recording& previous, const Recording& latest) {
   const auto& draws = latest.draws;
   size_t next = 0;
   for (const graph::Node& node : latest.graph.nodes) {
-    if (!is_draw(*node.op)) continue;
+    if (!graph::draws_numbers(*node.op)) continue;
     const runtime::Position was = drawn_at(node, previous.values);
     const runtime::Position is = drawn_at(node, latest.values);
     size_t at = next;

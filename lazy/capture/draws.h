@@ -6,13 +6,9 @@
 
 #include "csrc/runtime/draws.h"
 #include "lazy/capture/recording.h"
-#include "lazy/graph/op.h"
 
 // The random numbers of a captured step: a replay draws what the function would have drawn.
 namespace acc::capture {
-
-// Whether the last two values of the operator say where it draws.
-bool is_draw(const graph::Op& op);
 
 // Notes what a call did with random streams.
 void note_draws(const std::vector<runtime::StreamEvent>& events, Recording& recording);

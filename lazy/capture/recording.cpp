@@ -5,8 +5,8 @@
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/errors.h"
-#include "lazy/capture/draws.h"
 #include "lazy/capture/text.h"
+#include "lazy/graph/draws.h"
 #include "lazy/record/source.h"
 
 namespace acc::capture {
@@ -82,7 +82,7 @@ void compare(const Recording& before, const Recording& latest) {
   compare_graphs(before, latest);
   const graph::Graph& graph = latest.graph;
   for (const graph::Node& node : graph.nodes) {
-    const uint32_t own = node.n_values - (is_draw(*node.op) ? 2 : 0);
+    const uint32_t own = node.n_values - (graph::draws_numbers(*node.op) ? 2 : 0);
     for (uint32_t i = 0; i < own; ++i) {
       const int64_t was = before.values[node.values + i];
       const int64_t is = latest.values[node.values + i];

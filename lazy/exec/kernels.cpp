@@ -37,6 +37,10 @@ namespace {
 // background.
 constexpr std::chrono::milliseconds kPatience{1000};
 
+// Operators draw random numbers for a GPU on the host, and copy them: so many bytes take as long as
+// a compiler, or longer.
+constexpr uint64_t kDrawnBytes = uint64_t{4} << 20U;
+
 // Names in a warning.
 constexpr size_t kNamesShown = 4;
 
@@ -127,6 +131,10 @@ bool chooses_by_time(const plan::Plan& plan) {
   });
 }
 
+bool draws_much(const plan::Plan& plan) {
+  return for_gpus() && plan::drawn_bytes(plan) >= kDrawnBytes;
+}
+
 // One line of a terminal for those who wait, and nothing where standard error goes elsewhere.
 class ProgressLine {
  public:
@@ -177,7 +185,7 @@ bool await_all(const Compilation& compilation) {
 bool await_kernels(const plan::Plan& plan) {
   Compilation& compilation = compilation_of(plan);
   // Interrupted: once more unfused, and then the user has it.
-  if (!chooses_by_time(plan)) return await_all(compilation);
+  if (!chooses_by_time(plan) || draws_much(plan)) return await_all(compilation);
   const bool done =
       compilation.late ? compilation.job->done() : compilation.job->wait_for(kPatience);
   if (!done && !compilation.late) base::count_keyed("jit", "late");
@@ -242,9 +250,11 @@ void put_aside(plan::Plan& plan, const std::vector<plan::Trial::Slower>& slower)
   TORCH_WARN(text);
 }
 
-// The compiler is done: from now on the kernels are compared with what they replace.
+// The compiler is done: from now on the kernels are compared with what they replace, but for those
+// that would have to be compared with draws on the host.
 void take_kernels(plan::Plan& plan) {
   use_what_is_there(plan);
+  if (for_gpus()) plan::keep_drawing(plan);
   plan.trial = std::make_shared<plan::Trial>(plan.unfused.steps, plan.fused.steps);
 }
 
@@ -261,9 +271,9 @@ plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device) {
   if (plan.compilation == nullptr) {
     // One process of several may cut its steps where the others do not, by reading a loss: what
     // they all compute, the update, is a plan of its own there, and is to have the same kernels.
-    const bool wanted = std::exchange(plan.repeats, true) || runtime::chooses_alike();
-    if (wanted) request(plan, device);
-    if (!runtime::chooses_alike()) return plan.unfused;
+    const bool at_once = runtime::chooses_alike() || draws_much(plan);
+    if (std::exchange(plan.repeats, true) || at_once) request(plan, device);
+    if (!at_once) return plan.unfused;
   }
   if (compilation_of(plan).job != nullptr) {
     if (!await_kernels(plan)) return plan.unfused;

@@ -20,6 +20,9 @@ namespace acc::exec {
 // then on. In the next few runs the kernels are compared with what they replace (see
 // lazy/plan/trial.h), and those that are slower are put aside, once, with a warning.
 //
+// On a GPU a plan that draws many random numbers waits from its first run on, as long as it takes,
+// and kernels that draw are not compared: operators draw on the host, and copy.
+//
 // Where bits must not depend on time (ACC_DETERMINISTIC, deterministic algorithms, several
 // processes that train together) a plan waits as long as it takes, and all kernels stay.
 plan::Schedule& choose_schedule(plan::Plan& plan, c10::DeviceIndex device);

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "csrc/base/stats.h"
+#include "lazy/graph/draws.h"
 #include "lazy/graph/print.h"
 #include "lazy/passes/accumulate.h"
 #include "lazy/passes/batch.h"
@@ -56,6 +58,20 @@ void recompute(Plan& plan, std::vector<passes::Cluster>* clusters, bool on_gpu) 
   }
   take(plan, std::move(*program));
   *clusters = std::move(joined);
+}
+
+// The nodes that a kernel draws for.
+std::vector<uint32_t> drawing_nodes(const Plan& plan, const Step& step) {
+  std::vector<uint32_t> found;
+  if (step.kernel == kNoKernel) return found;
+  std::ranges::copy_if(step.nodes, std::back_inserter(found), [&](uint32_t node) {
+    return graph::draws_numbers(*plan.program.nodes[node].op);
+  });
+  return found;
+}
+
+void append_one_by_one(const Step& step, std::vector<Step>* steps) {
+  for (const uint32_t node : step.nodes) steps->emplace_back().nodes = {node};
 }
 
 }  // namespace
@@ -184,12 +200,38 @@ void take_apart(Plan& plan, const std::vector<bool>& apart) {
   for (size_t i = 0; i < apart.size(); ++i) {
     Step& step = plan.fused.steps[i];
     if (apart[i]) {
-      for (const uint32_t node : step.nodes) steps.emplace_back().nodes = {node};
+      append_one_by_one(step, &steps);
     } else {
       steps.push_back(std::move(step));
     }
   }
   plan.fused = schedule(plan, std::move(steps));
+}
+
+uint64_t drawn_bytes(const Plan& plan) {
+  uint64_t bytes = 0;
+  for (const Step& step : plan.fused.steps) {
+    for (const uint32_t node : drawing_nodes(plan, step)) {
+      for (const graph::Use& use : graph::uses(plan.program, plan.program.nodes[node])) {
+        if (use.writes) bytes += static_cast<uint64_t>(use.end_byte - use.first_byte);
+      }
+    }
+  }
+  return bytes;
+}
+
+void keep_drawing(Plan& plan) {
+  std::vector<Step> steps;
+  bool any = false;
+  for (const Step& step : plan.fused.steps) {
+    if (drawing_nodes(plan, step).empty()) {
+      append_one_by_one(step, &steps);
+    } else {
+      steps.push_back(step);
+      any = true;
+    }
+  }
+  if (any) plan.unfused = schedule(plan, std::move(steps));
 }
 
 }  // namespace acc::plan

@@ -126,6 +126,12 @@ void use_kernels(Plan& plan, const std::vector<bool>& usable);
 // Makes the fused schedule anew: those of its steps that are in `apart` run node by node.
 void take_apart(Plan& plan, const std::vector<bool>& apart);
 
+// Bytes of the random numbers that kernels of the fused schedule draw.
+uint64_t drawn_bytes(const Plan& plan);
+
+// Makes the unfused schedule anew: of the fused one's kernels it has those that draw.
+void keep_drawing(Plan& plan);
+
 // The buffers that a step touches.
 std::vector<graph::Use> uses(const Plan& plan, const Step& step);
 

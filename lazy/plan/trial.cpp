@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 
 #include "csrc/base/check.h"
 
@@ -17,15 +18,17 @@ constexpr double kClearlySeconds = 2e-6;
 Trial::Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused)
     : pair_of_fused_(fused.size(), kNone), pair_of_unfused_(unfused.size(), kNone) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  std::vector<uint32_t> pair_of_node(unfused.size(), kNone);
-  for (uint32_t i = 0; i < fused.size(); ++i) {
-    if (fused[i].kernel == kNoKernel) continue;
-    pair_of_fused_[i] = static_cast<uint32_t>(pairs_.size());
-    for (const uint32_t node : fused[i].nodes) pair_of_node[node] = pair_of_fused_[i];
-    pairs_.push_back({i, kNever, kNever});
+  std::unordered_map<uint32_t, uint32_t> unfused_of_node;
+  for (uint32_t i = 0; i < unfused.size(); ++i) {
+    if (unfused[i].kernel == kNoKernel) unfused_of_node.emplace(unfused[i].nodes[0], i);
   }
-  for (size_t i = 0; i < unfused.size(); ++i) {
-    pair_of_unfused_[i] = pair_of_node[unfused[i].nodes[0]];
+  for (uint32_t i = 0; i < fused.size(); ++i) {
+    if (fused[i].kernel == kNoKernel || !unfused_of_node.contains(fused[i].nodes[0])) continue;
+    pair_of_fused_[i] = static_cast<uint32_t>(pairs_.size());
+    for (const uint32_t node : fused[i].nodes) {
+      pair_of_unfused_[unfused_of_node.at(node)] = pair_of_fused_[i];
+    }
+    pairs_.push_back({i, kNever, kNever});
   }
   decided_ = pairs_.empty();
 }

@@ -33,8 +33,9 @@ class Trial {
   static constexpr uint32_t kRuns = 3;
   static constexpr uint32_t kRunsToBeSure = 10;
 
-  // `unfused` has one step per node; `fused` has the same nodes. Nodes that compute values again
-  // (lazy/passes/recompute.h) count, too: without the kernel they would run.
+  // `unfused` has one step per node, but for kernels that are in both and not compared; `fused` has
+  // the same nodes. Nodes that compute values again (lazy/passes/recompute.h) count, too: without
+  // the kernel they would run.
   Trial(const std::vector<Step>& unfused, const std::vector<Step>& fused);
 
   bool next_is_fused() const { return fused_runs_ == unfused_runs_; }

@@ -100,6 +100,46 @@ TEST(Trial, WithoutKernelsThereIsNothingToDecide) {
   EXPECT_TRUE(Trial(steps, steps).decided());
 }
 
+TEST(Trial, AKernelThatIsInBothIsNotCompared) {
+  const std::vector<Step> unfused{kernel({0, 2}), aten(1), aten(3), aten(4)};
+  const std::vector<Step> fused{aten(1), kernel({0, 2}), kernel({3, 4})};
+  Trial trial{unfused, fused};
+  while (!trial.decided()) {
+    trial.note(std::vector<double>{5 * kMs, 9 * kMs, 3 * kMs});
+    trial.note(std::vector<double>{1 * kMs, 5 * kMs, 1 * kMs, 1 * kMs});
+  }
+  const auto slower = trial.slower();
+  ASSERT_EQ(slower.size(), 1U);
+  EXPECT_EQ(slower[0].step, 2U);
+  EXPECT_DOUBLE_EQ(slower[0].unfused_seconds, 2 * kMs);
+}
+
+TEST(Trial, KernelsThatDrawAreInBothSchedules) {
+  testing::GraphBuilder b;
+  const uint32_t x = b.input();
+  const uint32_t y = b.fresh(64);
+  const uint32_t z = b.fresh(64);
+  const uint32_t sum = b.fresh(64);
+  b.call("acc::native_dropout", {{x, 16}}, {{y, 16}});
+  for (const char* name : {"seed", "offset"}) b.last_op().arguments.emplace_back().name = name;
+  b.call("tanh", {{y, 16}}, {{z, 16}});
+  b.call("relu", {{z, 16}}, {{sum, 16}});
+  const auto plan = plan::build(b.graph, {}, b.alive({sum}), {.fuse = false});
+  EXPECT_EQ(plan::drawn_bytes(*plan), 0U);  // an operator draws
+  plan->fused.steps = {kernel({0, 1}), kernel({2})};
+  plan->fused.steps[0].launches = {{{{x, 0, false}, {z, 0, true}}, {16, 1, 1}, {}, 16}};
+  plan->fused.steps[1].launches = {{{{z, 0, false}, {sum, 0, true}}, {16, 1, 1}, {}, 16}};
+  EXPECT_EQ(plan::drawn_bytes(*plan), 64U);
+  plan::keep_drawing(*plan);
+  ASSERT_EQ(plan->unfused.steps.size(), 2U);
+  EXPECT_EQ(plan->unfused.steps[0].kernel, 0U);
+  EXPECT_EQ(plan->unfused.steps[1].kernel, plan::kNoKernel);
+  EXPECT_EQ(plan->unfused.places[y], plan::Place::kNowhere);
+  plan->fused.steps = {kernel({2})};
+  plan::keep_drawing(*plan);  // nothing draws: it is as it was
+  EXPECT_EQ(plan->unfused.steps.size(), 2U);
+}
+
 // What is done with the answer: the nodes come back in order, where their kernel was, and the
 // memory between them with them.
 TEST(Trial, TakenApartAStepIsItsNodes) {
