@@ -10,6 +10,7 @@
 
 #include "csrc/base/stats.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/event.h"
 #include "csrc/runtime/fork.h"
 #include "lazy/record/recorder.h"
 #include "lazy/session/session.h"
@@ -110,7 +111,7 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   LazyStorage& storage = *record::storage_of(self);
   const auto lock = record::recorder(device).lock();
   if (storage.pinned && storage.has_memory()) {
-    runtime::backend().record_stream(storage.memory().data_ptr(), stream);
+    runtime::let_use(stream, storage.memory(), self.storage());
     return;
   }
   std::vector<c10::Stream>& known = storage.streams;

@@ -1,20 +1,29 @@
 #include "csrc/runtime/event.h"
 
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <utility>
 
 #include "csrc/base/check.h"
+#include "csrc/base/stats.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/gil.h"
 #include "csrc/runtime/hooks_table.h"
+#include "csrc/runtime/on_device.h"
 
 namespace acc::runtime {
 namespace {
+
+constexpr size_t kDevices = size_t{std::numeric_limits<c10::DeviceIndex>::max()} + 1;
 
 // The events of one device that wait for recorded work to be submitted.
 struct Waiting {
@@ -24,9 +33,22 @@ struct Waiting {
 };
 
 Waiting& waiting_of(c10::DeviceIndex device) {
-  constexpr size_t kDevices = size_t{std::numeric_limits<c10::DeviceIndex>::max()} + 1;
   // Never destroyed: events may outlive static destructors.
   static auto& devices = *new std::array<Waiting, kDevices>;
+  return devices.at(static_cast<size_t>(device));
+}
+
+// The program's own streams on one device, each with the storages whose address it was given.
+struct ToldStreams {
+  std::mutex mutex;
+  using Storages = std::map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>>;
+  std::map<c10::StreamId, Storages> storages;
+  std::atomic<bool> any{false};  // who submits work looks here first
+};
+
+ToldStreams& told_streams_of(c10::DeviceIndex device) {
+  // Never destroyed: storages outlive static destructors.
+  static auto& devices = *new std::array<ToldStreams, kDevices>;
   return devices.at(static_cast<size_t>(device));
 }
 
@@ -161,6 +183,33 @@ void events_submitted(c10::DeviceIndex device) {
   for (Event* event : waiting.events) event->set_marker();
   waiting.events.clear();
   waiting.count.store(0, std::memory_order_release);
+}
+
+void let_use(c10::Stream stream, const c10::Storage& memory, const c10::Storage& storage) {
+  if (stream == backend().default_stream(stream.device_index())) return;
+  backend().record_stream(memory.data_ptr(), stream);
+  ToldStreams& told = told_streams_of(stream.device_index());
+  const std::lock_guard lock(told.mutex);
+  told.storages[stream.id()].try_emplace(storage.unsafeGetStorageImpl(),
+                                         storage.getWeakStorageImpl());
+  told.any.store(true, std::memory_order_release);
+}
+
+void follow_own_streams(c10::DeviceIndex device) {
+  ToldStreams& told = told_streams_of(device);
+  if (!told.any.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(told.mutex);
+  const c10::Stream work = backend().default_stream(device);
+  for (auto each = told.storages.begin(); each != told.storages.end();) {
+    auto& [id, storages] = *each;
+    // Before the wait: what was submitted while the last one lived is waited for.
+    std::erase_if(storages, [](const auto& storage) { return storage.second.expired(); });
+    const bool is_last = storages.empty();
+    let_follow(c10::Stream(c10::Stream::UNSAFE, work.device(), id), work);
+    base::count_keyed("stream_waits", "own");
+    each = is_last ? told.storages.erase(each) : std::next(each);
+  }
+  told.any.store(!told.storages.empty(), std::memory_order_release);
 }
 
 }  // namespace acc::runtime

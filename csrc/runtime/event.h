@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include <memory>
@@ -53,5 +54,16 @@ class Event {
 // failed ones too, before anything more can be recorded: with the trace mutex held. Sets the
 // markers of the events that were waiting for it.
 void events_submitted(c10::DeviceIndex device);
+
+// The program may submit work of its own to `stream` that uses `memory`, whose address it was told,
+// as long as `storage` lives. The allocator then keeps memory that is freed from others until the
+// stream has passed; captured work, which keeps its results itself, waits as below. Call it while
+// nothing is captured: the allocator forgets what it hears then. The default stream needs no word.
+void let_use(c10::Stream stream, const c10::Storage& memory, const c10::Storage& storage);
+
+// Call it before work is submitted: makes the default stream wait for what such streams hold by
+// now. Once their storages are gone it waits a last time, and they are forgotten: from then on the
+// program may destroy them.
+void follow_own_streams(c10::DeviceIndex device);
 
 }  // namespace acc::runtime

@@ -246,6 +246,7 @@ void Session::resume(Recorder& recorder, const MayBegin& may_begin) {
   Work& work = suspended->work;
   exec::Outcome outcome;
   try {
+    runtime::follow_own_streams(recorder.device());
     // What the user gave up to free memory need not be made any more. What the passes added is
     // nobody's.
     const graph::Graph& program = work.runs->program;
@@ -383,6 +384,7 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
   exec::Outcome outcome;
   try {
     const base::CountedTime time(Counter::RunUs);
+    runtime::follow_own_streams(recorder.device());
     if (verifies()) {
       outcome = run_verified(*work.plan, recorder.device(), std::move(given), work.trace.values);
     } else {

@@ -4,9 +4,11 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "csrc/base/check.h"
 #include "csrc/runtime/backend.h"
+#include "csrc/runtime/event.h"
 #include "csrc/runtime/fork.h"
 #include "csrc/runtime/on_device.h"
 #include "lazy/exec/runner.h"
@@ -142,10 +144,15 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
   if (reason == FlushReason::kPointer) {
     const auto lock = recorder.lock();
     storage.pinned = true;
-    for (const c10::Stream stream : std::exchange(storage.streams, {})) {
-      runtime::backend().record_stream(memory.data_ptr(), stream);
+    const c10::DeviceIndex device = tensor.device().index();
+    std::vector<c10::Stream> streams = std::exchange(storage.streams, {});
+    streams.push_back(runtime::backend().current_stream(device));
+    for (const c10::Stream stream : streams) {
+      runtime::let_use(stream, memory, tensor.storage());
     }
-    runtime::let_current_stream_follow(tensor.device().index());
+    runtime::let_current_stream_follow(device);
+  } else {
+    runtime::follow_own_streams(tensor.device().index());
   }
   return over(std::move(memory), tensor);
 }
@@ -190,6 +197,7 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
     return;
   }
   flush(device, FlushReason::kResize);
+  runtime::follow_own_streams(device);
   const auto lock = recorder.lock();
   materialise(storage);
   const runtime::OnDevice on_device(device);
