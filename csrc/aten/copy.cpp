@@ -62,7 +62,9 @@ bool receive(const at::Tensor& source, const at::Tensor& destination, bool non_b
   if (!source.is_cpu()) runtime::follow_current_stream(device);
   {
     const runtime::OnDevice on_device(copies);
-    runtime::await_device(device, [&] { memory->copy_(source, non_blocking); });
+    session::with_memory(device, "[aten::copy_] failed", /*may_repeat=*/true, [&] {
+      runtime::await_device(device, [&] { memory->copy_(source, non_blocking); });
+    });
   }
   if (!source.is_cpu()) runtime::let_current_stream_follow(device);
   if (copies == work) return true;
@@ -109,7 +111,9 @@ void copy_contents(const at::Tensor& self, const at::Tensor& destination, bool n
         non_blocking ? session::alias(self, FlushReason::kRead) : session::await(self);
     const c10::DeviceIndex device = self.device().index();
     const runtime::OnDevice of_source(device);
-    runtime::await_device(device, [&] { destination.copy_(from, non_blocking); });
+    session::with_memory(device, "[aten::copy_] failed", /*may_repeat=*/true, [&] {
+      runtime::await_device(device, [&] { destination.copy_(from, non_blocking); });
+    });
   } else {
     // To a tensor of the program's own: in the order of its stream.
     const at::Tensor from = session::alias(self, FlushReason::kRead);

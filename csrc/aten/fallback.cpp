@@ -63,7 +63,11 @@ class DirectCall {
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                                c10::autocast_dispatch_keyset);
       runtime::await_program_settings();
-      runtime::await_device(device_, [&] { handle_.callBoxed(call); });
+      const torch::jit::Stack arguments = std::move(call);
+      session::with_memory(device_, "[" + schema_.name() + "] failed", may_repeat(), [&] {
+        call = arguments;
+        runtime::await_device(device_, [&] { handle_.callBoxed(call); });
+      });
     }
     if (with_own_) runtime::let_current_stream_follow(device_);
     for (const Pair& pair : pairs_) follow(pair);
@@ -78,6 +82,14 @@ class DirectCall {
     at::Tensor alias;
     at::Tensor tensor;
   };
+
+  // Whether a call that found no memory can be made again as if it never had been: as a step of a
+  // plan, but ATen's operators move the generator that they are given.
+  bool may_repeat() const {
+    const std::string& name = schema_.name();
+    return !graph::table::must_run(name) && !schema_.returns().empty() && !schema_.is_mutable() &&
+           (name.starts_with("acc::") || !handle_.hasTag(at::Tag::nondeterministic_seeded));
+  }
 
   void find_device() {
     for (size_t i = base_; i < stack_->size(); ++i) {

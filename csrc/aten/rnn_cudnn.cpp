@@ -92,14 +92,17 @@ std::optional<Layout> layout_of(const RnnLayers& layers, const Tensor& input, in
     const runtime::OnDevice on_device(device);
     const at::AutoDispatchBelowADInplaceOrView below;
     runtime::await_program_settings();
-    const std::vector<int64_t> asked = runtime::await_device(device, [&] {
+    std::vector<int64_t> asked;
+    const auto ask = [&] {
       return handle
           .typed<std::vector<int64_t>(at::IntArrayRef, int64_t, int64_t, int64_t, bool, bool,
                                       c10::ScalarType, c10::Device)>()
           .redispatch(c10::DispatchKeySet(key), input.sizes(), hidden, mode_of(layers.kind),
                       layers.num_layers, layers.bidirectional, train, input.scalar_type(),
                       c10::Device(runtime::backend().alias_type(), device));
-    });
+    };
+    session::with_memory(device, "[acc::cudnn_rnn_layout] failed", /*may_repeat=*/true,
+                         [&] { asked = runtime::await_device(device, ask); });
     lock.lock();
     found = known.emplace(geometry, asked).first;
   }

@@ -13,6 +13,7 @@ namespace acc::runtime {
 namespace {
 
 std::atomic<int32_t> injected{0};
+std::atomic<int64_t> to_fail{0};
 
 }  // namespace
 
@@ -54,11 +55,14 @@ std::string advice_after(int32_t cuda_error) {
          "ACC_MODE=eager finds an operator that is to blame.";
 }
 
-void fail_waits(int32_t cuda_error) { injected.store(cuda_error); }
+void fail_waits(int32_t cuda_error, int64_t times) {
+  injected.store(cuda_error);
+  to_fail.store(cuda_error == 0 ? 0 : times);
+}
 
 void about_to_wait() {
-  const int32_t code = injected.load(std::memory_order_relaxed);
-  if (code == 0) return;
+  if (to_fail.load(std::memory_order_relaxed) <= 0 || to_fail.fetch_sub(1) <= 0) return;
+  const int32_t code = injected.load();
   throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, code,
                               base::concat("injected: CUDA error ", code, "."));
 }

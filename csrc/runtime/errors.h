@@ -17,9 +17,9 @@ std::string text_of(const std::exception_ptr& error);
 // a GPU any more: the device is gone, or what ran on it went wrong. "" after others.
 std::string advice_after(int32_t cuda_error);
 
-// For tests: all that waits for a device fails from now on as on a GPU that is lost, with this
-// number of CUDA's; 0 ends it.
-void fail_waits(int32_t cuda_error);
+// For tests: of what waits for a device, the next `times` fail with this number of CUDA's, as on a
+// GPU that is lost; 0 ends it.
+void fail_waits(int32_t cuda_error, int64_t times);
 
 void about_to_wait();
 // With what was submitted last to the device, and the advice.

@@ -10,6 +10,7 @@
 #include "csrc/runtime/ambient.h"
 #include "csrc/runtime/backend.h"
 #include "lazy/capture/filling.h"
+#include "lazy/record/recorder.h"
 #include "lazy/session/replay.h"
 #include "lazy/session/session.h"
 
@@ -121,7 +122,10 @@ std::vector<at::Tensor> Step::take_results() {
       if (!storage) {
         storage = record::make_storage(graph_.buffers[result.index].nbytes, device_);
         const bool left = !bindings_.buffers[result.index].storage.expired();
-        if (held_[r]) storage->set_memory(left ? copy_of(held_[r], device_) : held_[r]);
+        if (held_[r]) {
+          const auto lock = record::recorder(device_).lock();
+          storage->set_memory(left ? copy_of(held_[r], device_) : held_[r]);
+        }
       }
     }
     results.push_back(storage

@@ -5,6 +5,7 @@
 
 #include "csrc/runtime/backend.h"
 #include "csrc/runtime/on_device.h"
+#include "lazy/session/session.h"
 
 namespace acc::capture {
 
@@ -37,9 +38,8 @@ WeakStorage weak(LazyStorage* storage) {
 
 c10::Storage copy_of(const c10::Storage& memory, c10::DeviceIndex device) {
   runtime::Backend& backend = runtime::backend();
+  c10::Storage copy = session::allocate(memory.nbytes(), backend.default_stream(device));
   const runtime::OnDevice on_device(device);
-  c10::Storage copy(c10::Storage::use_byte_size_t(),
-                    c10::SymInt(static_cast<int64_t>(memory.nbytes())), backend.allocator(), true);
   backend.copy(copy.mutable_data(), memory.data(), memory.nbytes(), device);
   return copy;
 }

@@ -34,7 +34,8 @@ using WeakStorage = c10::weak_intrusive_ptr<record::LazyStorage>;
 WeakStorage weak(record::LazyStorage* storage);
 inline WeakStorage no_storage() { return WeakStorage(c10::intrusive_ptr<record::LazyStorage>()); }
 
-// A copy on the device of what is there, or (pageable) on the host.
+// A copy on the device of what is there, or (pageable) on the host. By who has the lock of the
+// recorder.
 c10::Storage copy_of(const c10::Storage& memory, c10::DeviceIndex device);
 
 // Whether both hold the same bytes; on a GPU they come to the host for that.

@@ -155,17 +155,6 @@ void drop_captures(c10::DeviceIndex device) {
   }
 }
 
-// Frees what has been captured on a device, all of it: captures share a pool, which has its memory
-// until the last of them is gone. Frees what allocators keep, too. Returns the bytes of captured
-// work.
-uint64_t give_back(c10::DeviceIndex device) {
-  const uint64_t before = runtime::backend().captured_bytes(device);
-  drop_captures(device);
-  runtime::backend().empty_cache();
-  const uint64_t after = runtime::backend().captured_bytes(device);
-  return before - std::min(before, after);  // other threads use it too
-}
-
 }  // namespace
 
 // A run from its first step to its last, in as many goes as it takes.
@@ -571,6 +560,14 @@ uint64_t captures_bytes(c10::DeviceIndex device) {
 }
 
 void release_captures(c10::DeviceIndex device) { drop_captures(device); }
+
+uint64_t give_back(c10::DeviceIndex device) {
+  const uint64_t before = runtime::backend().captured_bytes(device);
+  drop_captures(device);
+  runtime::backend().empty_cache();
+  const uint64_t after = runtime::backend().captured_bytes(device);
+  return before - std::min(before, after);  // other threads use it too
+}
 
 void capture_plans(std::optional<bool> on) {
   capturing().store(on.value_or(captures_at_first()), std::memory_order_relaxed);

@@ -110,6 +110,10 @@ uint64_t captures_bytes(c10::DeviceIndex device);  // of all plans
 // Drops what has been captured on a device, and so the memory that it has.
 void release_captures(c10::DeviceIndex device);
 
+// For want of memory: the same, all of it, since captures share a pool, which has its memory until
+// the last of them is gone. Frees what allocators keep, too. Returns the bytes of captured work.
+uint64_t give_back(c10::DeviceIndex device);
+
 // Frees the arena of a device. Nothing may be running on it.
 void release_arena(c10::DeviceIndex device);
 

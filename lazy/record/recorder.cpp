@@ -118,6 +118,7 @@ runtime::LockWithoutGil Recorder::lock() {
 
 void Recorder::begin_run() { running_ = runs_plan = true; }
 void Recorder::end_run() { running_ = runs_plan = false; }
+bool Recorder::runs_here() { return runs_plan; }
 
 Recorded Recorder::record(const graph::Op& op, const c10::OperatorHandle& handle,
                           torch::jit::Stack* stack) {

@@ -99,6 +99,9 @@ class Recorder {
   void begin_run();
   void end_run();
 
+  // Whether this thread runs a plan, of whatever device.
+  static bool runs_here();
+
   // Read without the lock, as hints.
   bool running() const { return running_.load(std::memory_order_acquire); }
   size_t pending() const { return n_nodes_.load(std::memory_order_relaxed); }

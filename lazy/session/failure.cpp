@@ -50,27 +50,38 @@ void rethrow_as(const std::exception_ptr& error, bool no_memory, const std::stri
   }
 }
 
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+std::string held_text(c10::DeviceIndex device, uint64_t given_back, const char* captured_by) {
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
+  std::string text = base::concat("tensors held ", static_cast<uint64_t>(held) / kMiB,
+                                  " MiB on acc:", static_cast<int>(device), ".");
+  const uint64_t captured = runtime::backend().captured_bytes(device);
+  if (given_back + captured > 0) {
+    text += base::concat(" Captured steps gave ", given_back / kMiB, " MiB back; ", captured_by,
+                         " of theirs that are in use have ", captured / kMiB, " MiB.");
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string memory_held(c10::DeviceIndex device, uint64_t given_back) {
+  return " Out of memory: " + held_text(device, given_back, "results");
+}
+
 std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
                              c10::DeviceIndex device, uint64_t given_back) {
   uint64_t results = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     if (plan.outputs[i]) results += plan.program.buffers[i].nbytes;
   }
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto held = runtime::backend().memory_stats(device).allocated_bytes[kAll].current;
-  constexpr uint64_t kMiB = uint64_t{1} << 20;
-  std::string text =
-      base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
-                   schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
-                   " MiB for results; tensors held ", static_cast<uint64_t>(held) / kMiB,
-                   " MiB on acc:", static_cast<int>(device), ".");
-  const uint64_t captured = runtime::backend().captured_bytes(device);
-  if (given_back + captured > 0) {
-    text +=
-        base::concat(" Captured steps gave ", given_back / kMiB, " MiB back; this one and results ",
-                     "of theirs that are in use have ", captured / kMiB, " MiB.");
-  }
-  return text;
+  return base::concat(" Out of memory: these ", plan.program.nodes.size(), " operators need ",
+                      schedule.arena_bytes / kMiB, " MiB for intermediates and ", results / kMiB,
+                      " MiB for results; ", held_text(device, given_back, "this one and results"));
 }
 
 void poison_rest(const plan::Plan& plan, const plan::Schedule& schedule, const record::Trace& trace,

@@ -23,8 +23,9 @@ namespace acc::session {
 [[noreturn]] void rethrow_as(const std::exception_ptr& error, bool no_memory,
                              const std::string& message);
 
-// What the user has to know when memory ran out: how much the step takes, what is held, and how
-// much captured work gave back in vain.
+// What the user has to know when memory ran out: what tensors hold, and how much captured work gave
+// back in vain. Of a plan, how much the step takes, too.
+std::string memory_held(c10::DeviceIndex device, uint64_t given_back);
 std::string memory_situation(const plan::Plan& plan, const plan::Schedule& schedule,
                              c10::DeviceIndex device, uint64_t given_back);
 

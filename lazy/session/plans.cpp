@@ -64,11 +64,6 @@ void Session::time_plans(bool on) {
   exec::time_steps(on);
 }
 
-void Session::release_captures(c10::DeviceIndex index) {
-  exec::release_captures(index);
-  count_captures(devices_[static_cast<size_t>(index)]);
-}
-
 void Session::forget_plans(c10::DeviceIndex index) {
   Recorder& recorder = record::recorder(index);
   const auto lock = recorder.lock();

@@ -528,12 +528,8 @@ void start() {
     resize_storage(static_cast<LazyStorage&>(storage), nbytes);
   };
   hooks.release_cached = [](c10::DeviceIndex device) {
-    Recorder& recorder = record::recorder(device);
-    const auto lock = recorder.lock();
-    // Work that waits for memory has its intermediates there.
-    if (recorder.suspended()) return;
-    Session::get().release_captures(device);
-    exec::release_arena(device);
+    const auto lock = record::recorder(device).lock();
+    Session::get().release_cached(device);
   };
   hooks.last_work = [](c10::DeviceIndex device) {
     return Session::get().last_work(record::recorder(device));

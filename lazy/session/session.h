@@ -1,6 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <functional>
@@ -71,8 +73,18 @@ std::optional<at::Tensor> new_memory(const at::Tensor& tensor, c10::Stream strea
 // once, so that both sides see each other's writes.
 at::Tensor share(const at::Tensor& tensor);
 
+// Memory of a device, made on `stream`, for who has the lock of its recorder. Where there is none,
+// captured work and caches give back what they have; OutOfMemoryError, if that is in vain, says how
+// much it was.
+c10::Storage allocate(size_t nbytes, c10::Stream stream);
+
+// The same for what allocates by itself, and is called without the lock: `call` is called once more
+// if it `may_repeat`, that is, may be called as if it never had been. The error begins with `what`.
+void with_memory(c10::DeviceIndex device, const std::string& what, bool may_repeat,
+                 const std::function<void()>& call);
+
 // Makes the storage's memory, which has no pending writes, available: allocates it if there is
-// none.
+// none. The caller has the lock.
 void materialise(record::LazyStorage& storage);
 
 // Resizes a storage in program order: what was recorded keeps the old contents.

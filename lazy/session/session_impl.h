@@ -48,7 +48,11 @@ class Session {
   void time_plans(bool on);
   void forget_plans(c10::DeviceIndex device);
   void drop_plans(c10::DeviceIndex device);
-  void release_captures(c10::DeviceIndex device);
+  // Frees what no tensor uses and is kept only to be fast, unless work waits that has its
+  // intermediates there. The caller has the lock, and runs nothing.
+  void release_cached(c10::DeviceIndex device);
+  // The same for want of memory, and what the allocator keeps. Returns the bytes of captured work.
+  uint64_t give_back(c10::DeviceIndex device);
 
  private:
   struct Work {

@@ -46,8 +46,7 @@ void poison_again(const at::Tensor& tensor, std::shared_ptr<const record::Poison
 static void materialise(LazyStorage& storage, c10::Stream stream) {
   record::check_contents(storage);
   if (storage.has_memory()) return;
-  const runtime::OnDevice on_device(stream);
-  storage.set_memory(exec::allocate(storage.nbytes()));
+  storage.set_memory(allocate(storage.nbytes(), stream));
 }
 
 void materialise(LazyStorage& storage) {
@@ -200,9 +199,9 @@ void resize_storage(LazyStorage& storage, size_t nbytes) {
   runtime::follow_own_streams(device);
   const auto lock = recorder.lock();
   materialise(storage);
-  const runtime::OnDevice on_device(device);
   // First the new memory, which may not be had.
-  c10::Storage memory = exec::allocate(nbytes);
+  c10::Storage memory = allocate(nbytes, runtime::backend().default_stream(device));
+  const runtime::OnDevice on_device(device);
   const c10::Storage old = storage.take_memory(nbytes);
   storage.set_memory(std::move(memory));
   runtime::backend().copy(storage.memory().mutable_data(), old.data(), std::min(old_bytes, nbytes),

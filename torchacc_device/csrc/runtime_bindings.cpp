@@ -2,6 +2,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -97,8 +99,9 @@ void bind_devices(py::module_& m) {
         py::arg("submissions"),
         "For tests: the host's next captures, and submissions of captured work, fail before they "
         "have begun, as CUDA's do for want of memory.");
-  m.def("fail_waits", guarded([](int32_t error) { runtime::fail_waits(error); }), py::arg("error"),
-        "For tests: waits for a device fail with this number of CUDA's; 0 ends it.");
+  m.def("fail_waits", guarded(runtime::fail_waits), py::arg("error"),
+        py::arg("times") = std::numeric_limits<int64_t>::max(),
+        "For tests: the next waits for a device fail with this number of CUDA's; 0 ends it.");
   m.def("slow_uploads", guarded(runtime::slow_uploads), py::arg("microseconds"),
         "For tests: each upload of kernels' arguments on the host takes so much longer; 0 ends "
         "it.");
