@@ -386,6 +386,7 @@ Three attention_backward(const Tensor&, const Tensor& query, const Tensor& key, 
 void register_unstructured() {
   install("aten::fill_.Scalar", &fill);
   install("aten::zero_", &zero);
+  install("aten::zero", &copy_of);
   install("aten::arange.start_out", &arange);
   install("aten::arange.out", &arange_to);
   install("aten::_fused_sgd_", &fused_sgd, &equally_many);

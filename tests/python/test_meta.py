@@ -336,6 +336,9 @@ LAYOUTS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], torch.Tens
     "arange of floats": lambda to: torch.arange(0, 1, 0.1, device=to(torch.ones(())).device),
     "arange downwards": lambda to: torch.arange(7, 0, -3, device=to(torch.ones(())).device),
     "arange into a matrix": lambda to: torch.arange(6, out=to(torch.zeros(2, 3).long())),
+    "zeros in place of values": lambda to: torch.ops.aten.zero(
+        to(torch.rand(4, 2, 3).permute(1, 2, 0))
+    ),
     "roll of no elements": lambda to: to(torch.zeros(0, 3).t()).roll(1, 0),
     "roll in two directions": lambda to: to(channels_last(2, 3, 4, 5)).roll((1, 1), (2, 3)),
     "roll of everything": lambda to: to(channels_last(2, 3, 4, 5)).roll(3),
