@@ -30,7 +30,8 @@ OF_CUDNN = ("cudnn_", "_thnn_fused")
 
 def test_the_operators_are_those_of_cuda() -> None:
     cuda, ours = kernels("AutocastCUDA"), kernels("AutocastPrivateUse1")
-    assert len(cuda) > 120
+    # torch 2.13 has no named dimensions, nor the overloads that take them
+    assert len([name for name in cuda if not re.search(r"\.\w*([Dd]imname|names)", name)]) >= 119
     cudnn = {name for name in cuda if "cudnn" in name}
     assert cuda - ours == cudnn and len(cudnn) == 3  # called inside of others
     assert ours <= cuda
