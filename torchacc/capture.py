@@ -28,6 +28,10 @@ from torchacc_device import _C, _scaling
 # Leaves of the results: an argument, a tensor that the step makes, or a plain value.
 _ARGUMENT, _TENSOR, _VALUE = range(3)
 
+# How many calls a capture is put off for those that were cut: DDP arranges its buckets anew, which
+# reads on the host, in the second or (static_graph) the third one.
+_MOST_PUT_OFF = 4
+
 # A scale of 65536 is halved to 1 by sixteen.
 _MOST_FIRST_STEPS = 50
 _ONLY_OVERFLOWS = (
@@ -118,6 +122,10 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     optimizer under a scaler has taken its first step, which makes its state, each call asks the
     host, and those do not count as warm-up: of the default scale of 65536 the first few overflow.
 
+    Nor does a call that was cut where another one was not: DistributedDataParallel reads on the
+    host where it arranges its buckets anew, once, at the beginning of its second or third forward.
+    Up to 4 calls more are recorded for that. A step that is cut in each call is refused at once.
+
     With ACC_MODE=eager or nofuse, where nothing is recorded as a whole, every call runs `fn`.
     While `fn` is recorded, no other thread may read tensors of the device on the host, or replay a
     step there; the thread of an AsyncLoader does not. Replays may come from any thread, one after
@@ -126,8 +134,8 @@ def capture(fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
     Args:
         fn: the step. It keeps all that it works on, as closures and modules do.
         warmup: recorded calls, at least 2. Three let an optimizer make its state in the first. Two
-            at least are recorded behind the last that begins with a GradScaler's question (above);
-            a warning says so where there were 50.
+            at least are recorded behind the last that does not count (above); a warning says so
+            where 50 began with a GradScaler's question.
 
     Returns:
         A callable with the arguments of `fn`.
@@ -169,6 +177,9 @@ class CapturedStep:
         self._runs_fn = _C.mode() in ("eager", "nofuse")
         self._ready = False
         self._begins = False  # the last call took, or skipped, an optimizer's first step
+        self._cut = False  # the last call was submitted in parts
+        self._some_whole = False  # and another one was not
+        self._put_off = 0  # how often the last call of the warm-up was none
         self._structure: TreeSpec | None = None
         self._keywords: tuple[str, ...] = ()  # in the order of the first call
         self._flat = -1  # number of arguments, when all are leaves that are given by position
@@ -223,16 +234,17 @@ class CapturedStep:
         with torch.inference_mode(False):  # where writes are counted
             moved = self._moved(leaves)
         args, kwargs = tree_unflatten(moved, self._structure)
-        last = self.recorded + 1 >= self._warmup and not self._begins
+        may_be_last = self.recorded + 1 >= self._warmup and not self._begins
         first_steps, later_steps = _scaling.first_steps, _scaling.later_steps
         self._step.begin(moved)
         try:
-            with self._guards.recording(last):
+            with self._guards.recording(may_be_last):
                 returned = self._fn(*args, **kwargs)
             results, tensors = self._look_at_results(returned, moved)
         except BaseException:
             self._step.cancel()
             raise
+        last = self._is_last(may_be_last)
         self._begins = _scaling.first_steps > first_steps
         if self._begins and self.recorded == _MOST_FIRST_STEPS:
             warnings.warn(_ONLY_OVERFLOWS.format(self.recorded), stacklevel=3)
@@ -270,6 +282,16 @@ class CapturedStep:
         self._one_tensor = results[0].is_leaf() and results[1] == [(_TENSOR, 0)]
         self._ready = True
         return self._rebuilt(leaves, tensors)
+
+    def _is_last(self, may_be_last: bool) -> bool:
+        """Within a recorded call: whether it and the one before are those that are compared."""
+        cut_before, self._cut = self._cut, self._step.cut
+        self._some_whole = self._some_whole or not self._cut
+        if not may_be_last or self._put_off == _MOST_PUT_OFF:
+            return may_be_last
+        put_off = self._some_whole and (cut_before or self._cut)
+        self._put_off += put_off
+        return not put_off
 
     def _fail(self, text: str) -> None:
         """All later calls raise this; nothing of the step is kept."""

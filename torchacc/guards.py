@@ -62,7 +62,7 @@ class Guards:
 
     @contextmanager
     def recording(self, last: bool) -> Iterator[None]:
-        """Within this the calling thread runs the function; `last` is the call that is kept."""
+        """Within this the calling thread runs the function; `last`: the call may be kept."""
         thread = threading.get_ident()
         self._called.clear()
 

@@ -44,6 +44,8 @@ void Step::cancel() noexcept {
   runtime::logged_draws();
 }
 
+bool Step::cut() const { return current_ != nullptr && !record::cuts().empty(); }
+
 void Step::end(const std::vector<at::Tensor>& arguments, const std::vector<at::Tensor>& results,
                bool last) {
   record::stop_watching();

@@ -35,6 +35,8 @@ class Step {
   void begin(const std::vector<at::Tensor>& arguments);
   void end(const std::vector<at::Tensor>& arguments, const std::vector<at::Tensor>& results,
            bool last);
+  // Before `end`: whether the call has been submitted in parts.
+  bool cut() const;
   // After a call that raised.
   void cancel() noexcept;
   // Ends recording: the results of the last call as tensors of their own, once nothing of the call

@@ -69,3 +69,51 @@ store.wait(["ended 0", "ended 1"])
 """
     for rank in reduced(code):
         assert "exchanges something with other processes at once" in rank["text"]
+
+
+DDP = """
+import torchacc
+from torch import nn
+def trained(captured):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    model = wrapped(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    def fn(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+    step = torchacc.capture(fn) if captured else fn
+    draws = torch.Generator().manual_seed(RANK)
+    losses = []
+    for _ in range(10):
+        x = torch.randn(6, 8, generator=draws).to(device)
+        y = torch.randint(3, (6,), generator=draws).to(device)
+        losses.append(step(x, y).item())
+    made = [losses, *(each.tolist() for each in net.parameters())]
+    return made, (step.recorded, step.replays) if captured else None
+plain, _ = trained(False)
+made, counts = trained(True)
+report(counts=counts, same=made == plain, parameters=made[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "recorded"),
+    [
+        ("DistributedDataParallel(net.to(device))", 4),
+        ("DistributedDataParallel(net.to(device), gradient_as_bucket_view=True)", 4),
+        ("DistributedDataParallel(net.to(device), static_graph=True)", 5),
+        ("torchacc.accelerate(net)", 4),
+    ],
+)
+def test_ddp_that_arranges_its_buckets_anew(wrapped, recorded):
+    """Where it does so it reads on the host: the calls that are compared come behind that."""
+    code = f"wrapped = lambda net: {wrapped}" + DDP
+    first, second = reduced(code)
+    for rank in (first, second):
+        assert rank["counts"] == [recorded, 10 - recorded]
+        assert rank["same"]
+    assert first["parameters"] == second["parameters"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import gc
+import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -165,6 +166,66 @@ def test_loss_scaling_that_reads_on_the_host_is_refused() -> None:
             r"not known .*Call scaler.step and scaler.update behind",
         ):
             step(x, y)
+
+
+def reading(*calls: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A step that reads on the host in these of its calls."""
+    count = itertools.count(1)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        if next(count) in calls:
+            y.sum().item()
+        return y * 2
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("calls", "warmup", "recorded"),
+    [
+        ((), 3, 3),
+        ((1,), 3, 3),
+        ((2,), 3, 4),
+        ((3,), 3, 5),
+        ((1, 2), 3, 4),
+        ((2, 3), 3, 5),
+        ((2,), 2, 4),
+        ((2, 4), 3, 6),
+        ((2, 3, 4, 5), 3, 7),
+    ],
+)
+def test_two_whole_calls_are_compared(calls: tuple[int, ...], warmup: int, recorded: int) -> None:
+    """As a DDP's second forward reads, a step may at first, and is recorded until it does not."""
+    step = torchacc.capture(reading(*calls), warmup=warmup)
+    for i in range(10):
+        assert step(torch.full((3,), float(i), device=ACC)).tolist() == [2.0 * (i + 1)] * 3
+    assert (step.recorded, step.replays) == (recorded, 10 - recorded)
+
+
+@pytest.mark.parametrize(
+    ("calls", "warmup", "last"),
+    [
+        ((1, 2), 2, 2),
+        ((1, 2, 3), 3, 3),
+        (range(2, 20), 3, 7),
+        (range(2, 20), 2, 6),
+        (range(2, 20, 2), 3, 7),
+        (range(1, 20, 2), 3, 7),
+    ],
+)
+def test_a_step_that_goes_on_reading_is_refused_soon(
+    calls: Collection[int], warmup: int, last: int
+) -> None:
+    step = torchacc.capture(reading(*calls), warmup=warmup)
+    x = torch.ones(3, device=ACC)
+    for _ in range(last - 1):
+        step(x)
+    assert step.recorded == last - 1
+    match = r"reads a tensor on the host.*surroundings.py:\d+ in fn.*Return the tensor"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=match):
+            step(x)
 
 
 def test_batches_of_a_loader() -> None:

@@ -167,6 +167,7 @@ class PyStep {
     return has_acc_storage(tensor) && step_.touches(tensor).uses;
   }
   size_t operators() const { return step_.operators(); }
+  bool cut() const { return step_.cut(); }
   bool some_stayed() const { return step_.some_stayed(); }
 
   // For the garbage collector: what is kept may well hold the step, which `model.step =
@@ -464,6 +465,8 @@ void bind_capture(py::module_& m) {
       .def("replay",
            guarded([](PyStep& self, const py::tuple& leaves) { return self.replay(leaves); }),
            py::arg("leaves"), "Runs the step; the tensors that it returns.")
+      .def_property_readonly("cut", &PyStep::cut,
+                             "Whether the call that is recorded has been submitted in parts.")
       .def_property_readonly("some_stayed", &PyStep::some_stayed,
                              "Whether an argument had one memory in both calls compared.")
       .def_property_readonly_static("most_bytes",
