@@ -117,3 +117,26 @@ def test_ddp_that_arranges_its_buckets_anew(wrapped, recorded):
         assert rank["counts"] == [recorded, 10 - recorded]
         assert rank["same"]
     assert first["parameters"] == second["parameters"]
+
+
+@pytest.mark.parametrize(
+    "sharded", ["FullyShardedDataParallel(net, device_id=device)", "fully_shard(net)"]
+)
+def test_fsdp_is_refused_at_once(sharded):
+    code = """
+import torchacc
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+net = nn.Linear(8, 3).to(device)
+model = SHARDED
+def fn(x):
+    model.zero_grad()
+    loss = model(x).sum()
+    loss.backward()
+    return loss
+step = torchacc.capture(fn)
+heard(lambda: [step(torch.ones(4, 8, device=device)) for _ in range(9)])
+report(recorded=step.recorded)
+"""
+    for rank in reduced(code.replace("SHARDED", sharded)):
+        assert "resizes a tensor that has contents" in rank["text"]
+        assert rank["recorded"] == 2
