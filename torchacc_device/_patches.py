@@ -199,10 +199,17 @@ def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
 
     torch looks for NCCL only and takes Gloo, which such a group does not have;
     DistributedDataParallel and SyncBatchNorm ask.
+
+    A program that has told its device makes groups of other backends too: torch asks those for
+    what they have for that device. Gloo says that it serves CUDA, and has nothing for acc.
     """
 
-    def make(*args: Any, **options: Any) -> Any:
-        made = original(*args, **options)
+    def make(size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **of: Any) -> Any:
+        device = of.get("device_id")
+        if device is not None and device.type == _DEVICE:
+            served = distributed_c10d.BackendConfig(backend).get_device_backend_map()
+            of["device_id"] = device if _DEVICE in served else None
+        made = original(size, rank, ranks, backend, *args, **of)
         group = made[0]
         if _carries_acc(group):
             group._set_default_backend(distributed_c10d.ProcessGroup.BackendType.CUSTOM)

@@ -85,6 +85,28 @@ except TypeError as error:
     assert "timedelta" in first.reports["wrong"]
 
 
+@pytest.mark.parametrize("backend", ['"acc"', '"cpu:gloo,acc:acc"', '"gloo"'])
+def test_a_program_that_has_told_its_device_makes_groups_of_gloo(backend):
+    code = f"""
+dist.init_process_group({backend}, device_id=device)
+gloo = dist.new_group(backend="gloo")
+dist.monitored_barrier(gloo)
+dist.barrier(gloo)
+there = [None] * WORLD
+dist.all_gather_object(there, RANK, group=gloo)
+x = torch.full((3,), RANK + 1.0)
+dist.all_reduce(x, group=gloo)
+more = dist.new_group(backend="acc")
+y = x.to(device)
+for group in (more,) if {backend} == "gloo" else (more, None):
+    dist.all_reduce(y, group=group)
+report(there=there, sums=[x[0].item(), y[0].item()], backend=dist.get_backend(gloo))
+"""
+    for rank in one(code):
+        sums = [3.0, 6.0 if backend == '"gloo"' else 12.0]
+        assert rank.reports == {"there": [0, 1], "sums": sums, "backend": "gloo"}
+
+
 @pytest.mark.parametrize("options", ["", ", device_id=device"])
 def test_groups_are_split(options):
     code = f"""
