@@ -109,13 +109,16 @@ def reductions() -> Iterator[Case]:
 
                 yield Case(f"all_reduce {dtype} {op}", bitwise)
         for name, make, op in reduced_to(dtype):
+            for root in roots():
 
-            def reduce(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
-                x = make(at)
-                dist.reduce(x, WORLD - 1, op)
-                return [x] if RANK == WORLD - 1 else []
+                def reduce(
+                    at: Any, make: Any = make, op: Any = op, root: int = root
+                ) -> list[Tensor]:
+                    x = make(at)
+                    dist.reduce(x, root, op)
+                    return [x] if RANK == root else []
 
-            yield Case(f"reduce {dtype} {op} {name}", reduce)
+                yield Case(f"reduce {dtype} {op} {name} to {root}", reduce)
 
             def reduce_scatter(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
                 out = make(at, 9)
@@ -164,16 +167,40 @@ def divided(
     )
 
 
+def roots() -> list[int]:
+    return sorted({0, WORLD - 1})
+
+
+def rooted(dtype: torch.dtype, name: str, make: Callable[..., Tensor]) -> Iterator[Case]:
+    for root in roots():
+
+        def broadcast(at: Any, root: int = root) -> list[Tensor]:
+            x = make(at)
+            dist.broadcast(x, root)
+            return [x]
+
+        yield Case(f"broadcast {dtype} {name} from {root}", broadcast)
+
+        def gather(at: Any, root: int = root) -> list[Tensor]:
+            out = [make(at, 9) for _ in range(WORLD)] if RANK == root else None
+            dist.gather(make(at), out, root)
+            return out or []
+
+        yield Case(f"gather {dtype} {name} to {root}", gather)
+
+        def scatter(at: Any, root: int = root) -> list[Tensor]:
+            out = make(at, 9)
+            parts = [make(at, seed) for seed in range(WORLD)] if RANK == root else None
+            dist.scatter(out, parts, root)
+            return [out]
+
+        yield Case(f"scatter {dtype} {name} from {root}", scatter)
+
+
 def movements() -> Iterator[Case]:
     for dtype in NUMBERS:
         for name, make in tensors(dtype):
-
-            def broadcast(at: Any, make: Any = make) -> list[Tensor]:
-                x = make(at)
-                dist.broadcast(x, WORLD - 1)
-                return [x]
-
-            yield Case(f"broadcast {dtype} {name}", broadcast)
+            yield from rooted(dtype, name, make)
 
             def all_gather(at: Any, make: Any = make) -> list[Tensor]:
                 out = [make(at, 9) for _ in range(WORLD)]
@@ -182,20 +209,13 @@ def movements() -> Iterator[Case]:
 
             yield Case(f"all_gather {dtype} {name}", all_gather)
 
-            def gather(at: Any, make: Any = make) -> list[Tensor]:
-                out = [make(at, 9) for _ in range(WORLD)] if RANK == 0 else None
-                dist.gather(make(at), out, 0)
-                return out or []
+            def coalesced(at: Any, make: Any = make) -> list[Tensor]:
+                sent = [make(at), make(at, 1)[:2]] if make(at).dim() else [make(at)]
+                out = [[torch.zeros_like(each) for each in sent] for _ in range(WORLD)]
+                dist.all_gather_coalesced(out, sent)
+                return [each for parts in out for each in parts]
 
-            yield Case(f"gather {dtype} {name}", gather)
-
-            def scatter(at: Any, make: Any = make) -> list[Tensor]:
-                out = make(at, 9)
-                parts = [make(at, seed) for seed in range(WORLD)] if RANK == 0 else None
-                dist.scatter(out, parts, 0)
-                return [out]
-
-            yield Case(f"scatter {dtype} {name}", scatter)
+            yield Case(f"all_gather_coalesced {dtype} {name}", coalesced)
 
         for name, part, all_ in divided(dtype):
 
