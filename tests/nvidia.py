@@ -123,8 +123,10 @@ def planned_loads(text: str) -> int:
 def without_dead_values(body: str) -> str:
     """What a compiler leaves of a function: fused operators may make what nobody asked for.
 
-    Nor does it write what stood there, -(-x) in place.
+    Nor does it write what stood there, -(-x) in place; x to the power of 0 asks for no x.
     """
+    zeros = re.findall(r"const \w+ (v\d+) = splat_\w+\(0x0p\+0\);", body)
+    body = re.sub(rf"\bpow_\(v\d+, ({'|'.join(zeros) or '$'})\)", r"pow_(\1)", body)
     negated = dict(re.findall(r"const \w+ (v\d+) = neg_\((v\d+)\);", body))
     read = dict(re.findall(r"const \w+ (v\d+) = from_\w+\((w\d+\.v\[e\])\);", body))
     same = {place: value for value, place in read.items()}

@@ -252,6 +252,7 @@ def test_the_cases_and_musts_are_those_of_the_plan():
         "gpt2",
         "gpt2_4",
         "gpt2_64",
+        "gpt2_dropout",
         "llama_160m",
         "llama_1b",
         *(

@@ -266,9 +266,8 @@ def numbers_are_those_that_are_drawn_anyway(device: str) -> None:
         made = [step(model, optimizer, *batch()) for _ in range(10)]
         return [*made, *(p.detach().clone() for p in model.parameters())]
 
-    with pytest.MonkeyPatch.context() as patch:
-        # else cuDNN may add up a gradient of the weights in an order that is another each time
-        patch.setattr(torch.backends.cudnn, "deterministic", True)
+    # Else cuDNN may add up a gradient of the weights in an order that is another each time.
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         with helpers.counting() as counted:
             mine = [each.cpu() for each in train()]
         assert counted["captures_submitted"] >= 3

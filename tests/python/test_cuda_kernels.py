@@ -183,9 +183,12 @@ def test_neighbours_are_read_at_once(dtype, tmp_path):
     assert kernel.wide_loads >= 2
 
 
-def test_what_stays_as_it_is_is_not_read(tmp_path):
+@pytest.mark.parametrize(
+    "step", [lambda x: x.neg_().neg_(), lambda x: -((-x) ** 0)], ids=["stays", "is_one"]
+)
+def test_what_nothing_depends_on_is_not_read(tmp_path, step):
     x = torch.randn(5000).to(helpers.DEVICE)
-    kernels = nvidia.kernels_of(lambda: x.neg_().neg_())
+    kernels = nvidia.kernels_of(lambda: step(x))
     (kernel,) = nvidia.make(kernels, "sm_90", tmp_path).values()
     assert (kernel.wide_loads, kernel.planned) == (0, 0)
 
