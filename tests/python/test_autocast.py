@@ -30,6 +30,7 @@ OF_CUDNN = ("cudnn_", "_thnn_fused")
 
 def test_the_operators_are_those_of_cuda() -> None:
     cuda, ours = kernels("AutocastCUDA"), kernels("AutocastPrivateUse1")
+    assert len(cuda) > 120 or not hasattr(torch.Tensor, "names")
     # torch 2.13 has no named dimensions, nor the overloads that take them
     assert len([name for name in cuda if not re.search(r"\.\w*([Dd]imname|names)", name)]) >= 119
     cudnn = {name for name in cuda if "cudnn" in name}
