@@ -25,6 +25,11 @@ constexpr size_t kMaxAccesses = 96;
 // leave none, and 40 on sm_120.
 constexpr size_t kMaxColumnAccesses = 48;
 
+// Numbers drawn for each element: a thread holds a block of Philox's words for each. Five dropouts
+// of one tensor and a uniform number leave nothing of a thread in memory; with two more it was 32
+// bytes on sm_90, with five 160, and 224 where the uniform number had bounds.
+constexpr size_t kMaxDraws = 6;
+
 // Elements of one reduction that is done by one thread: the sum of a larger tensor is ATen's.
 constexpr int64_t kMaxReduced = int64_t{1} << 20;
 
@@ -40,6 +45,7 @@ struct Open : Cluster {
   std::vector<bool> writes;  // per access
   uint32_t low = 0;          // the first and the last node
   uint32_t high = 0;
+  size_t draws = 0;
   bool again = false;  // all of it computes values once more
 };
 
@@ -144,6 +150,8 @@ class Fusion {
     // A call that reads what it writes element by element, and nothing else of it.
     if (clash(nest, made.writes, nest, made.writes)) return made;
     made.nest = std::move(nest);
+    made.draws = static_cast<size_t>(std::ranges::count_if(
+        found->formula->terms, [](const graph::Term& term) { return graph::is_draw(term.fn); }));
     return made;
   }
 
@@ -266,6 +274,7 @@ class Fusion {
     if (a.elements != b.elements && !a.nest.reduces() && !b.nest.reduces()) return false;
     const size_t accesses = a.nest.accesses.size() + b.nest.accesses.size();
     if (accesses > kMaxAccesses) return false;
+    if (a.draws > 0 && b.draws > 0 && a.draws + b.draws > kMaxDraws) return false;
     const auto common = link(a, b, shared);
     if (!common.has_value()) return false;
     Nest x = a.nest;
@@ -366,6 +375,7 @@ class Fusion {
     made.elements = std::max(a.elements, b.elements);
     made.low = std::min(a.low, b.low);
     made.high = std::max(a.high, b.high);
+    made.draws = a.draws + b.draws;
     made.again = a.again && b.again;
     made.nest.sizes = x.sizes;
     made.nest.reduced = x.reduced;

@@ -116,6 +116,12 @@ def many_columns() -> Callable[[], object]:
     return step
 
 
+def many_drawn() -> Callable[[], object]:
+    """More numbers of an element than one kernel draws."""
+    x = torch.randn(1000).to(helpers.DEVICE)
+    return lambda: ([F.dropout(x, i / 14) for i in range(1, 13)], torch.rand_like(x))
+
+
 STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "transformer": transformer,
     "convolutional, bfloat16": lambda: convolutional(torch.bfloat16),
@@ -124,6 +130,7 @@ STEPS: dict[str, Callable[[], Callable[[], object]]] = {
     "random numbers": drawing,
     "many results": many_results,
     "many columns": many_columns,
+    "many random numbers": many_drawn,
 }
 if helpers.FULL:
     STEPS["convolutional, float16"] = lambda: convolutional(torch.float16)
