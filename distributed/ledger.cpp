@@ -8,7 +8,6 @@
 #include <future>
 #include <map>
 #include <thread>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
@@ -18,6 +17,7 @@
 #include "csrc/runtime/gil.h"
 #include "distributed/described.h"
 #include "distributed/signs.h"
+#include "distributed/stores.h"
 #include "distributed/texts.h"
 #include "lazy/record/source.h"
 #include "lazy/record/watch.h"
@@ -67,11 +67,6 @@ constexpr const char* kDiffers = "differs";  // a Difference
 // Of a call. Where it was made may differ though it is the same.
 std::string without_place(const std::string& text) { return text.substr(0, text.find(" at ")); }
 
-// Beside what the transport keeps there.
-c10::intrusive_ptr<c10d::Store> part_of(c10d::Store& store) {
-  return c10::make_intrusive<c10d::PrefixStore>("ledger", store.clone());
-}
-
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
 // The hash of a call of that kind and of all before it.
@@ -84,9 +79,9 @@ uint64_t chained(uint64_t before, uint64_t kind) {
 
 }  // namespace
 
-Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+Ledger::Ledger(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                std::vector<uint64_t> names, std::chrono::milliseconds timeout)
-    : store_(size > 1 && store != nullptr ? part_of(*store) : nullptr),
+    : store_(size > 1 && store != nullptr ? beside(store, "ledger") : nullptr),
       rank_(rank),
       size_(size),
       names_(std::move(names)),

@@ -132,10 +132,10 @@ void check_reduces(const char* what, int64_t op, c10::ScalarType type) {
 }  // namespace
 
 ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
-                                 c10::intrusive_ptr<c10d::Store> store)
+                                 const c10::intrusive_ptr<c10d::Store>& store)
     : Backend(transport->getRank(), transport->getSize()),
       transport_(std::move(transport)),
-      ledger_(std::make_shared<Ledger>(std::move(store), rank_, size_,
+      ledger_(std::make_shared<Ledger>(store, rank_, size_,
                                        transport_->getBackendOptions()->global_ranks_in_group,
                                        transport_->getBackendOptions()->timeout)),
       group_(add_group({transport_, ledger_, sends_})) {

@@ -33,7 +33,7 @@ class ProcessGroupACC final : public c10d::Backend {
   // hosts, ProcessGroupNCCL on GPUs, of the same ranks.
   // `store`: of this group alone, by which its ranks compare what they do; null: they do not.
   ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
-                  c10::intrusive_ptr<c10d::Store> store);
+                  const c10::intrusive_ptr<c10d::Store>& store);
   ~ProcessGroupACC() override;
 
   const c10::intrusive_ptr<c10d::Backend>& transport() const { return transport_; }

@@ -177,3 +177,42 @@ report(said=refused(lambda: all_reduce(first)[1].tolist()))
     (rank,) = run_ranks(GROUPS + code + END, 1)
     assert "collective number 5 of the group is all_reduce of 3 Float" in rank.reports["said"]
     assert "broadcast of 3 Float" in rank.reports["said"]
+
+
+def test_the_groups_of_a_process_share_a_connection_to_the_store():
+    """It has the prefixes of each, and is closed when the last of them has gone."""
+    code = """
+import gc
+from pathlib import Path
+PORT = int(os.environ["MASTER_PORT"])
+
+def connections():
+    found = 0
+    for each in Path("/proc/self/fd").iterdir():
+        try:
+            found += os.readlink(each) in theirs()
+        except FileNotFoundError:
+            pass
+    return found
+def theirs():
+    text = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    lines = [line.split() for line in text.splitlines()]
+    return {f"socket:[{line[9]}]" for line in lines if line[2].endswith(f":{PORT:04X}")}
+
+store = dist.TCPStore("127.0.0.1", PORT, is_master=False)
+before = connections()
+parts = [dist.PrefixStore("a", dist.PrefixStore(f"{i}", store)) for i in range(3)]
+groups = [made(part, 0, 2) for part in parts]
+for group in groups:
+    all_reduce(group)[1].sum().item()
+while not all(part.check(["ledger/shown/0"]) for part in parts):
+    pass
+with_groups = connections()
+del groups, group
+gc.collect()
+while connections() > before:
+    pass
+report(before=before, opened=with_groups - before)
+"""
+    (rank,) = run_ranks(GROUPS + code + END, 1)
+    assert rank.reports == {"before": 1, "opened": 1}
