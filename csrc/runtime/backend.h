@@ -121,6 +121,9 @@ class Backend {
   virtual bool query_stream(c10::Stream stream) = 0;
   virtual void synchronize_stream(c10::Stream stream) = 0;
   virtual void* native_stream(c10::Stream stream) = 0;
+  // Whether the program captures a graph of its own there: what is in it then is no work yet, and
+  // a stream that waits for it is a part of that graph.
+  virtual bool captured_by_program(c10::Stream stream) = 0;
 
   // Marks the end of what is in `stream` now. Takes `reuse` over when it is not null.
   virtual std::unique_ptr<Marker> mark(c10::Stream stream, bool timing,

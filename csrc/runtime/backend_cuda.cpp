@@ -475,6 +475,11 @@ class CudaBackend final : public Backend {
   bool query_stream(Stream stream) override { return to_cuda(stream).query(); }
   void synchronize_stream(Stream stream) override { to_cuda(stream).synchronize(); }
   void* native_stream(Stream stream) override { return to_cuda(stream).stream(); }
+  bool captured_by_program(Stream stream) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK(cudaStreamIsCapturing(to_cuda(stream).stream(), &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
 
   std::unique_ptr<Marker> mark(Stream stream, bool timing, std::unique_ptr<Marker> reuse) override {
     if (reuse == nullptr) reuse = std::make_unique<CudaMarker>(timing);

@@ -210,6 +210,7 @@ class HostBackend final : public Backend {
   bool query_stream(Stream) override { return true; }
   void synchronize_stream(Stream) override {}
   void* native_stream(Stream) override { return nullptr; }
+  bool captured_by_program(Stream) override { return false; }
 
   std::unique_ptr<Marker> mark(Stream, bool, std::unique_ptr<Marker> reuse) override {
     if (reuse == nullptr) reuse = std::make_unique<HostMarker>();

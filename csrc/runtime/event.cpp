@@ -202,10 +202,15 @@ void follow_own_streams(c10::DeviceIndex device) {
   const c10::Stream work = backend().default_stream(device);
   for (auto each = told.storages.begin(); each != told.storages.end();) {
     auto& [id, storages] = *each;
+    const c10::Stream own(c10::Stream::UNSAFE, work.device(), id);
+    if (backend().captured_by_program(own)) {
+      ++each;
+      continue;
+    }
     // Before the wait: what was submitted while the last one lived is waited for.
     std::erase_if(storages, [](const auto& storage) { return storage.second.expired(); });
     const bool is_last = storages.empty();
-    let_follow(c10::Stream(c10::Stream::UNSAFE, work.device(), id), work);
+    let_follow(own, work);
     base::count_keyed("stream_waits", "own");
     each = is_last ? told.storages.erase(each) : std::next(each);
   }

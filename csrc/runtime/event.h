@@ -63,7 +63,7 @@ void let_use(c10::Stream stream, const c10::Storage& memory, const c10::Storage&
 
 // Call it before work is submitted: makes the default stream wait for what such streams hold by
 // now. Once their storages are gone it waits a last time, and they are forgotten: from then on the
-// program may destroy them.
+// program may destroy them. While the program captures a graph of its own there, it waits for none.
 void follow_own_streams(c10::DeviceIndex device);
 
 }  // namespace acc::runtime

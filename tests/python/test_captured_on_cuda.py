@@ -265,3 +265,27 @@ def test_a_graph_without_nodes_is_not_warned_of(device, capfd):
             helpers.synchronize()
     assert counted["captured_launches"] >= 4
     assert "is empty" not in "".join([*(str(each.message) for each in told), *capfd.readouterr()])
+
+
+def test_a_graph_that_the_program_captures_has_only_what_is_its_own(device):
+    """Its stream was told an address, so that the device's work would wait for what is in it."""
+    x = torch.ones(64, device=device)
+    for _ in range(2):
+        assert (x + 2).sum().item() == 192  # its kernels are loaded
+    y = x + 1
+    own = torch.acc.Stream()
+    with torch.acc.stream(own):
+        theirs = torch.from_dlpack(y)
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(
+        stream_id=own.stream_id, device_index=own.device_index, device_type=1
+    )
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+        theirs.mul_(3)
+        z = (x + 2).sum()
+        helpers.flush()
+    assert (y.sum().item(), z.item()) == (128, 192)
+    with torch.cuda.stream(stream):
+        graph.replay()
+    x.zero_()
+    assert (y.sum().item(), z.item()) == (384, 192)
