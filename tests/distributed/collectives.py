@@ -6,6 +6,7 @@ The reference is computed by Gloo on contiguous CPU copies, in the same processe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,14 +127,23 @@ def reductions() -> Iterator[Case]:
                 return [out]
 
             yield Case(f"reduce_scatter {dtype} {op} {name}", reduce_scatter)
-        for name, part, all_ in divided(dtype):
 
-            def reduce_scatter_tensor(at: Any, part: Any = part, all_: Any = all_) -> list[Tensor]:
+            def coalesced(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
+                xs = [make(at), make(at, 1)]
+                dist.all_reduce_coalesced(xs, op)
+                return xs
+
+            yield Case(f"all_reduce_coalesced {dtype} {op} {name}", coalesced)
+        for name, part, all_, op in divided_to(dtype):
+
+            def reduce_scatter_tensor(
+                at: Any, part: Any = part, all_: Any = all_, op: Any = op
+            ) -> list[Tensor]:
                 out = part(at)
-                dist.reduce_scatter_tensor(out, all_(at))
+                dist.reduce_scatter_tensor(out, all_(at), op)
                 return [out.reshape(-1)]
 
-            yield Case(f"reduce_scatter_tensor {dtype} {name}", reduce_scatter_tensor)
+            yield Case(f"reduce_scatter_tensor {dtype} {op} {name}", reduce_scatter_tensor)
 
 
 def reduced_to(dtype: torch.dtype) -> Iterator[tuple[str, Callable[..., Tensor], Any]]:
@@ -141,8 +151,13 @@ def reduced_to(dtype: torch.dtype) -> Iterator[tuple[str, Callable[..., Tensor],
     ops = dist.ReduceOp
     made = list(tensors(dtype))
     yield from ((*each, ops.SUM) for each in made)
+    yield from ((*made[0], op) for op in besides_sum(dtype))
+
+
+def besides_sum(dtype: torch.dtype) -> tuple[Any, ...]:
+    ops = dist.ReduceOp
     bitwise = () if dtype.is_floating_point else (ops.BAND, ops.BOR, ops.BXOR)
-    yield from ((*made[0], op) for op in (ops.PRODUCT, ops.MIN, ops.MAX, *bitwise))
+    return ops.PRODUCT, ops.MIN, ops.MAX, *bitwise
 
 
 def divided(
@@ -165,6 +180,59 @@ def divided(
         lambda at: at(values(0, 2, dtype=dtype)),
         lambda at: at(values(0, 2, dtype=dtype)),
     )
+
+
+def divided_to(
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, Callable[..., Tensor], Callable[..., Tensor], Any]]:
+    """Sums of those in all places, and the other operations of one in its own memory."""
+    made = list(divided(dtype))
+    yield from ((*each, dist.ReduceOp.SUM) for each in made)
+    yield from ((*made[0], op) for op in besides_sum(dtype))
+
+
+def together(at: Callable[[Tensor], Tensor]) -> AbstractContextManager[Any]:
+    """Collectives in it are one; Gloo has no such manager."""
+    return nullcontext() if at is torch.clone else dist._coalescing_manager()
+
+
+def managed() -> Iterator[Case]:
+    for dtype in NUMBERS:
+        for name, make, op in reduced_to(dtype):
+
+            def all_reduces(at: Any, make: Any = make, op: Any = op) -> list[Tensor]:
+                xs = [make(at), make(at, 1)]
+                with together(at):
+                    for x in xs:
+                        dist.all_reduce(x, op)
+                return xs
+
+            yield Case(f"all_reduce, coalesced by a manager {dtype} {op} {name}", all_reduces)
+        for name, part, all_, op in divided_to(dtype):
+
+            def reduce_scatters(
+                at: Any, part: Any = part, all_: Any = all_, op: Any = op
+            ) -> list[Tensor]:
+                outs = [part(at), part(at)]
+                inputs = [all_(at), all_(at) + 1]
+                with together(at):
+                    for out, each in zip(outs, inputs, strict=True):
+                        dist.reduce_scatter_tensor(out, each, op)
+                return [out.reshape(-1) for out in outs]
+
+            what = f"reduce_scatter_tensor, coalesced by a manager {dtype} {op} {name}"
+            yield Case(what, reduce_scatters)
+        for name, part, all_ in divided(dtype):
+
+            def all_gathers(at: Any, part: Any = part, all_: Any = all_) -> list[Tensor]:
+                outs, mine = [all_(at), all_(at)], [part(at), part(at) + 1]
+                with together(at):
+                    for out, each in zip(outs, mine, strict=True):
+                        dist.all_gather_into_tensor(out, each)
+                return outs
+
+            what = f"all_gather_into_tensor, coalesced by a manager {dtype} {name}"
+            yield Case(what, all_gathers)
 
 
 def roots() -> list[int]:
@@ -364,16 +432,12 @@ def several() -> Iterator[Case]:
 
     yield Case("two at a time, waited for in the other order", chain)
 
-    def coalesced(at: Any) -> list[Tensor]:
-        xs = [at(values(n, dtype=torch.float32, seed=n)) for n in (1, 4, 9)]
-        for x in xs:
-            dist.all_reduce(x)
-        return xs
-
     def coalescing(at: Any) -> list[Tensor]:
         xs = [at(values(n, dtype=torch.float32, seed=n)) for n in (1, 4, 9)]
-        if xs[0].device.type == "cpu":  # Gloo has no such manager
-            return coalesced(at)
+        if at is torch.clone:  # Gloo has no such manager
+            for x in xs:
+                dist.all_reduce(x)
+            return xs
         with dist._coalescing_manager(async_ops=True) as manager:
             for x in xs:
                 dist.all_reduce(x)
@@ -546,7 +610,7 @@ def run(rank: int, world: int, device: torch.device) -> dict[str, Any]:
 
     wrong = []
     names = []
-    for case in (*reductions(), *movements(), *neighbours(), *several()):
+    for case in (*reductions(), *movements(), *managed(), *neighbours(), *several()):
         mine = case.run(on_device)
         expected = case.run(torch.clone)
         names.append(case.name)

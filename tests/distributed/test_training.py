@@ -63,7 +63,7 @@ def test_steps_of_a_network_that_rounds_more(ranks):
 @pytest.mark.parametrize("ranks", [2, 4] if helpers.FULL else [2])
 def test_steps_of_a_network_that_rounds_more_with_all_passes(ranks):
     """They miss 1e-6, by as much as docs/distributed.md says: not by more."""
-    train(("ddp",), ("resnet18",), ranks, steps=4, most=1e-5)
+    train(SOME, ("resnet18",), ranks, steps=4, most=1e-5)
 
 
 def test_fused_steps_are_as_accurate_as_eagers():
@@ -96,16 +96,17 @@ report(away=away, second=eager["second.bias"].tolist())
     assert first["second"] == second["second"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_mean_of_the_ranks_is_the_whole_batch(ranks):
+@pytest.mark.parametrize("ranks, kinds", [(2, SOME), (4, ("ddp", "fsdp2"))])
+def test_the_mean_of_the_ranks_is_the_whole_batch(ranks, kinds):
+    cases = [(kind, name) for kind in kinds for name in ("mlp", "gpt")]
     code = BEGIN + "".join(
-        f"report({name}=training.joined({name!r}, device, 20))\n" for name in ("mlp", "gpt")
+        f"report({kind}_{name}=training.joined({kind!r}, {name!r}, device, 20))\n"
+        for kind, name in cases
     )
     for rank in run_ranks(code + LEAVE, ranks):
-        for name in ("mlp", "gpt"):
-            assert rank.reports[name]["found"] == pytest.approx(
-                rank.reports[name]["expected"], rel=1e-5
-            )
+        assert len(rank.reports) == len(cases)
+        for case, losses in rank.reports.items():
+            assert losses["found"] == pytest.approx(losses["expected"], rel=1e-5), case
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -89,7 +89,7 @@ def steps_from_equal_states(
     reference = wrap(kind, case.model, torch.device("cpu"))
     mine = wrap(kind, copy.model.to(device), device)
     optimizers = _optimizer(reference), _optimizer(mine)
-    losses, parameters, before = [], [], torch.acc.memory_allocated(device)
+    losses, parameters = [], []
     for step in range(steps):
         if dist.get_world_size() > 1 or step == 0:
             whole = get_model_state_dict(reference, options=ON_ALL_RANKS)
@@ -115,7 +115,6 @@ def steps_from_equal_states(
     return {
         "losses": largest(losses),
         "parameters": largest(parameters) if rank == 0 else 0.0,
-        "before": before,
     }
 
 
@@ -197,11 +196,11 @@ def state_after(option: str, device: torch.device) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in _plain(model.state_dict()).items()}
 
 
-def joined(name: str, device: torch.device, steps: int) -> dict[str, Any]:
+def joined(kind: str, name: str, device: torch.device, steps: int) -> dict[str, Any]:
     """Mean losses of the ranks, and the losses of one process with all their batches."""
     rank, world = dist.get_rank(), dist.get_world_size()
     case, one = zoo.make(name), zoo.make(name)
-    mine = DistributedDataParallel(case.model.to(device))
+    mine = wrap(kind, case.model.to(device), device)
     optimizer = _optimizer(mine)
     alone = _optimizer(one.model)
     found, expected = [], []
