@@ -63,8 +63,7 @@ def wanted(mode: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module", params=["full", "nograph"] if helpers.FULL else ["full"])
 def results(acc_only_module: None, request: Any) -> list[runner.Result]:
     jobs = int(os.environ.get("ACC_TEST_JOBS", "1")) if helpers.FULL else 1
-    # Kernels are compiled for GPUs as others find them: these are many, and much like those.
-    env = helpers.child_env(ACC_MODE=request.param, ACC_DETERMINISTIC="1", ACC_KERNEL_TEXTS=None)
+    env = helpers.child_env(ACC_MODE=request.param, ACC_DETERMINISTIC="1")
     return runner.run(wanted(request.param), jobs=jobs, env=env)
 
 

@@ -99,22 +99,26 @@ def schedule(device: str) -> list[Tensor]:
 def everything_kept(device: str) -> list[Tensor]:
     """Losses, activations and gradients, with evaluation and two sizes of batches in between."""
     model, batch = network(device), Batches(device)
+    more = nn.Sequential(nn.Linear(10, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 10))
+    model.extend(more.to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     kept = []
     for i in range(50):
         x, y = batch(4 if i % 3 == 2 else 8)
-        hidden = model[:3](x)
-        loss = F.cross_entropy(model[3:](hidden), y)
+        made = [x.requires_grad_()]
+        for layer in model:
+            made.append(layer(made[-1]))
+        loss = F.cross_entropy(made[-1], y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        kept += [hidden.detach(), loss.detach(), *(p.grad for p in model.parameters())]
+        kept += [*made, x.grad, loss, *(p.grad for p in model.parameters())]
         if i % 4 == 3:
             model.eval()
             with torch.no_grad():
                 kept.append(model(x))
             model.train()
-    return kept
+    return [each.detach() for each in kept]
 
 
 def slices_of_resident_data(device: str) -> list[Tensor]:
