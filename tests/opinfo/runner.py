@@ -26,6 +26,13 @@ from tests import helpers
 from tests.opinfo import check
 from tests.opinfo.worker import RECORD
 
+# The program of a worker. PyTorch's test helpers ask for GPUs when they are imported, which starts
+# CUDA's driver, and no child that is forked later could use it. The samples are a host's, too: none
+# names CUDA as its device.
+WORKER = (
+    "import torch; torch.cuda.is_available = lambda: False; "
+    "from tests.opinfo import worker; worker.main()"
+)
 SOURCE = "torch.testing._internal.common_methods_invocations"
 HANG_SECONDS = 90.0
 # An operator that crashes this often in one variant is not asked again.
@@ -62,7 +69,7 @@ class _Worker:
         self.progress.flush()
         self.errors = tempfile.TemporaryFile(prefix="acc-opinfo-")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.opinfo.worker", source, self.progress.name],
+            [sys.executable, "-c", WORKER, source, self.progress.name],
             cwd=helpers.ROOT,
             env=env,
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests import helpers
-from tests.opinfo import check, exceptions, runner
+from tests.opinfo import check, exceptions, runner, worker
 from tests.opinfo.fake_ops import SAMPLES
 
 SOURCE = "tests.opinfo.fake_ops"
@@ -75,6 +75,25 @@ def test_an_operator_that_always_ends_the_process_is_given_up(outcomes):
     assert result.gave_up
     assert {kind for _, kind, _ in result.failures} == {"crash"}
     assert "exit status 3" in result.failures[0][2]
+
+
+def test_a_worker_starts_no_driver_before_it_forks(tmp_path):
+    """No child could use a GPU then; and the database names none in its samples."""
+    (tmp_path / "progress").write_bytes(bytes(worker.RECORD.size))
+    code = f"""
+import os, sys
+
+
+def asked(*_):
+    os.write(2, b"the worker has asked CUDA's driver")
+    os._exit(9)
+
+
+torch._C._cuda_getDeviceCount = torch._C._cuda_init = asked
+sys.argv = ["-c", {runner.SOURCE!r}, {str(tmp_path / "progress")!r}]
+{runner.WORKER}
+"""
+    assert '"ready"' in helpers.run_python(code, ACC_TEST_DEVICE="cpu").stdout
 
 
 def test_a_hang_is_ended(outcomes):

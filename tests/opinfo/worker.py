@@ -11,7 +11,7 @@ The process loads the database, names the backend, and forks a child that starts
 does the work. When the child dies the answer is {"died": how, "at": [request, sample]} and another
 one is forked, so that a crash costs a fraction of a second and not the import of the database.
 
-Not for calling by hand: `survey.py` is.
+`runner.py` starts it; `survey.py` is for calling by hand.
 """
 
 from __future__ import annotations
@@ -241,7 +241,3 @@ def main() -> None:
             return
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         answers.write(json.dumps({"died": how, "at": progress.read()}) + "\n")
-
-
-if __name__ == "__main__":
-    main()
