@@ -116,6 +116,8 @@ SANITIZERS = {"memcheck": 180.0, "racecheck": 120.0, "initcheck": 120.0, "syncch
 # As little as shows that a case runs.
 QUICK = ("--alternations", "1", "--window-s", "0.05")
 OK, BAD, MISSED, NOT_RUN = "ok", "BAD", "missed", "not run"
+# What tests/conftest.py says where a test has ended CUDA's context.
+DEVICE_LOST = re.compile(r"stopping after (tests/.+), which lost the device")
 # What Python says of a package that is missing.
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 # torch's operator database needs no more of expecttest than that it is there.
@@ -380,8 +382,9 @@ def pytest_once(
     limit_s: float,
     hangs_s: float,
     **env: str,
-) -> str:
-    """A row for tests, which need pytest. Answers with the test that they did not come past."""
+) -> tuple[str, bool]:
+    """A row for tests, which need pytest. Answers with the test that they did not come past, and
+    whether others of its file may run behind it, in another process."""
     # Nothing of pyproject.toml's, which knows options of plugins that may be missing.
     options = ["-v", "--no-header", "-p", "no:cacheprovider", "--tb=short", "-o", "addopts=-rfE"]
     options += [
@@ -399,19 +402,22 @@ def pytest_once(
     test, ended = started(lines)
     if not test:  # none of them could be collected, say
         check.add_of(part, what, status == 0, f"{last_of(lines).strip('= ')} {took}", lines)
-        return ""
+        return "", False
     if status is None or not ended:
         how = "stopped" if status is None else f"ended with status {status}"
         check.add(part, what, BAD, f"{how} {'after' if ended else 'in'} {test} {took}")
-        return test
+        return test, False
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
     names = [line.split(" - ")[0] for line in failed[1:5]]
     said = "; ".join([f"{last_of(lines).strip('= ')} {took}", *failed[:1], *names])
     said = said if status in (0, 1) else f"status {status}: {said}"
     check.add(part, what, OK if status == 0 else BAD, said)
-    # An error of CUDA fails all that comes after it. Where nothing passed, nothing else will.
-    lost = any("stopping after" in line for line in lines[-5:]) and " passed" in said
-    return test if lost else ""
+    stopped = [line for line in lines[-5:] if "stopping after" in line]
+    lost = next(filter(None, map(DEVICE_LOST.search, stopped)), None)
+    if lost:
+        return lost[1], True
+    # Where many failed and nothing passed, nothing else will.
+    return (test, False) if stopped and " passed" in said else ("", False)
 
 
 def pytest_of(
@@ -428,7 +434,8 @@ def pytest_of(
     """Rows for files of tests, which one process takes: each start costs seconds.
 
     A test that ends its process, or takes longer than `hangs_s`, costs the rest of its file: the
-    files after it get another process.
+    files after it get another process. After one that loses the device the rest of its file does,
+    too, since CUDA refuses the first process everything.
     """
     absent = next((name for name in ("pytest", *needs) if not installed(name)), None)
     if absent:
@@ -442,12 +449,17 @@ def pytest_of(
         else:
             left.append(file)
     until = time.monotonic() + limit_s
+    words = list(chosen)
     while left:
-        test = pytest_once(
-            check, part, what, [*left, *chosen], until - time.monotonic(), hangs_s, **env
+        test, goes_on = pytest_once(
+            check, part, what, [*left, *words], until - time.monotonic(), hangs_s, **env
         )
         file = test.partition("::")[0]
-        left = left[left.index(file) + 1 :] if file in left else []
+        words = [*chosen, "--after", test] if goes_on else list(chosen)
+        if file in left:
+            left = left[left.index(file) + (0 if goes_on else 1) :]
+        elif not goes_on:
+            left = []
         if left and (until - time.monotonic() < LEAST_S or check.left_s < LEAST_S):
             names = ", ".join(Path(name).stem for name in left)
             check.add(part, what, NOT_RUN, f"no time was left for {names}")

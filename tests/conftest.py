@@ -102,6 +102,15 @@ def capturing(recording: str) -> str:
 
 
 @pytest.fixture
+def outlives_wrong_data(device: str) -> None:
+    """For tests of errors that depend on data: a kernel that meets one ends the CUDA context, and
+    no test behind it would have a device. test_captured_on_cuda.py has one in another process.
+    """
+    if helpers.on_cuda():
+        pytest.skip("wrong data end the CUDA context of the process")
+
+
+@pytest.fixture
 def kernels_of_a_gpu(device: str) -> Iterator[None]:
     """Emulated where there is none: its threads and blocks take turns in either order."""
     helpers.emulate_gpu()
@@ -174,6 +183,25 @@ def clean_flags() -> Iterator[None]:
     torch.use_deterministic_algorithms(deterministic)
 
 
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Where CUDA's context has ended the tests behind this one need another process (`--after`)."""
+    if _missing or not helpers.on_cuda() or node in node.session.items[-1:]:
+        return
+    if helpers.device_is_lost():
+        node.session.shouldfail = f"stopping after {node.nodeid}, which lost the device"
+
+
+@pytest.hookimpl(trylast=True)  # of the tests that are chosen, in the order in which they run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests up to the one that `--after` names."""
+    after = config.getoption("--after")
+    if after:
+        names = [item.nodeid for item in items]
+        if after not in names:
+            raise pytest.UsageError(f"--after {after}: no such test among the {len(names)} found")
+        del items[: names.index(after) + 1]
+
+
 def pytest_collection_finish() -> None:
     """From here on collections look at what tests make, not at all that torch and pytest have."""
     gc.collect()
@@ -181,5 +209,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--full`: OpInfo with every dtype and second gradients, as ACC_TEST_FULL=1 does."""
+    """Adds `--full`: OpInfo with every dtype and second gradients, as ACC_TEST_FULL=1 does; and
+    `--after`, for another process where one has lost the device."""
     parser.addoption("--full", action="store_true", help="OpInfo: every dtype, second gradients")
+    parser.addoption("--after", metavar="TEST", help="only the tests behind this one")

@@ -53,10 +53,15 @@ def extension() -> Any:
 # --- counters ---------------------------------------------------------------------------------
 
 
+def on_cuda() -> bool:
+    """Whether the operators of the device under test run on a GPU."""
+    return ON_ACC and extension().executor_name() == "cuda"
+
+
 @functools.cache
 def bit_equal() -> bool:
     """Whether operators are to give the CPU's bits: ATen's CUDA kernels do not."""
-    return not ON_ACC or extension().executor_name() == "host"
+    return not on_cuda()
 
 
 def stats() -> dict[str, int]:
@@ -154,6 +159,22 @@ def synchronize() -> None:
     """Waits for all work of the device under test; raises the device's sticky error if any."""
     if ON_ACC:
         torch.accelerator.synchronize()
+
+
+def device_is_lost() -> bool:
+    """Whether CUDA refuses this process everything from now on, as after an index out of bounds.
+
+    Waits for all work; what goes wrong in a step that was recorded before is forgotten.
+    """
+    for _ in range(2):  # the second time no step is left
+        try:
+            synchronize()
+        except torch.AcceleratorError as error:
+            return "of no more use to this process" in str(error)
+        except Exception:  # whatever an operator raises
+            continue
+        break
+    return False
 
 
 def mark_step() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._internal.opinfo.core import SampleInput
+from torch.testing._internal.opinfo.core import ErrorInput, SampleInput
 
 from tests import helpers
 
@@ -90,6 +90,18 @@ def of_channels_last(sample: SampleInput) -> SampleInput | None:
         one, (sample.input, tuple(sample.args), dict(sample.kwargs))
     )
     return SampleInput(input_, args=args, kwargs=kwargs) if met else None
+
+
+def of_cpu(given: ErrorInput) -> ErrorInput:
+    """An error input that was made for CUDA as one that was made for the CPU."""
+    sample = given.sample_input
+    source = (sample.input, tuple(sample.args), dict(sample.kwargs))
+    input_, args, kwargs = helpers.tree_map(
+        lambda leaf: "cpu" if isinstance(leaf, str) and leaf == "cuda" else leaf,
+        helpers.copy_tree(source, "cpu"),
+    )
+    made = SampleInput(input_, args=args, kwargs=kwargs)
+    return ErrorInput(made, error_type=given.error_type, error_regex=given.error_regex)
 
 
 def _is_cpu(leaf: Any) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
 
+from tests import helpers
+
 SAMPLES = 4
 
 
@@ -115,6 +117,12 @@ def _leave(x: torch.Tensor, cpu: bool, index: int) -> torch.Tensor:
     return x + 1
 
 
+def _lost(x: torch.Tensor, cpu: bool, index: int) -> torch.Tensor:
+    if helpers.ON_ACC and not cpu and index == 1:
+        helpers.extension().fail_waits(710)  # as an assertion in a kernel does
+    return x + 1
+
+
 def _hang(x: torch.Tensor, cpu: bool, index: int) -> torch.Tensor:
     if not cpu and index == 3:
         time.sleep(1000)
@@ -135,7 +143,7 @@ op_db = [
         FakeOp(fn.__name__.strip("_"), fn)
         for fn in (
             *(_value, _close, _shape, _stride, _dtype, _nan, _input, _alias, _raises, _accepts),
-            *(_crash, _leave, _hang, _gradient, _draws),
+            *(_crash, _leave, _lost, _hang, _gradient, _draws),
         )
     ),
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing._internal.opinfo.core import ErrorInput, SampleInput
 
 from tests import helpers
 from tests.opinfo import check, exceptions, runner, worker
@@ -77,6 +78,18 @@ def test_an_operator_that_always_ends_the_process_is_given_up(outcomes):
     assert "exit status 3" in result.failures[0][2]
 
 
+def test_a_lost_device_costs_one_sample(acc_only):
+    """CUDA refuses everything behind an error in a kernel: another process goes on."""
+    if helpers.on_cuda():
+        pytest.skip("waits that fail are those of the host")
+    wanted = runner.requests(SOURCE, [check.FORWARD], [torch.float32], ["lost", "good"])
+    good, lost = runner.run(wanted, source=SOURCE, env=helpers.child_env())
+    assert (good.samples, good.failures) == (SAMPLES, [])
+    assert [(index, kind) for index, kind, _ in lost.failures] == [(1, "raises"), (1, "crash")]
+    assert lost.failures[1][2].startswith("the device was lost")
+    assert lost.samples == SAMPLES and not lost.gave_up
+
+
 def test_a_worker_starts_no_driver_before_it_forks(tmp_path):
     """No child could use a GPU then; and the database names none in its samples."""
     (tmp_path / "progress").write_bytes(bytes(worker.RECORD.size))
@@ -94,6 +107,25 @@ sys.argv = ["-c", {runner.SOURCE!r}, {str(tmp_path / "progress")!r}]
 {runner.WORKER}
 """
     assert '"ready"' in helpers.run_python(code, ACC_TEST_DEVICE="cpu").stdout
+
+
+def test_error_inputs_on_a_gpu_are_those_of_cuda(monkeypatch):
+    """An index out of bounds, which the database has for the CPU alone, would end its context."""
+    asked = []
+
+    class Op:
+        def error_inputs(self, device):
+            asked.append(device)
+            shared = torch.ones(2, device="meta" if device == "cuda" else device)
+            kwargs = {"out": shared, "device": device}
+            yield ErrorInput(SampleInput(shared, kwargs=kwargs), error_regex="no")
+
+    assert len(list(check.samples(Op(), check.ERROR, torch.float32))) == 1
+    monkeypatch.setattr(helpers, "on_cuda", lambda: True)
+    (given,) = check.samples(Op(), check.ERROR, torch.float32)
+    assert asked == ["cpu", "cuda"]
+    assert given.sample_input.kwargs["out"] is given.sample_input.input
+    assert given.sample_input.kwargs["device"] == "cpu"
 
 
 def test_a_hang_is_ended(outcomes):

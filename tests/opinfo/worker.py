@@ -9,7 +9,8 @@ progress file, so that the parent can name what a crash was in.
 
 The process loads the database, names the backend, and forks a child that starts the device and
 does the work. When the child dies the answer is {"died": how, "at": [request, sample]} and another
-one is forked, so that a crash costs a fraction of a second and not the import of the database.
+one is forked, so that a crash costs a fraction of a second and not the import of the database. A
+child also ends where its device is lost: CUDA would refuse all that it is asked later.
 
 `runner.py` starts it; `survey.py` is for calling by hand.
 """
@@ -46,7 +47,12 @@ _drawn_last: dict[tuple[str, torch.dtype], list[Any]] = {}  # of one operator
 AMONG = 40  # the first samples, that a few are chosen of
 PREPARED = 4  # samples of a request whose kernels are made before; they share most
 ENDED = 77  # the exit status of a child that has nothing left to do
+LOST = 78  # that of one whose device is of no more use to it
 RECORD = struct.Struct("<QQ")  # number of the request since the fork, index of the sample
+
+
+class DeviceLost(Exception):
+    """CUDA's context has ended, with a sample that was told."""
 
 
 class Progress:
@@ -114,7 +120,10 @@ def run(
     progress: Progress,
     tell: Callable[[Failure], None],
 ) -> dict[str, Any]:
-    """Runs one request; `tell` is called with each failure when it is found."""
+    """Runs one request; `tell` is called with each failure when it is found.
+
+    Raises DeviceLost behind a sample that ends CUDA's context.
+    """
     variant, dtype = request["variant"], getattr(torch, request["dtype"])
     skip, limit = request.get("skip", 0), request.get("limit")
     only = request.get("only")
@@ -138,9 +147,9 @@ def run(
         found = checker.check(sample, index)
         for category, text in found:
             tell((index, category, text[:600]))
-        if found:
-            # An error that sticks to the device must not be counted against the next sample.
-            check.attempt(helpers.synchronize)
+        # An error that sticks to the device must not be counted against the next sample.
+        if found and helpers.device_is_lost():
+            raise DeviceLost(f"with sample {index}")
     return {
         **request,
         "samples": count,
@@ -234,10 +243,14 @@ def main() -> None:
         progress.write(0, 0)
         child = os.fork()
         if child == 0:
-            serve(ops, answers, progress)
+            try:
+                serve(ops, answers, progress)
+            except DeviceLost:
+                os._exit(LOST)
             os._exit(ENDED)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status == ENDED:
             return
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        how = "the device was lost" if status == LOST else how
         answers.write(json.dumps({"died": how, "at": progress.read()}) + "\n")

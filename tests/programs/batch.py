@@ -104,7 +104,10 @@ def main() -> None:
     with open(path, "ab", buffering=0) as file:
         for name in names:
             file.write(pickle.dumps(Finished(name, error="started")))
-            file.write(pickle.dumps(run_program(name, device, int(rounds))))
+            finished = run_program(name, device, int(rounds))
+            file.write(pickle.dumps(finished))
+            if finished.error and device != "cpu" and helpers.device_is_lost():
+                os._exit(0)  # the parent has another process for the programs that are left
 
 
 if __name__ == "__main__":

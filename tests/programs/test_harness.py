@@ -6,6 +6,7 @@ import copy
 
 import pytest
 
+from tests import helpers
 from tests.programs import test_programs as harness
 from tests.programs.batch import run_program
 
@@ -53,6 +54,37 @@ def test_a_crash_is_one_program_and_the_others_go_on(tmp_path, monkeypatch):
     assert "status -11" in found["crashes"].error
     assert not found["in_place_chain"].error
     assert not found["view_chain_write"].error
+
+
+def test_a_lost_device_is_that_of_one_program(acc_only, tmp_path, monkeypatch):
+    """CUDA refuses everything behind an error in a kernel."""
+    if helpers.on_cuda():
+        pytest.skip("waits that fail are those of the host")
+    folder = tmp_path / "loses"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "def run(device):\n"
+        "    import torch\n"
+        "    from tests import helpers\n"
+        "    helpers.extension().fail_waits(710)\n"
+        "    return torch.ones(2, device=device)\n"
+        "bad = types.ModuleType('tests.programs.scripts.loses')\n"
+        "bad.run = run\n"
+        "sys.modules['tests.programs.scripts.loses'] = bad\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    names = ["in_place_chain", "loses", "view_chain_write"]
+    found = harness._batch(acc_only, names, tmp_path)
+    assert "of no more use to this process" in found["loses"].error
+    assert not found["in_place_chain"].error
+    assert not found["view_chain_write"].error
+
+
+def test_errors_that_end_a_gpus_context_are_left_out_there(monkeypatch):
+    assert harness._run() == harness.NAMES
+    monkeypatch.setattr(helpers, "on_cuda", lambda: True)
+    assert set(harness.NAMES) - set(harness._run()) == {"index_error_in_step"}
 
 
 def test_every_round_is_compared(good):

@@ -25,6 +25,9 @@ from tests.programs.batch import Finished, Frozen
 
 NAMES = sorted(p.stem for p in (Path(__file__).parent / "scripts").glob("[a-z]*.py"))
 
+# Programs with an error that depends on data: on a GPU it ends the CUDA context.
+WRONG_DATA = {"index_error_in_step"}
+
 # The ways in which plans that come again are run, and how often a program runs there: kernels are
 # made for what comes twice, and the first round may differ from the others in what it finds (lazily
 # made states, caches). Captured plans run as they do on a GPU, as work with fixed memory; emulated
@@ -110,6 +113,17 @@ def _batch(
     return found
 
 
+def _run() -> list[str]:
+    """The programs that the device under test runs."""
+    return [name for name in NAMES if name not in WRONG_DATA or not helpers.on_cuda()]
+
+
+def _found(batch: dict[str, Finished], name: str) -> Finished:
+    if name in WRONG_DATA and helpers.on_cuda():
+        pytest.skip("wrong data end the CUDA context of the process")
+    return batch[name]
+
+
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory) -> dict[str, Finished]:
     """The results on the CPU, in a process where no device is registered."""
@@ -125,7 +139,7 @@ def on_device(tmp_path_factory) -> dict[str, dict[str, Finished]]:
         def __missing__(self, mode: str) -> dict[str, Finished]:
             folder = _begin(tmp_path_factory, f"{mode}-unfused")
             self[mode] = _batch(
-                helpers.DEVICE, NAMES, folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
+                helpers.DEVICE, _run(), folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
             )
             return self[mode]
 
@@ -140,7 +154,7 @@ def repeated(tmp_path_factory) -> dict[str, dict[str, Finished]]:
         def __missing__(self, way: str) -> dict[str, Finished]:
             folder = _begin(tmp_path_factory, way)
             env = {"ACC_SKIP_PASSES": None, **REPEATED[way]}
-            self[way] = _batch(helpers.DEVICE, NAMES, folder, ROUNDS[way], **env)
+            self[way] = _batch(helpers.DEVICE, _run(), folder, ROUNDS[way], **env)
             return self[way]
 
     return Ways()
@@ -210,24 +224,25 @@ def _apart(names: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize("mode", _apart(helpers.MODES))
 @pytest.mark.parametrize("name", NAMES)
 def test_program(on_cpu, on_device, device, name, mode):
-    _compare(on_device[mode][name], on_cpu[name])
+    _compare(_found(on_device[mode], name), on_cpu[name])
 
 
 @pytest.mark.parametrize("way", _apart(REPEATED))
 @pytest.mark.parametrize("name", NAMES)
 def test_repeated_program(on_cpu, repeated, device, name, way):
-    _compare(repeated[way][name], on_cpu[name], close=True, apart=AMPLIFIED.get(name, 0.0))
+    found = _found(repeated[way], name)
+    _compare(found, on_cpu[name], close=True, apart=AMPLIFIED.get(name, 0.0))
 
 
 @pytest.mark.parametrize("way", _apart(FUSED))
 def test_programs_were_fused(repeated, acc_only, way):
-    launched = [name for name in NAMES if repeated[way][name].launches > 0]
+    launched = [found.name for found in repeated[way].values() if found.launches > 0]
     assert len(launched) >= len(NAMES) // 2, f"only {len(launched)} programs: {launched}"
 
 
 @pytest.mark.parametrize("way", _apart(["captured", "emulated"]))
 def test_programs_were_captured(repeated, acc_only, way):
-    captured = [name for name in NAMES if repeated[way][name].captured > 0]
+    captured = [found.name for found in repeated[way].values() if found.captured > 0]
     assert len(captured) >= len(NAMES) // 2, f"only {len(captured)} programs: {captured}"
 
 

@@ -451,6 +451,7 @@ def test_what_is_shared_stays(device):
         assert torch.equal(each.cpu(), (torch.arange(8.0) * 2 + i).cumsum(0))
 
 
+@pytest.mark.usefixtures("outlives_wrong_data")
 def test_an_error_in_a_captured_step_is_that_of_its_operator(device):
     table = torch.arange(12.0).reshape(4, 3).to(device)
     index = torch.tensor([0, 3, 1]).to(device)
@@ -726,6 +727,7 @@ def test_captured_work_that_gets_no_memory_is_given_up(device, failing):
     assert made.unique().tolist() == [7]
 
 
+@pytest.mark.usefixtures("outlives_wrong_data")
 def test_results_of_a_capture_that_failed(device):
     """They lie in the pool like others, where work that was captured before may write."""
     x = torch.ones(256, 256).to(device)

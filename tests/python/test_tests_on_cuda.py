@@ -1,0 +1,83 @@
+"""Tests as benchmarks/gpu_check.py runs them on a GPU: what wrong data end there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import gpu_check
+from tests import helpers
+from tests.python.test_gpu_check import check_for, fake_tests
+
+pytestmark = pytest.mark.usefixtures("acc_only")
+
+ON_CUDA = """
+from tests import helpers
+from tests.conftest import *
+
+helpers.on_cuda = lambda: True
+"""
+
+
+def test_behind_a_test_that_loses_the_device_another_process_goes_on(tmp_path, monkeypatch):
+    """CUDA would refuse all tests behind it; those of the file before it ran already."""
+    if helpers.on_cuda():
+        pytest.skip("waits that fail are those of the host")
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", helpers.child_env()["PYTHONPATH"])
+    use = "from tests import helpers\n"
+    lose = "helpers.extension().fail_waits(710)\n    helpers.synchronize()"
+    files = fake_tests(
+        tmp_path,
+        test_bad="raise ValueError",
+        test_one=f"{use}def test_it(): helpers.synchronize()",
+        test_loses=f"""
+{use}
+import pytest
+@pytest.mark.parametrize("each", ["a b", "a c"])
+def test_loses(each):
+    {lose}
+def test_behind(): helpers.synchronize()
+""",
+        test_last=f"{use}def test_loses():\n    {lose}",
+    )
+    (tmp_path / "tests/conftest.py").write_text(ON_CUDA)
+    check = check_for(tmp_path / "out")
+    gpu_check.pytest_of(check, "tests", "all", files, 300.0)
+    said = [row.said.partition(" in ")[0] for row in check.rows]
+    log = (check.out / "log.txt").read_text()
+    first, *others = said
+    assert first == "1 failed, 1 passed, 1 error", log[-3000:]  # which is no lost device
+    assert others == ["1 failed", "1 failed, 1 passed"], log[-3000:]
+    assert all("AcceleratorError" in row.said for row in check.rows)
+
+
+WRONG_DATA = (
+    "test_captured_plans.py::test_an_error_in_a_captured_step_is_that_of_its_operator",
+    "test_captured_plans.py::test_results_of_a_capture_that_failed",
+    "test_reductions.py::test_a_target_that_is_no_class_is_an_error",
+    "test_stream.py::test_an_error_of_recorded_work_surfaces_at_synchronize",
+)
+
+
+def test_wrong_data_end_no_context_of_a_gpu(tmp_path):
+    """Each of these would leave the tests behind it without a device."""
+    (tmp_path / "as_on_cuda.py").write_text(ON_CUDA.replace("from tests.conftest import *", ""))
+    found = helpers.child_env()["PYTHONPATH"]
+    options = ["-p", "as_on_cuda", "-p", "no:cacheprovider", "-o", "addopts=-rs"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *(f"tests/python/{t}" for t in WRONG_DATA)],
+        cwd=helpers.ROOT,
+        env=helpers.child_env(PYTHONPATH=os.pathsep.join([found, str(tmp_path)]), ACC_MODE="full"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout.splitlines()
+    assert re.fullmatch(r"=+ \d+ skipped in .*", said[-1]), done.stdout[-3000:]
+    where = [line for line in said if "wrong data end the CUDA context" in line]
+    assert len(where) == len(WRONG_DATA), done.stdout[-3000:]
