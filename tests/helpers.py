@@ -25,6 +25,11 @@ DEVICE = os.environ.get("ACC_TEST_DEVICE", "acc")
 ON_ACC = DEVICE != "cpu"
 FULL = os.environ.get("ACC_TEST_FULL", "0") not in ("", "0")
 
+# cuDNN's float32 is float32 wherever tests compare: TF32, PyTorch's default for convolutions and
+# recurrent layers, keeps ten bits of what it multiplies. Each process of the tests comes by here;
+# with PyTorch's own test helpers imported the flag itself cannot be set.
+torch.backends.cudnn.set_flags(_allow_tf32=False)
+
 MODES = ("eager", "nofuse", "nograph", "full")  # of ACC_MODE
 
 

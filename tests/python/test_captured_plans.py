@@ -271,7 +271,7 @@ def numbers_are_those_that_are_drawn_anyway(device: str) -> None:
         return [*made, *(p.detach().clone() for p in model.parameters())]
 
     # Else cuDNN may add up a gradient of the weights in an order that is another each time.
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         with helpers.counting() as counted:
             mine = [each.cpu() for each in train()]
         assert counted["captures_submitted"] >= 3

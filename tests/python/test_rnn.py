@@ -5,7 +5,7 @@ On a GPU, or on an emulated one, they are close, and no layer cuts a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,13 +18,6 @@ bit_by_bit = pytest.mark.usefixtures("unfused")
 # The largest difference from the CPU's results, which are up to about 4, that those of CUDA's
 # operators may have; gradients are sums over steps.
 ERROR = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 8e-2, torch.float16: 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def full_precision() -> Iterator[None]:
-    """A GPU's products of float32 are those of float32."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        yield
 
 
 LAYERS = {
@@ -336,7 +329,7 @@ def train(device):
     return [torch.tensor(losses), *(p.detach().cpu() for p in layer.parameters())]
 
 
-with torch.backends.cudnn.flags(allow_tf32=False), helpers.counting() as counted:
+with helpers.counting() as counted:
     mine = train("acc")
 assert counted["captures_submitted"] > 0
 for a, b in zip(mine, train("cpu"), strict=True):

@@ -1,4 +1,6 @@
-"""Tests as benchmarks/gpu_check.py runs them on a GPU: what wrong data end there."""
+"""Tests as benchmarks/gpu_check.py runs them on a GPU: what wrong data end there, and what bounds
+mean.
+"""
 
 from __future__ import annotations
 
@@ -81,3 +83,20 @@ def test_wrong_data_end_no_context_of_a_gpu(tmp_path):
     assert re.fullmatch(r"=+ \d+ skipped in .*", said[-1]), done.stdout[-3000:]
     where = [line for line in said if "wrong data end the CUDA context" in line]
     assert len(where) == len(WRONG_DATA), done.stdout[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("module", "tf32"),
+    [
+        ("tests.helpers", False),
+        ("tests.opinfo.worker", False),
+        ("tests.programs.batch", False),
+        ("benchmarks.worker", True),
+        ("benchmarks.gpu_probe", True),
+    ],
+)
+def test_tests_compare_convolutions_of_float32(module, tf32):
+    """Their bounds are narrower than TF32, which what is measured keeps where PyTorch has it."""
+    code = f"import torch, {module}; print(torch.backends.cudnn.allow_tf32)"
+    done = helpers.template().run(code, helpers.child_env(), timeout=300)
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, [str(tf32)]), done.stderr
