@@ -9,8 +9,8 @@ nine minutes; without it each does what tells most, and what a part does not nee
 those behind it. A part that is asked for is built for first, where there is no build with CUDA yet.
 
 DIR gets table.txt (a line per finding; the end of the output has it in short, what is wrong first),
-log.txt (all that was printed) and the JSON lines of benchmarks. They hold the commit, or REVISION
-of the environment in a copy without git.
+log.txt (all that was printed) and the JSON lines of benchmarks, in a file or two: callers may fetch
+only a few. They hold the commit, or REVISION of the environment in a copy without git.
 --dry-run does the same on the host executor, with as little work as shows that all parts work.
 Exit status: 0 all is well, 1 a row is not.
 """
@@ -100,14 +100,15 @@ OPERATORS = (
 )
 # Steps so short that launching their operators one by one takes longer than what they do.
 LAUNCH_BOUND = ("mlp_small", "resnet18_cifar", "gpt", "lstm")
-# What is measured where all cases share the time, until it is over, under the names of the result
-# files. Of what is bound by launches torch.compile comes late: it takes longer than all else. The
-# last is for its start: the operator would draw on the host (lazy/exec/kernels.h).
+# What is measured where all cases share the time, until it is over: the result file, the case, the
+# modes. No file has a mode of a case twice: what one run measured is no ratio to what another did.
+# Of what is bound by launches torch.compile comes late: it takes longer than all else. The last is
+# for its start: the operator would draw on the host (lazy/exec/kernels.h).
 SHARING = (
-    ("seed", "seed", "eager,compile,graph,acc"),
-    *((case, case, "eager,graph,acc") for case in LAUNCH_BOUND),
-    *((f"{case}-compile", case, "eager,compile") for case in LAUNCH_BOUND),
-    ("gpt2_dropout", "gpt2_dropout", "eager,acc"),
+    ("bench", "seed", "eager,compile,graph,acc"),
+    *(("bench", case, "eager,graph,acc") for case in LAUNCH_BOUND),
+    *(("bench-compile", case, "eager,compile") for case in LAUNCH_BOUND),
+    ("bench", "gpt2_dropout", "eager,acc"),
 )
 # With less time no case begins: several processes have to start, one after the other.
 CASE_S = 20.0
@@ -602,20 +603,22 @@ def part_bench(check: Check, case: str = "") -> None:
     more, limit_s = ["--alternations", "9", "--window-s", "0.5"], LIMIT_S
     if check.dry:
         only = case if case in CASES else "mlp_small"
-        runs, more = [(only, only, "eager,acc")], [*QUICK]
+        runs, more = [(case or "bench", only, "eager,acc")], [*QUICK]
     elif not case:
         runs, limit_s = [*SHARING], 130.0
         more = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
     elif case == "launch":
-        runs = [(name, name, "eager,compile,graph,acc,capture") for name in LAUNCH_BOUND]
+        runs = [(case, name, "eager,compile,graph,acc,capture") for name in LAUNCH_BOUND]
         more, limit_s = [*more, "--compile-forms", "model"], LIMIT_S / len(runs)
     else:
         runs = [(case, case, "eager,eager_tuned,compile,graph,acc,capture")]
         more += ["--compile-timeout-s", "150"]
+    for file in {file for file, *_ in runs}:  # an earlier call's
+        (check.out / f"{file}.jsonl").unlink(missing_ok=True)
     for file, name, modes in runs:
         if check.left_s < CASE_S:
             raise OutOfTime
-        options = [*more, "--json", str(check.out / f"{file}.jsonl")]
+        options = [*more, "--json", str(check.out / f"{file}.jsonl"), "--append"]
         bench(check, "bench", name, modes, options, limit_s)
 
 

@@ -81,6 +81,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"also the first {measure.COLD_STEPS} steps of {startup.CASE}, caches cold and warm",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write JSON lines to FILE")
+    parser.add_argument(
+        "--append", action="store_true", help="keep what FILE has, and write behind it"
+    )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a bar chart to FILE")
     parser.add_argument("--alternations", type=int, default=Settings.alternations)
     parser.add_argument("--window-s", type=float, default=Settings.window_s)
@@ -244,7 +247,7 @@ def run(options: argparse.Namespace, spawn: Callable[..., Worker] = Worker) -> i
     try:
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            file = options.json.open("w")
+            file = options.json.open("a" if options.append else "w")
         head = report.header(described, os.environ)
         write_lines(file, [head])
         while left and not stopped:

@@ -587,6 +587,26 @@ def test_a_quick_run_of_the_command(tmp_path):
     assert "/" not in json.dumps(header["machine"]) and str(ROOT) not in file.read_text()
 
 
+def test_a_file_may_hold_several_runs(fakes, tmp_path):
+    """Each with its header; without --append the last one alone."""
+    fakes.plans.write_text("{}")
+    words = "--suite host --threads 1 --alternations 1 --window-s 0.02 --modes eager --case".split()
+    file = tmp_path / "lines.jsonl"
+
+    def cases_after(case: str, *more: str) -> list[str]:
+        run.run(run.parse([*words, case, "--json", str(file), *more]), fakes.spawn)
+        lines = report.read([file])
+        cases = [line["case"] for line in lines if line["kind"] == "result"]
+        assert [line["cases"] for line in lines if line["kind"] == "header"] == [
+            [case] for case in cases
+        ]
+        return cases
+
+    assert cases_after("mlp", "--append") == ["mlp"]
+    assert cases_after("block", "--append") == ["mlp", "block"]
+    assert cases_after("gpt") == ["gpt"]
+
+
 def still_running(pids: set[int]) -> set[int]:
     """Those that have not ended; an orphan that nobody waits for has, and keeps its number."""
     running = set()

@@ -243,6 +243,11 @@ class Planned:
             takes = self.slower * (4 + sum(seconds[mode] for mode in modes.split(",")))
             if "compile" in modes:  # which gets what the others leave
                 takes = min(takes, max(float(own_s), takes - self.slower * seconds["compile"]))
+            if "--json" in words:
+                with Path(words[words.index("--json") + 1]).open(
+                    "a" if "--append" in words else "w"
+                ) as file:
+                    file.writelines(f"{case} {mode}\n" for mode in modes.split(","))
         else:
             text = " ".join(words)
             takes = self.slower * next(s for k, s in COMMANDS_S.items() if text.startswith(k))
@@ -284,6 +289,24 @@ def test_nine_minutes_of_benchmarks_hold_the_start_of_one_that_draws(tmp_path, m
     assert plan.now <= 1000.0 + gpu_check.LIMIT_S
     assert plan.measured == [(case, modes) for _, case, modes in gpu_check.SHARING]
     assert plan.measured[-1] == ("gpt2_dropout", "eager,acc")
+
+
+@pytest.mark.parametrize("only", ["", "bench"])
+def test_few_files_hold_what_all_benchmarks_have_measured(tmp_path, monkeypatch, only):
+    """However fast a machine is: whoever lends one may return eight files."""
+    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
+    (tmp_path / "bench.jsonl").write_text("of an earlier call\n")
+    plan = Planned(monkeypatch, tmp_path, 0.1, only)
+    assert plan.measured == [(case, modes) for _, case, modes in gpu_check.SHARING]
+    files = {file.name for file in tmp_path.iterdir() if file.is_file()}
+    assert files == {"table.txt", "bench.jsonl", "bench-compile.jsonl"}  # and log.txt
+    found = [
+        sorted((tmp_path / f"{name}.jsonl").read_text().splitlines())
+        for name in ("bench", "bench-compile")
+    ]
+    assert all(len(set(lines)) == len(lines) for lines in found)  # no mode of a case twice
+    expected = [f"{case} {mode}" for case, modes in plan.measured for mode in modes.split(",")]
+    assert sorted(found[0] + found[1]) == sorted(expected)
 
 
 def rows_of(check: gpu_check.Check) -> list[tuple[str, str]]:
