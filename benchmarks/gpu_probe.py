@@ -109,11 +109,13 @@ def steps(case: str, small: bool) -> None:
     settle(extension, program.step)  # that dropped them
     before = dict(extension.stats())
     whole, boundary = Times(), Times()
+    for index in range(counted):
+        with whole.one():
+            program.step(index)
+    after = dict(extension.stats())
     with boundary.of_boundaries():
         for index in range(counted):
-            with whole.one():
-                program.step(index)
-    after = dict(extension.stats())
+            program.step(index)
     row(f"{case}: a step", "ok", str(whole))
     row(f"{case}: its boundary", "ok", str(boundary))
     judge_replay(case, boundary)
@@ -216,12 +218,18 @@ class Times:
     @contextlib.contextmanager
     def of_boundaries(self) -> Iterator[None]:
         """Each end of a step within the body is one: it looks the plan up, compares what the
-        captured work depends on, fills the table of arguments and submits."""
+        captured work depends on, fills the table of arguments and submits.
+
+        It waits for the step before, too (ACC_MAX_INFLIGHT), by spinning, which would be
+        the GPU's time. So the GPU has finished before each of them.
+        """
         from torchacc_device import _boundary
 
         mark_step = _boundary.mark_step
 
         def timed(*arguments: Any) -> None:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # acc's own would submit what the step has recorded
             with self.one():
                 mark_step(*arguments)
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import sys
+import types
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from benchmarks.driver import Worker
 from benchmarks.measure import Settings
 from tests import helpers
 from tests.fake_workers import Fakes
+from torchacc_device import _boundary
 
 
 @pytest.fixture
@@ -329,6 +331,33 @@ def test_what_a_replay_may_take(monkeypatch, capsys, on_gpu):
         "none: replay, median": (bad, "inf us of the CPU, at most 30, goal 10" + note),
         "none: replay, 99 %": (bad, "inf us of the CPU, at most 30, goal 10" + note),
     }
+
+
+def test_what_the_gpu_still_does_is_no_time_of_a_replay(monkeypatch):
+    """The end of a step waits for the step before, and does so by spinning."""
+    now, busy = [0.0], [0.0]
+
+    def wait() -> None:
+        now[0] += busy[0]
+        busy[0] = 0.0
+
+    def mark_step(reason: str = "step") -> None:
+        wait()
+        now[0] += 20e-6
+        busy[0] = 5e-3
+
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0])
+    monkeypatch.setattr(gpu_probe, "time", clock)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(_boundary, "mark_step", mark_step)
+    boundary = gpu_probe.Times()
+    with boundary.of_boundaries():
+        for _ in range(50):
+            _boundary.mark_step()
+    assert len(boundary.cpu) == 50
+    assert [round(boundary.cpu_us(share)) for share in (0.5, 0.99)] == [20, 20]
+    assert _boundary.mark_step is mark_step
 
 
 @pytest.mark.parametrize(("lasts", "status"), [(115.0, "ok"), (120.0, "missed")])
