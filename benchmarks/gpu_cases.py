@@ -51,6 +51,11 @@ def _gpt2(name: str, rows: int, **options: Any) -> Case:
     return _bfloat16(*arguments, gpu_must={"compile": 1.0}, gpu_goal=1.1, **options)
 
 
+def _launch_bound(name: str, title: str, *program: Any, **options: Any) -> Case:
+    musts = {"gpu_must": {"eager": 3.0, "compile": 1.0}, "gpu_goal": 10.0}
+    return _case(name, title, *program, **musts, **options)
+
+
 def _dlrm(tables: int, rows: int, precision: str, **options: Any) -> Case:
     name, words, tolerance = f"dlrm_{tables}_{rows}", "fp32", Tolerance()
     if precision == "bfloat16":
@@ -122,6 +127,18 @@ GPU_CASES = (
         gpu_must={"compile": 1.0},
         gpu_goal=1.05,
         large=True,
+    ),
+    _launch_bound(
+        "mlp_5",
+        "5 layers of 256, batch 64, AdamW",
+        *("layers", 5, 256, 64),
+        tolerance=Tolerance(),
+    ),
+    _launch_bound(
+        "resnet18_cifar_32",
+        "ResNet-18 with a 3x3 stem, batch 32, 32^2, tf32, SGD momentum 0.9, weight decay 5e-4",
+        *("little_images", 32),
+        convolutional=True,
     ),
     *(
         _dlrm(tables, rows, precision, large=(tables, rows) == (100, 65536))

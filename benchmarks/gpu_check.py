@@ -594,6 +594,11 @@ def part_kernels(check: Check) -> None:
         check.probe("kernels", what, limit_s=180)
 
 
+def part_record(check: Check) -> None:
+    """What operators cost the host: recorded, looked up, replayed, and their memory."""
+    check.probe("record", "record")
+
+
 def part_bench(check: Check, case: str = "") -> None:
     """Speed against eager, torch.compile and a CUDA graph captured by hand.
 
@@ -662,6 +667,7 @@ PARTS: dict[str, tuple[float, Callable[[Check], None]]] = {
     "kernels": (25, part_kernels),
     "ranks": (20, part_ranks),
     "tests": (65, part_tests),
+    "record": (0, part_record),
     "opinfo": (0, part_opinfo),
     "sanitizer": (0, part_sanitizer),
 }

@@ -1,7 +1,7 @@
 """What gpu_check.py asks of a process of its own. Prints a line `ROW [what, status, text]` each.
 
 python benchmarks/gpu_probe.py env | steps CASE | trace CASE cuda|acc | copies | epilogues | kernels
-    | norms | gradients CASE DEVICE FILE [--small]
+    | norms | record | gradients CASE DEVICE FILE [--small]
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ CALM, PATIENCE_S = 10, 15.0
 # Microseconds of the CPU that the end of a step may take, launches of graphs in it, and the share
 # of a copy's bandwidth that generated kernels must reach: must and goal.
 REPLAY_US, LAUNCHES, BANDWIDTH = (30.0, 10.0), 1, (0.85, 0.92)
+# Microseconds that recording an operator below autograd may take: must and goal.
+RECORD_US = (0.4, 0.25)
 # How far cublasLt's GELU may be from the exact one, of numbers up to 8 in float32: docs/gpu.md.
 GELU_OFF = 5.5e-6
 
@@ -428,6 +430,90 @@ def seconds_of(make: Callable[[], object], runs: int) -> float:
     return 1e-6 * gpu_work(own)[2] / runs
 
 
+def record(small: bool) -> None:
+    """What operators cost the host whatever they compute: recorded, looked up, replayed, and their
+    memory."""
+    extension = device(small)
+    operators, rounds = (20, 4) if small else (1000, 100)
+    took = 1e6 * extension.bench_record(rounds * operators, operators) / (rounds * operators)
+    most, goal = RECORD_US
+    said = f"{took:.2f} us below autograd, at most {most}, goal {goal}"
+    judge("recording an operator", took <= most, said)
+    plans = lookups(extension, operators, rounds)
+    followed, found = (1e6 * statistics.median(times.wall) for times in plans)
+    said = f"{(found - followed) / operators:.3f} us per operator more than the {followed:.0f} us "
+    said += f"of {operators} that come as expected"
+    row("looking for a plan by its hash", "ok", said)
+    memory(extension, operators)
+    for count in (2, 20) if small else (10, 100, 1000):
+        replays(extension, count, rounds)
+
+
+def lookups(extension: Any, operators: int, rounds: int) -> tuple[Times, Times]:
+    """Ends of recordings that came as their predecessor was followed the last time, and of those
+    that did not: two in three, which are looked for. Nobody holds a result: nothing is computed.
+    """
+    followed, found = Times(), Times()
+    x = torch.ones(4, 4, device="acc")
+    extension.flush()
+    for operator in (torch.add, torch.add, torch.mul) * rounds:
+        for _ in range(operators):
+            operator(x, x)
+        before = extension.stats()
+        took = Times()
+        with took.one():
+            extension.flush()
+        after = extension.stats()
+        for counter, times in (("plan_follows", followed), ("plan_hits", found)):
+            if after[counter] > before[counter]:
+                times.wall += took.wall
+    return followed, found
+
+
+def memory(extension: Any, tensors: int) -> None:
+    """A row for new tensors: acc's have memory once it is asked for."""
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def microseconds(make: Callable[[], object]) -> float:
+        times = Times()
+        for _ in range(tensors):
+            with times.one():
+                made = make()
+                del made  # its memory is the next one's
+        return 1e6 * statistics.median(times.wall)
+
+    new = functools.partial(torch.empty, 1 << 18, device="acc")
+    with_memory = microseconds(lambda: extension.alias(new()))
+    own = microseconds(lambda: torch.empty(1 << 18, device=where))
+    said = (
+        f"{microseconds(new):.2f} us, {with_memory:.2f} with memory, torch's {own:.2f} on {where}"
+    )
+    row("a tensor of 1 MiB", "ok", said)
+
+
+def replays(extension: Any, count: int, runs: int) -> None:
+    """A row for the ends of steps of so many operators that no kernel takes together."""
+    from torchacc_device import _boundary
+
+    matrix = torch.eye(16, device="acc")
+
+    def step(_: int) -> torch.Tensor:
+        made = matrix
+        for _ in range(count):
+            made = made @ matrix
+        _boundary.mark_step()
+        return made
+
+    settled, took = settle(extension, step)
+    boundary = Times()
+    with boundary.of_boundaries():
+        for index in range(runs):
+            kept = step(index)
+    del kept
+    said = f"{boundary}" if settled else f"{boundary}; captured: {took}"
+    row(f"replay of {count} products", "ok" if settled else "BAD", said)
+
+
 # What a step does, and the bytes that it has to read and write at least.
 Moving = tuple[Callable[[], object], int]
 
@@ -571,6 +657,8 @@ def main() -> None:
         epilogues(small)
     elif verb == "norms":
         norms(small)
+    elif verb == "record":
+        record(small)
     else:
         kernels(small)
 

@@ -131,6 +131,18 @@ def images(setting: Setting, small: bool, network: str, rows: int) -> Program:
     return classification(setting, model, optimizer, (rows, 3, size, size), rows, classes)
 
 
+def layers(setting: Setting, small: bool, count: int, width: int, rows: int) -> Program:
+    """So many linear layers of one width."""
+    count, width, rows = (2, 16, 4) if small else (count, width, rows)
+    return classification(setting, models.mlp(count, width), adamw, (rows, width), rows, width)
+
+
+def little_images(setting: Setting, small: bool, rows: int) -> Program:
+    """Ten classes of images of 32 by 32."""
+    rows, model = (8, models.small_network(10)) if small else (rows, models.resnet18(True))
+    return classification(setting, model, sgd, (rows, 3, 32, 32), rows, 10)
+
+
 def text_model(network: str, small: bool) -> nn.Module:
     """One of TEXTS."""
     return begun(TEXTS[network][small]())

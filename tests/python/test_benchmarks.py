@@ -255,6 +255,8 @@ def test_the_cases_and_musts_are_those_of_the_plan():
         "gpt2_dropout",
         "llama_160m",
         "llama_1b",
+        "mlp_5",
+        "resnet18_cifar_32",
         *(
             f"dlrm_{tables}_{rows}{precision}"
             for tables in (26, 100)
@@ -287,6 +289,7 @@ def test_the_cases_and_musts_are_those_of_the_plan():
     }
     assert {name: case.gpu_must for name, case in CASES.items() if case.gpu_must} == {
         **dict.fromkeys(("mlp_small", "resnet18_cifar", "gpt", "lstm"), {"eager": 3.0}),
+        **dict.fromkeys(("mlp_5", "resnet18_cifar_32"), {"eager": 3.0, "compile": 1.0}),
         "seed": {"eager": 1.25},
         "seed_amp": {"eager": 2.0},
         "resnet50": {"compile": 1.0},

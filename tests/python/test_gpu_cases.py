@@ -174,7 +174,7 @@ def test_losses_are_read_now_and_then_on_a_gpu():
 
 
 # Of each kind of program one; with ACC_TEST_FULL=1 as the benchmark runs them.
-@pytest.mark.parametrize("name", ["seed_amp", "gpt2_dropout"])
+@pytest.mark.parametrize("name", ["seed_amp", "gpt2_dropout", "mlp_5", "resnet18_cifar_32"])
 def test_a_case_for_gpus_runs_small_on_a_host(acc_only, one_thread, name):
     settings = Settings("host", ("eager", "acc"), (0,), alternations=1, window_s=0.02)
     assert measure.worker_spec(name, "acc", "plain", settings)["small"]
@@ -391,3 +391,10 @@ def test_bandwidth_is_that_of_the_kernels(acc_only, monkeypatch, capsys, lasts, 
 def test_how_exact_a_gelu_must_be_is_what_the_document_says():
     said = (helpers.ROOT / "docs/gpu.md").read_text()
     assert f"at most {gpu_probe.GELU_OFF:.1e} in float32".replace("e-0", "e-") in said
+
+
+@pytest.mark.usefixtures("recording")
+def test_plans_are_followed_or_looked_for(acc_only):
+    """Two of three recordings do not come as the last time; what others made of them is found."""
+    followed, found = gpu_probe.lookups(helpers.extension(), 5, 10)
+    assert len(followed.wall) >= 8 and len(found.wall) >= 18

@@ -60,7 +60,10 @@ def test_the_call_without_a_part_runs_to_its_end(tmp_path):
 @pytest.mark.skipif(not helpers.FULL, reason="make test-full: the whole run has most of it")
 @pytest.mark.parametrize(
     "part",
-    ["env", "steps", "numerics", "kernels", "ranks", "bench", "tests", "opinfo", "bench:seed"],
+    [
+        *("env", "steps", "numerics", "kernels", "ranks", "bench", "tests", "record", "opinfo"),
+        *("bench:seed", "bench:launch"),
+    ],
 )
 def test_a_part_works_by_itself(tmp_path, part):
     status, rows = run_check(tmp_path, "--dry-run", "--only", part)
@@ -710,3 +713,18 @@ runpy.run_path("benchmarks/gpu_probe.py", run_name="__main__")
     kept = torch.load(file)
     torch.save({name: each * 1.05 for name, each in kept.items()}, file)
     assert '"gradients of mlp_small", "BAD"' in rows("acc")
+
+
+@pytest.mark.usefixtures("capturing")
+def test_what_operators_cost_the_host(tmp_path):
+    check = check_for(tmp_path)
+    gpu_check.PARTS["record"][1](check)
+    assert [(row.what, row.status) for row in check.rows] == [
+        ("executor", "ok"),
+        ("recording an operator", "ok"),
+        ("looking for a plan by its hash", "ok"),
+        ("a tensor of 1 MiB", "ok"),
+        ("replay of 2 products", "ok"),
+        ("replay of 20 products", "ok"),
+    ], (check.out / "log.txt").read_text()
+    assert "at most 0.4, goal 0.25" in check.rows[1].said
