@@ -398,3 +398,22 @@ def test_plans_are_followed_or_looked_for(acc_only):
     """Two of three recordings do not come as the last time; what others made of them is found."""
     followed, found = gpu_probe.lookups(helpers.extension(), 5, 10)
     assert len(followed.wall) >= 8 and len(found.wall) >= 18
+
+
+def test_a_relu_that_loses_nan_is_told(monkeypatch, capsys):
+    """Of each type, and in each shape: a library's kernels differ."""
+    relu = torch.ops.aten._addmm_activation
+
+    def loses(bias, left, right):
+        made = relu(bias, left, right)
+        return made.nan_to_num(0.0) if left.dtype == torch.bfloat16 and left.shape[1] > 8 else made
+
+    monkeypatch.setattr(torch.ops.aten, "_addmm_activation", loses)
+    monkeypatch.setattr(gpu_probe, "device", lambda: None)
+    gpu_probe.epilogues(small=True)
+    found = {what: told for what, told in rows_of(capsys).items() if "NaN" in what}
+    status, text = found.pop("relu of NaN and infinities, torch.bfloat16")
+    assert set(found.values()) == {("ok", "as without a product")} and len(found) == 2
+    assert status == "BAD"
+    wrong = [part.partition(": [0.0, ")[0] for part in text.split("; ")]
+    assert wrong == ["(64, 64) @ (64, 64)", "(8, 1024) @ (1024, 8)"]
