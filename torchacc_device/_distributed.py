@@ -17,6 +17,7 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torchacc_device import _C, _patches
@@ -85,6 +86,23 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
             _agree_on_kernels(*arguments, options.timeout)
     _end_before_the_interpreter()
     return _C.ProcessGroupACC(transport, store)
+
+
+def default_backend() -> _C.ProcessGroupACC | None:
+    """What carries tensors of acc in the default group; None where nothing of ours does."""
+    if not dist.is_initialized():
+        return None
+    group = dist.group.WORLD
+    if all(device.type != "acc" for device in group._device_types):
+        return None
+    backend = group._get_backend(torch.device("acc"))
+    return backend if isinstance(backend, _C.ProcessGroupACC) else None
+
+
+def default_timeout() -> timedelta | None:
+    """The default group's, as far as it is ours."""
+    backend = default_backend()
+    return None if backend is None else backend.transport.options._timeout
 
 
 def _meet(

@@ -12,6 +12,7 @@ from torch.testing._internal.distributed import fake_pg
 
 import torchacc
 from tests.distributed.ranks import run_ranks
+from tests.distributed.test_faults import SOON, reduced
 from torchacc.dist import Mesh, mesh
 
 NAMES = ("dp", "pp", "tp", "fsdp", "sp")
@@ -152,3 +153,59 @@ for name in ("dp", "tp", "sp"):
     assert [each.reports["dp"][0] for each in done] == [101, 1010, 101, 1010]
     assert [each.reports["tp"][0] for each in done] == [11, 11, 1100, 1100]
     assert [each.reports["sp"][0] for each in done] == [1, 10, 100, 1000]
+
+
+def test_groups_of_a_mesh_have_the_timeout_of_the_default_group(device):
+    """torch gives each of them its own default: they would wait 30 minutes for a late rank."""
+    code = """
+from datetime import timedelta
+from torchacc.dist import Mesh
+dist.init_process_group("acc", timeout=timedelta(seconds=100))
+def seconds(group):
+    return group._get_backend(torch.device(DEVICE)).transport.options._timeout.total_seconds()
+found = {}
+for sizes in ({"dp": 2, "fsdp": 2, "tp": 2}, {"pp": 4, "sp": 2}, {"dp": 8}):
+    mesh = Mesh(**{f"{name}_num": size for name, size in sizes.items()})
+    joint = ("dp", "fsdp") if "tp" in sizes else ("dp", "tp")
+    for names in (*((name,) for name in ("dp", "fsdp", "tp", "pp", "sp")), joint):
+        found[f"{sizes} {names}"] = seconds(mesh.joint_group(*names))
+    if "tp" in sizes:  # one that the program changes stays as it is
+        distributed = dist.distributed_c10d
+        distributed._set_pg_timeout(timedelta(seconds=200), mesh.joint_group(*joint))
+        found["changed"] = seconds(mesh.joint_group(*joint)) - 100
+report(found=found)
+"""
+    for rank in run_ranks(code, 8):
+        assert len(rank.reports["found"]) == 19
+        assert set(rank.reports["found"].values()) == {100}
+
+
+def test_a_late_rank_is_an_error_in_a_group_of_a_mesh(acc_only):
+    """Sharded in pairs: what the late rank leaves waiting at first is not the default group."""
+    code = """
+import torchacc
+config = torchacc.Config()
+config.dist.fsdp.size, config.dist.fsdp.wrap_layer_cls = 2, {"Linear"}
+layers = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)
+model = torchacc.accelerate(nn.Sequential(*layers), config=config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    loss = model(torch.ones(4, 8, device=device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+for _ in range(2):
+    step()
+if RANK == 1:
+    for other in (0, 2, 3):
+        asleep_until_reported(other)
+def train():
+    for _ in range(2):
+        step()
+heard(train)
+"""
+    for rank in reduced(code, 4, begin=SOON):
+        assert rank["kind"] == "DistBackendError"
+        assert rank["seconds"] < 18
+        assert re.search(r"rank \d", rank["text"]) and "in collective number" in rank["text"]

@@ -317,6 +317,7 @@ def test_several_parameters_that_different_stages_share(device):
     code = (
         SETUP
         + """
+import datetime
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -328,7 +329,10 @@ torch.manual_seed(0)
 plain, expected = Tied(), Tied()
 expected.load_state_dict(plain.state_dict())
 config.dist.pp.size, config.dist.pp.split_points = 3, ["b", "c"]
+dist.init_process_group("acc", timeout=datetime.timedelta(seconds=100))
 model = torchacc.accelerate(plain, config=config)
+groups = [group._get_backend(model.device) for group in dist.distributed_c10d._world.pg_map]
+report(timeouts=[group.transport.options._timeout.total_seconds() for group in groups])
 x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 model.forward_backward(x)
 expected(x).backward()
@@ -340,6 +344,7 @@ report(done=True)
     )
     for each in run_ranks(code, 3):
         assert each.reports["done"]
+        assert len(each.reports["timeouts"]) > 1 and set(each.reports["timeouts"]) == {100}
 
 
 def test_a_model_that_is_not_split_has_no_pipeline(device):

@@ -12,6 +12,7 @@ from torch.fx.graph_module import _copy_attr
 
 from torchacc.utils.checkpoint import chosen_modules
 from torchacc.utils.trace import graph_of
+from torchacc_device._distributed import default_timeout
 
 if TYPE_CHECKING:
     from torchacc.config import MemoryConfig, PPConfig
@@ -368,7 +369,7 @@ def tied(model: nn.Module, cut: Cut, mesh: Mesh) -> list[tuple[str, dist.Process
             continue
         if stages_of not in groups:
             for ranks in mesh.rank_groups("pp"):
-                group = dist.new_group([ranks[stage] for stage in stages_of])
+                group = dist.new_group([ranks[stage] for stage in stages_of], default_timeout())
                 if dist.get_rank() in ranks:
                     groups[stages_of] = group
         if mine in names:

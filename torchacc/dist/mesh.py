@@ -6,13 +6,14 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchacc.config_dist import DIMENSIONS, check_topology
 from torchacc.device import device_type
 from torchacc.dist.agree import check_same_options
 from torchacc.launched import is_launched
+from torchacc_device._distributed import default_timeout
 
 
 class Mesh:
@@ -20,7 +21,8 @@ class Mesh:
 
     Ranks that are neighbours differ in the last dimension, which so lies within a machine where
     possible. The groups of dimensions larger than one are those of a `DeviceMesh`, which is in
-    `device_mesh`; one of size one has a group of the process alone, made when it is asked for.
+    `device_mesh`; one of size one has a group of the process alone, made when it is asked for. All
+    have the timeout that the default group has when they are made.
 
     Args:
         dp_num, pp_num, tp_num, fsdp_num, sp_num: the sizes; their product is the number of
@@ -72,7 +74,10 @@ class Mesh:
         self.device_mesh: DeviceMesh = init_device_mesh(
             device_type(), tuple(self._sizes[name] for name in wide), mesh_dim_names=tuple(wide)
         )
+        for group in self.device_mesh.get_all_groups():
+            _set_default_timeout(group)
         self._alone: ProcessGroup | None = None
+        self._joint: dict[tuple[str, ...], ProcessGroup] = {}
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}_num={size}" for name, size in self._sizes.items())
@@ -96,7 +101,9 @@ class Mesh:
         """The group of this process alone."""
         if self._alone is None:
             # Only its member makes it; the others need not be here.
-            self._alone = dist.new_group([self._rank], use_local_synchronization=True)
+            self._alone = dist.new_group(
+                [self._rank], timeout=default_timeout(), use_local_synchronization=True
+            )
         return self._alone
 
     def rank_groups(self, name: str) -> list[list[int]]:
@@ -116,7 +123,10 @@ class Mesh:
         wide = tuple(name for name in self._sizes if name in names and self._sizes[name] > 1)
         if len(wide) < 2:
             return self.group(wide[0] if wide else names[0])
-        return self.device_mesh[wide]._flatten().get_group()
+        if wide not in self._joint:
+            self._joint[wide] = self.device_mesh[wide]._flatten().get_group()
+            _set_default_timeout(self._joint[wide])
+        return self._joint[wide]
 
     def joint_ranks(self, *names: str) -> list[int]:
         """The ranks of `joint_group`, in its order; no other process has to ask."""
@@ -239,6 +249,13 @@ class Mesh:
 
     def get_world_size(self) -> int:
         return self._world
+
+
+def _set_default_timeout(group: ProcessGroup) -> None:
+    """torch takes none for the groups of a DeviceMesh, and gives them its own of 30 minutes."""
+    timeout = default_timeout()
+    if timeout is not None and group is not dist.group.WORLD:
+        distributed_c10d._set_pg_timeout(timeout, group)
 
 
 # The meshes of the present default group, by their sizes and topology: a group costs connections.
