@@ -37,6 +37,8 @@ class ProcessGroupACC final : public c10d::Backend {
   ~ProcessGroupACC() override;
 
   const c10::intrusive_ptr<c10d::Backend>& transport() const { return transport_; }
+  // As Ledger::failure says.
+  std::string failure() const { return ledger_->failure(); }
 
   const std::string getBackendName() const override { return "acc"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;

@@ -9,10 +9,12 @@ where acc tensors lie on GPUs, Gloo on hosts.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import os
 import sys
+import time
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,13 @@ from torchacc_device import _C, _patches
 
 # "lazy" is what TorchAcc called it.
 NAMES = ("acc", "lazy")
+
+# Seconds from one look into the store at which ranks meet to the next: at most, while they are few;
+# and so many for each of them, since it answers all.
+_PAUSE = 0.1
+_SHARE = 1e-4
+# Ranks that have caught the default group's error may come so much later.
+_BEHIND_AN_ERROR = timedelta(seconds=5)
 
 
 def install() -> None:
@@ -71,7 +80,10 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
     made = options.store.add(f"made/{options.group_rank}", 1)
     store = dist.PrefixStore(f"made/{made}", options.store)
     arguments = (store, options.group_rank, options.group_size)
-    _meet(*arguments, options.timeout, options.global_ranks_in_group)
+    together = options.group_size > 1 and _C.executor_name() == "host"
+    if together:
+        kernels_problem = _tell_of_kernels(store, options.group_rank)
+    _meet(*arguments, _time_to_meet(options.timeout), options.global_ranks_in_group)
     if _C.executor_name() == "host":
         transport = dist.ProcessGroupGloo(*arguments, timeout=options.timeout)
     else:
@@ -82,8 +94,8 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
     if options.group_size > 1:
         # Ranks that do the same have to do it with the same kernels, from the first step on.
         _C.run_alike()
-        if _C.executor_name() == "host":
-            _agree_on_kernels(*arguments, options.timeout)
+    if together:
+        _agree_on_kernels(store, kernels_problem)
     _end_before_the_interpreter()
     return _C.ProcessGroupACC(transport, store)
 
@@ -103,6 +115,16 @@ def default_timeout() -> timedelta | None:
     """The default group's, as far as it is ours."""
     backend = default_backend()
     return None if backend is None else backend.transport.options._timeout
+
+
+def _time_to_meet(timeout: timedelta) -> timedelta:
+    """Where the caller of new_group gives none, torch gives its own: no rank is waited for longer
+    than in the default group then, whose timeout the program may have chosen. But for what that
+    group may fail with: it says more.
+    """
+    if timeout != dist.constants.default_pg_timeout:
+        return timeout
+    return min(timeout, min(timeout, default_timeout() or timeout) + _BEHIND_AN_ERROR)
 
 
 def _meet(
@@ -130,26 +152,65 @@ def wait_for_ranks(
 ) -> str:
     """Waits until each rank has come, its key of `places` set; returns "" then, and else why not.
 
-    They are counted under `meeting`, which no other meeting is called: each asks the store the same
-    few times, however many they are. Only where it is in vain each rank's key is looked at, and the
-    one of this `rank` is taken back: who comes later is not to meet a rank that waits no longer.
+    They are counted under `meeting`, which no other meeting is called: each asks the store for the
+    same few keys, however many they are. Only where it is in vain each rank's key is looked at, and
+    the one of this `rank` is taken back, also where the user interrupts: who comes later is not to
+    meet a rank that waits no longer.
     """
     count, together = meeting_keys(meeting)
+
+    def take_back() -> None:
+        store.add(count, -1)
+        store.delete_key(places[rank])
+
     try:
         if store.add(count, 1) == len(places):
             store.set(together, "1")
-        store.wait([together], timeout)
-    except RuntimeError as error:  # FileStore raises that, others a DistStoreError
-        try:
-            late = [other for other, place in places.items() if not store.check([place])]
-            if not late:  # the last one has come just now
-                return ""
-            store.add(count, -1)
-            store.delete_key(places[rank])
-        except RuntimeError:
-            return f"the store where they meet does not answer ({error})"
-        return f"after {timeout.total_seconds():g} s ranks {late} have not come"
+        problem = _wait_for_key(store, together, timeout, len(places))
+        if not problem:
+            return ""
+        late = [other for other, place in places.items() if not store.check([place])]
+        if not late:  # the last one has come just now
+            return ""
+        take_back()
+        return f"{problem} ranks {late} have not come"
+    except RuntimeError as error:
+        return f"the store where they meet does not answer ({error})"
+    except KeyboardInterrupt:
+        with contextlib.suppress(RuntimeError):
+            if not store.check([together]):
+                take_back()
+        raise
+
+
+def _wait_for_key(store: dist.Store, key: str, timeout: timedelta, ranks: int) -> str:
+    """Waits until `key` is there; returns "" then, and else why it waits no longer.
+
+    That is the time, or that the default group has failed meanwhile: who has ended for that does
+    not come any more. Who waits there for this rank cannot be told before from one that is late.
+    `ranks` of them may wait at once.
+
+    It asks again and again: nothing but its end ends a store's own wait, of which TCPStore warns.
+    """
+    known = _default_failure()  # before: they meet all the same
+    problem = f"after {timeout.total_seconds():g} s"
+    began = time.monotonic()
+    end = began + timeout.total_seconds()
+    while not store.check([key]):
+        now = time.monotonic()
+        if now >= end:
+            return problem
+        if not known and (known := _default_failure()):
+            problem = f"the default group has failed meanwhile ({known}), and"
+            end = min(end, now + _BEHIND_AN_ERROR.total_seconds())
+        pause = max(min((now - began) / 4, _PAUSE), ranks * _SHARE)
+        time.sleep(min(pause, max(0.0, end - now)))
     return ""
+
+
+def _default_failure() -> str:
+    backend = default_backend()
+    return "" if backend is None else backend.failure()
 
 
 @functools.cache
@@ -182,20 +243,22 @@ def _wait_for_sends() -> None:
 _unfused = ""
 
 
-def _agree_on_kernels(store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-    """Where one rank has no generated kernels no rank uses any.
+def _tell_of_kernels(store: dist.Store, rank: int) -> str:
+    """Before the ranks meet: when they have met all of them have told. Returns what it tells."""
+    problem = _unfused or _C.kernels_problem()
+    if problem:
+        store.set("kernels/problem", f"rank {rank}: {problem}")
+    return problem
+
+
+def _agree_on_kernels(store: dist.Store, problem: str) -> None:
+    """Where one rank has no generated kernels no rank uses any. `problem`: of this one.
 
     What all ranks compute, the update of replicated parameters, would differ in its last bits, and
     more with each step. That they have kernels is what they agree on, and not whose: compilers and
     processors may differ. On GPUs the compiler comes with torch.
     """
     global _unfused
-    problem = _unfused or _C.kernels_problem()
-    if problem:
-        store.set("kernels/problem", f"rank {rank}: {problem}")
-    if store.add("kernels/told", 1) == size:
-        store.set("kernels/all", "1")
-    store.wait(["kernels/all"], timeout)
     if not store.check(["kernels/problem"]):
         return
     told = store.get("kernels/problem").decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -330,15 +331,15 @@ def test_ranks_that_do_not_meet_are_named_whatever_the_store(tmp_path):
 
 
 class Counting:
-    """A store that counts the keys it is asked for."""
+    """A store that counts the keys it is asked for, by a thread that waits for one, once."""
 
     def __init__(self) -> None:
-        self.store, self.asked, self.lock = dist.HashStore(), 0, threading.Lock()
+        self.store, self.asked = dist.HashStore(), set()
 
     def __getattr__(self, name: str):
         def call(keys, *rest):
-            with self.lock:
-                self.asked += len(keys) if isinstance(keys, list) else 1
+            for key in keys if isinstance(keys, list) else [keys]:
+                self.asked.add((threading.get_ident(), name, key))
             return getattr(self.store, name)(keys, *rest)
 
         return call
@@ -355,7 +356,8 @@ def meet_together(store: Counting, size: int) -> None:
 def test_each_rank_of_a_new_group_asks_for_as_many_keys_however_many_they_are(size):
     store = Counting()
     meet_together(store, size)
-    assert store.asked == 3 * size + 1  # each is there, is counted and waits; the last one tells
+    # Each is there, is counted and waits; the last one tells.
+    assert len(store.asked) == 3 * size + 1
 
 
 def test_who_has_given_up_is_not_counted_when_all_come_later():
@@ -363,6 +365,17 @@ def test_who_has_given_up_is_not_counted_when_all_come_later():
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"ranks \[1\] have not come"):
             _distributed._meet(store, 0, 2, timedelta(seconds=0.2), [])
+    meet_together(store, 2)
+
+
+def test_who_is_interrupted_is_not_counted_when_all_come_later():
+    store = Counting()
+    interrupt = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        _distributed._meet(store, 0, 2, timedelta(seconds=5), [])
+    interrupt.join()
+    assert not store.check(["here/0"])
     meet_together(store, 2)
 
 

@@ -105,7 +105,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     Raises:
         ValueError: this process is not one of `replicas`.
         RuntimeError: the processes meet under different tags, or one of them has not come within
-            the timeout of the default group.
+            the timeout of the default group, or before that group fails.
     """
     ensure_group()
     ranks = sorted(set(replicas)) or list(range(dist.get_world_size()))
@@ -242,7 +242,7 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
     """What each of `ranks` has brought to this meeting of theirs."""
     default = dist.group.WORLD
     store = dist.distributed_c10d._get_default_store()
-    time = _met[ranks] = _met.get(ranks, 0) + 1
+    time = _met.get(ranks, 0) + 1
 
     def meeting(time: int) -> str:
         return f"rendezvous/{'-'.join(map(str, ranks))}/{time}"
@@ -254,12 +254,12 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
     places = {rank: place(rank, time) for rank in ranks}
     timeout = default._get_backend(torch.device(device_type())).transport.options._timeout
     problem = wait_for_ranks(store, meeting(time), places, dist.get_rank(), timeout)
-    if problem:
-        _met[ranks] = time - 1  # the others may come yet: who tries again meets them there
+    if problem:  # the others may come yet: who tries again meets them there
         raise RuntimeError(
             f"[rendezvous] {tag!r} of ranks {list(ranks)}: {problem}. All have to come to the same "
             "calls in the same order."
         )
+    _met[ranks] = time
     found = [pickle.loads(store.get(name)) for name in places.values()]
     # All are here, so nobody reads any more what was brought to the meeting before.
     store.delete_key(place(dist.get_rank(), time - 1))

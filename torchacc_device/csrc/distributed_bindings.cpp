@@ -30,6 +30,8 @@ bool bind_distributed(py::module_& m) {
            py::arg("transport"), py::arg("store"))
       // As of torch's ProcessGroupNCCL; of other backends Python has no such name.
       .def("get_error", &ProcessGroupACC::getError, py::call_guard<py::gil_scoped_release>())
+      .def("failure", &ProcessGroupACC::failure, py::call_guard<py::gil_scoped_release>(),
+           "Why the group is of no more use; empty while it is.")
       .def_property_readonly("transport", &ProcessGroupACC::transport);
   m.def("wait_for_sends", guarded(&distributed::wait_for_sends),
         "Waits until the others have received what this process has sent and waited for, each "
