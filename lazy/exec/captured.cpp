@@ -163,7 +163,11 @@ void Captured::join_transfers() {
 }
 
 void Captured::add_piece(size_t begin, size_t end, std::unique_ptr<runtime::CapturedWork> work) {
-  pieces_.push_back({begin, end, std::move(work)});
+  size_t launches = 0;
+  for (size_t step = begin; step < end; ++step) {
+    if (const auto& kernel = prepared_->steps[step].kernel) launches += kernel->launches();
+  }
+  pieces_.push_back({begin, end, std::move(work), launches});
 }
 
 void Captured::finish(const Run& run) {
@@ -283,6 +287,7 @@ void Captured::go_on(std::span<const int64_t> values, const Submission& submissi
       *submission.step = piece.begin;
       if (submission.profile.observed()) submission.profile.begin_piece(piece.end - piece.begin);
       count(Counter::CapturedLaunches);
+      count(Counter::KernelLaunches, piece.launches);
       runtime::fork_transfers();
       in_piece_ = true;
       piece.work->submit();
@@ -311,6 +316,7 @@ void Captured::call_outside(size_t step, std::span<const int64_t> values) {
   prepare_for(step);
   const PreparedStep& prepared = prepared_->steps[step];
   if (prepared.kernel != nullptr) {
+    count(Counter::KernelLaunches, prepared.kernel->launches());
     prepared.kernel->launch();
   } else {
     repeat(prepared, values, prepared_->slots);

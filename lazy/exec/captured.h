@@ -115,6 +115,7 @@ class Captured {
     size_t begin;
     size_t end;
     std::unique_ptr<runtime::CapturedWork> work;  // null: a step that is called
+    size_t launches = 0;                          // of kernels, by the work
   };
   struct FixedNumber {
     uint32_t value;  // in the step's value block

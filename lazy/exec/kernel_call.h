@@ -61,8 +61,10 @@ class KernelCall {
   // Takes the memory that the slots point at now, and the numbers of this step, into the table.
   void set(std::span<const int64_t> values);
   void upload() { table_.upload(begin_, end_); }
-  // With what was uploaded last.
+  // With what was uploaded last. Who submits it counts its launches: captured work that is
+  // submitted again calls nothing here.
   virtual void launch() const = 0;
+  virtual size_t launches() const = 0;
 
  protected:
   KernelCall(const plan::Plan& plan, const plan::Step& step,

@@ -185,6 +185,7 @@ void Run::call(size_t index, std::span<const int64_t> values, bool* called) {
   const PreparedStep& prepared = prepared_.steps[index];
   *called = true;
   if (prepared.kernel != nullptr) {
+    count(Counter::KernelLaunches, prepared.kernel->launches());
     prepared.kernel->launch();
   } else {
     call_operator(prepared, values);

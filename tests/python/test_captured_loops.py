@@ -79,3 +79,16 @@ def test_a_loop_is_a_small_fixed_number_of_graphs():
     # Small batches of a host come from the C library, and where they lie depends on all that the
     # process has done before: on a GPU they come to lie in the same places again.
     helpers.run_python("from tests.python import test_captured_loops as t; t.count_graphs()")
+
+
+@pytest.mark.usefixtures("plans_of_a_gpu")
+def test_kernels_of_captured_work_count_as_launched(device):
+    """Nothing is called for them where a GPU launches the graph."""
+    x = torch.ones(64, 64).to(device)
+    for _ in range(8):
+        with helpers.counting() as counted:
+            made = (x * 2 + 1).cumsum(0).neg().sub(1)
+            helpers.flush()
+    assert counted["captures_submitted"] == counted["captured_launches"] == 1
+    assert counted["kernel_launches"] == 2
+    assert made[0, 0].item() == -4
