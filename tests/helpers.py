@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = os.environ.get("ACC_TEST_DEVICE", "acc")
 ON_ACC = DEVICE != "cpu"
 FULL = os.environ.get("ACC_TEST_FULL", "0") not in ("", "0")
+# The whole process stands for one with a GPU, as far as plans and kernels go.
+EMULATED = ON_ACC and os.environ.get("ACC_TEST_EMULATOR", "0") not in ("", "0")
 
 # cuDNN's float32 is float32 wherever tests compare: TF32, PyTorch's default for convolutions and
 # recurrent layers, keeps ten bits of what it multiplies. Each process of the tests comes by here;
@@ -44,6 +46,8 @@ def load_device() -> str:
     """
     if ON_ACC:
         import torchacc_device  # noqa: F401
+    if EMULATED:
+        _emulate_from_now_on()
     return DEVICE
 
 
@@ -144,20 +148,47 @@ def compile_together(programs: Sequence[Callable[[], object]]) -> None:
     assert stats().get("jit/failed", 0) == failed, "kernels could not be compiled"
 
 
+def kernels_of_a_gpu() -> bool:
+    """Whether kernels of plans are those of a GPU, be it an emulated one."""
+    return ON_ACC and (_emulating or extension().executor_name() != "host")
+
+
 def emulate_gpu(on: bool = True) -> None:
     """Kernels of plans are those of a GPU from now on, run by the emulator; or not.
 
-    Where there is a GPU they are, and there is nothing to emulate.
+    Where there is a GPU they are, and there is nothing to emulate; with ACC_TEST_EMULATOR, too.
     """
-    if extension().executor_name() != "host":
-        return None
-    if not on:
-        return extension().emulate_gpu("")
+    if EMULATED or extension().executor_name() != "host":
+        return
+    _use_kernels(_emulator() if on else "")
+
+
+_emulating = False
+
+
+def _use_kernels(path: str) -> None:
+    global _emulating
+    from torchacc_device import _C
+
+    _C.emulate_gpu(path)
+    _emulating = path != ""
+
+
+@functools.cache
+def _emulate_from_now_on() -> None:
+    from torchacc_device import _C
+
+    if _C.executor_name() == "host":
+        _use_kernels(_emulator())
+
+
+def _emulator() -> str:
+    """The library that runs kernels of a GPU."""
     built = ROOT.glob(f"build/cp*-torch{torch.__version__.replace('+', '-')}-*/module")
     found = [folder / "libacc_emulator.so" for folder in built]
     found = [path for path in found if path.exists() and not path.parts[-3].endswith("-thread")]
     assert found, "the emulator is not built: make develop"
-    return extension().emulate_gpu(str(max(found, key=lambda path: path.stat().st_mtime)))
+    return str(max(found, key=lambda path: path.stat().st_mtime))
 
 
 def synchronize() -> None:

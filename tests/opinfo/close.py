@@ -94,7 +94,8 @@ class CloseChecker(check.Checker):
 
     def _await_kernels(self, run: Callable[[Arguments], Any], index: int) -> None:
         """Runs the sample as it will be run, as often as it has no kernels yet."""
-        for _ in range(RUNS_WITHOUT_KERNELS):
+        # With captures the first run with kernels is captured, and what is captured comes again.
+        for _ in range(RUNS_WITHOUT_KERNELS + helpers.EMULATED):
             made = check.attempt(lambda: self._arguments(self._sample)).value
             check.seed(1000 + index)
             kept = check.attempt(lambda a=made: run(a))  # what is wrong here the check tells

@@ -52,6 +52,7 @@ class Result:
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     random: bool = False
     fused: tuple[int, int] = (0, 0)  # samples with generated kernels: in calls, in gradients
+    on_a_gpu: tuple[int, int] = (0, 0)  # calls of its kernels, plans as captured work
     unmade: str = ""
     gave_up: bool = False  # crashed too often; its other samples were not run
 
@@ -180,6 +181,7 @@ def _run_one(
             result.samples += answer["samples"]
             result.random |= answer["random"]
             result.fused = tuple(answer.get("fused", (0, 0)))
+            result.on_a_gpu = tuple(answer.get("on_a_gpu", (0, 0)))
             result.unmade = answer.get("unmade", "")
             return worker, result
         number, index = worker.died_at or worker.position()

@@ -2,7 +2,8 @@
 
 In float32 with gradients, one sample of every operator that has a formula; in float16 and bfloat16
 one of every sixteenth operator. With `ACC_TEST_FULL=1` every sample of each, float32 in mode
-nograph too. `close.py` says what is compared with what.
+nograph too. The same once more as on a GPU, one sample of every operator with `ACC_TEST_FULL=1`.
+`close.py` says what is compared with what.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ SHARE = 0.95
 # What the pinned database holds; another version of torch has other numbers, hence "at least".
 SAMPLES = {"float16": 15_600, "bfloat16": 15_400}
 EVERY = 1 if helpers.FULL else 16
-full_only = pytest.mark.skipif(not helpers.FULL, reason="some samples need not show an exception")
+# Emulated: captured plans with the kernels of a GPU.
+EMULATED = {"ACC_MODE": "full", "ACC_HOST_GRAPHS": "1", "ACC_TEST_EMULATOR": "1"}
+WAYS = {"full": {"ACC_MODE": "full"}, "nograph": {"ACC_MODE": "nograph"}, "emulated": EMULATED}
 
 
 @functools.cache
@@ -45,14 +48,19 @@ def names(op: OpInfo) -> set[str]:
     return {name.strip("_") for name in given + [alias.name for alias in op.aliases]}
 
 
-def wanted(mode: str) -> list[dict[str, Any]]:
-    """The requests to run in a mode."""
+def every_sample(way: str) -> bool:
+    """Whether all of an operator's samples are run, or one."""
+    return helpers.FULL and way != "emulated"
+
+
+def wanted(way: str) -> list[dict[str, Any]]:
+    """The requests to run in a way."""
     single = runner.requests(runner.SOURCE, [check.FUSED], [torch.float32], [])
-    if mode == "nograph":
+    if way == "nograph":
         return single
     half = runner.requests(runner.SOURCE, [check.HALF], check.HALVES, [])
     if helpers.FULL:
-        return half + single
+        return [{**r, **({} if every_sample(way) else {"few": 1})} for r in half + single]
     some = set(list(dict.fromkeys(request["op"] for request in half))[::EVERY])
     chosen = [request for request in half if request["op"] in some]
     some = have_formulas()
@@ -60,11 +68,16 @@ def wanted(mode: str) -> list[dict[str, Any]]:
     return [{**request, "few": 1} for request in chosen]
 
 
-@pytest.fixture(scope="module", params=["full", "nograph"] if helpers.FULL else ["full"])
-def results(acc_only_module: None, request: Any) -> list[runner.Result]:
+@pytest.fixture(scope="module", params=WAYS if helpers.FULL else ["full", "emulated"])
+def way(request: Any) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def results(acc_only_module: None, way: str) -> list[runner.Result]:
     jobs = int(os.environ.get("ACC_TEST_JOBS", "1")) if helpers.FULL else 1
-    env = helpers.child_env(ACC_MODE=request.param, ACC_DETERMINISTIC="1")
-    return runner.run(wanted(request.param), jobs=jobs, env=env)
+    env = helpers.child_env(ACC_DETERMINISTIC="1", **WAYS[way])
+    return runner.run(wanted(way), jobs=jobs, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +113,17 @@ def test_gradients_run_as_kernels(results):
 
 
 @pytest.mark.timeout(7200)
+def test_emulated_are_kernels_of_a_gpu_in_captured_work(results, way):
+    fused = sum(r.fused[0] for r in results)
+    calls, submitted = (sum(r.on_a_gpu[i] for r in results) for i in range(2))
+    if way == "emulated":
+        assert calls >= fused > 0
+        assert submitted >= fused
+    elif helpers.bit_equal():
+        assert (calls, submitted) == (0, 0)
+
+
+@pytest.mark.timeout(7200)
 def test_kernels_are_generated_in_half_types(halves):
     assert len(halves) > 2000 / EVERY / 2
     # The others are one call of ATen's, whose result nothing is joined with, or a view. Of some of
@@ -111,19 +135,20 @@ def test_kernels_are_generated_in_half_types(halves):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("dtype", SAMPLES)
-def test_at_least_95_of_100_samples_pass(halves, dtype):
+def test_at_least_95_of_100_samples_pass(halves, dtype, way):
     # Those that are excepted have failed all the same.
     of_dtype = [r for r in halves if r.dtype == dtype]
     counts = survey.totals(of_dtype)
     samples, failed, _ = counts[check.HALF]
     # By default one sample of each operator that is chosen.
-    assert samples >= (SAMPLES[dtype] if helpers.FULL else len(of_dtype)) > 0
+    assert samples >= (SAMPLES[dtype] if every_sample(way) else len(of_dtype)) > 0
     assert failed <= (1 - SHARE) * samples
 
 
-@full_only
 @pytest.mark.timeout(7200)
-def test_every_exception_is_needed(results):
+def test_every_exception_is_needed(results, way):
+    if not every_sample(way):
+        pytest.skip("some samples need not show an exception")
     run = {r.variant for r in results}
     seen = {(r.op, r.variant, category) for r in results for _, category, _ in r.failures}
     listed = [e for e in exceptions.EXCEPTED if e.variant in run and not e.sometimes]

@@ -129,6 +129,7 @@ def run(
     only = request.get("only")
     count = 0
     checker = checker_of(op, variant, dtype)
+    before = on_a_gpu()
     progress.write(number, skip)
     try:
         samples = samples_of(op, request)
@@ -155,7 +156,14 @@ def run(
         "samples": count,
         "random": checker.random_seen,
         "fused": [checker.fused, checker.fused_gradients],
+        "on_a_gpu": [b - a for a, b in zip(before, on_a_gpu(), strict=True)],
     }
+
+
+def on_a_gpu() -> list[int]:
+    """Calls of kernels of a GPU that were made ready, and plans submitted as captured work."""
+    counters = helpers.stats()
+    return [counters.get(n, 0) for n in ("kernels/prepared for a device", "captures_submitted")]
 
 
 def checker_of(op: Any, variant: str, dtype: torch.dtype) -> check.Checker:

@@ -11,7 +11,6 @@ program a crash was in.
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 import random
 import sys
@@ -97,8 +96,6 @@ def main() -> None:
     device, path, rounds, *names = sys.argv[1:]
     if device != "cpu":
         helpers.load_device()
-    if os.environ.get("ACC_TEST_EMULATOR"):
-        helpers.emulate_gpu()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with open(path, "ab", buffering=0) as file:
