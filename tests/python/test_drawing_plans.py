@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,21 +10,9 @@ import torch.nn.functional as F
 
 from tests import helpers
 
-pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording")
+pytestmark = pytest.mark.usefixtures("acc_only", "one_thread", "recording", "plans_of_a_gpu")
 
 RUNS = 8
-
-
-@pytest.fixture(autouse=True)
-def kernels_of_a_gpu(device) -> Iterator[None]:
-    """Emulated where there is none. Launches count where none are captured."""
-    helpers.emulate_gpu()
-    helpers.extension().capture_plans(False)
-    try:
-        yield
-    finally:
-        helpers.extension().capture_plans(None)
-        helpers.emulate_gpu(on=False)
 
 
 def launches(step: Callable[[], object]) -> tuple[list[int], int]:
