@@ -75,6 +75,7 @@ TESTS = (
     "test_custom_ops",
     "test_fork",
 )
+MODELS = ("tests/models/test_fused.py", "tests/models/test_plans.py")
 # A few operators of each kind: the part opinfo takes all.
 OPERATORS = (
     "add",
@@ -508,8 +509,7 @@ def part_tests(check: Check) -> None:
     if not check.dry:  # they are stages of `make test`, in every way
         words = ["-k", "not emulated"]
         pytest_of(check, "tests", "programs", ["tests/programs"], 120, *words, hangs_s=120)
-        models = ["tests/models/test_fused.py", "tests/models/test_plans.py"]
-        pytest_of(check, "tests", "models", models, 90, needs=["torchvision"])
+        pytest_of(check, "tests", "models", MODELS, 90, needs=["torchvision"])
 
 
 def part_opinfo(check: Check) -> None:

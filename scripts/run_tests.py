@@ -18,14 +18,16 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import native
 
 ROOT = native.ROOT
+sys.path.insert(0, str(ROOT))
 
+from benchmarks import gpu_check  # noqa: E402  (it needs the path, and no torch)
 
 # Processes that share a stage: one per core, as far as each has memory for the largest test.
 LARGEST_TEST = 6 << 30  # bytes
@@ -49,17 +51,27 @@ GIVING_WAY = ("nice", "-n", "19")
 Stage = Callable[[dict[str, str], IO[str] | None], int]
 
 
-def pytest(*arguments: str, share: str = "", heap: str = "", packages: str = "") -> Stage:
+def pytest(
+    *arguments: str,
+    share: str = "",
+    heap: str = "",
+    packages: str = "",
+    variables: Mapping[str, str] | None = None,
+    full: Sequence[str] = (),
+) -> Stage:
     """A stage that runs pytest; no test collected is a failure.
 
     `share`: how several processes share it, by tests ("load"; "worksteal" where some are long, so
     that one process does not end long before another), by files ("loadfile") or by groups that
     tests name ("loadgroup"). `heap`: what glibc is told of it. `packages`: a prefix beside the
-    interpreter's own with more of them.
+    interpreter's own with more of them. `variables`: of the environment. `full`: arguments where
+    everything is to run.
     """
 
     def run(environ: dict[str, str], output: IO[str] | None) -> int:
-        command = [sys.executable, "-m", "pytest", "-q", *arguments]
+        more = () if environ.get("ACC_TEST_FULL", "0") in ("", "0") else full
+        command = [sys.executable, "-m", "pytest", "-q", *arguments, *more]
+        environ = {**environ, **(variables or {})}
         if share:
             command += ["-n", str(PROCESSES), "--dist", share]
             # Each process has a thread per core. One that waits for another must not spin where
@@ -105,6 +117,16 @@ def ctest(sanitizer: str) -> Stage:
     return run
 
 
+# What gpu_check.py runs, and stage `python` on the emulator of GPUs.
+EMULATED_ANYWAY = (
+    "test_captured_plans",
+    "test_captured_loops",
+    "test_drawing_kernels",
+    "test_drawing_plans",
+    "test_reductions_in_parts",
+    "test_epilogues",
+)
+
 # In this order: what breaks most often and says so soonest comes first.
 STAGES: dict[str, Stage] = {
     "layout": pytest("tests/python/test_layout.py", "tests/python/test_packaging.py"),
@@ -126,6 +148,13 @@ STAGES: dict[str, Stage] = {
     "seeds": pytest("tests/seeds", share="loadfile"),
     "distributed": pytest("tests/distributed", share="loadgroup"),
     "opinfo": pytest("tests/opinfo", share="loadfile"),
+    # As on a GPU: plans are captured, with its kernels, which tests/cuda_emulator runs.
+    "emulated": pytest(
+        *(f"tests/python/{name}.py" for name in gpu_check.TESTS if name not in EMULATED_ANYWAY),
+        share="loadfile",
+        variables={"ACC_TEST_EMULATOR": "1", "ACC_HOST_GRAPHS": "1"},
+        full=[*(f"tests/python/{name}.py" for name in EMULATED_ANYWAY), *gpu_check.MODELS],
+    ),
     "ecosystem": pytest("tests/ecosystem", share="loadfile", packages=ECOSYSTEM),
     "gpu_kernels": pytest("tests/gpu_kernels", share="worksteal"),
 }

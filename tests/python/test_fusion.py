@@ -476,7 +476,8 @@ def test_independent_chains_of_one_kind_are_one_step():
         with helpers.counting() as counted:
             results = [-(t * 2 + 1) for t in tensors]
             helpers.flush()
-    assert counted["kernel_launches"] == len(tensors)
+    # On a GPU they are the blocks of one launch.
+    assert counted["kernel_launches"] == (1 if helpers.kernels_of_a_gpu() else len(tensors))
     assert counted["steps"] == 1
     helpers.assert_same(results, [-(t.cpu() * 2 + 1) for t in tensors])
 
@@ -491,7 +492,10 @@ def test_an_optimizer_over_many_tensors_takes_few_steps():
         with helpers.counting() as counted:
             optimizer.step()
             helpers.flush()
-    assert counted["kernel_launches"] >= len(parameters)
+    if helpers.kernels_of_a_gpu():
+        assert 0 < counted["kernel_launches"] <= counted["steps"]
+    else:
+        assert counted["kernel_launches"] >= len(parameters)
     assert 0 < counted["steps"] <= 12
 
 

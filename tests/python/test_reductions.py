@@ -40,9 +40,9 @@ def error(mine: Tensor, exact: Tensor) -> float:
     return float((mine[finite] - exact[finite]).norm() / norm) if norm > 0 else 0.0
 
 
-def check(program: Program, *inputs: Tensor, launches: int | None = 1) -> None:
+def check(program: Program, *inputs: Tensor, launches: int | None = 1, stages: int = 1) -> None:
     """Runs `program(*inputs)` in float64, in eager and four times on the device; the last run's
-    launches of kernels are counted (None: any number but none)."""
+    launches of kernels are counted (None: any number but none), on a GPU those of all `stages`."""
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     exact = as_tuple(program(*[x.clone() for x in wide]))
     eager = as_tuple(program(*[x.clone() for x in inputs]))
@@ -62,6 +62,7 @@ def check(program: Program, *inputs: Tensor, launches: int | None = 1) -> None:
     if launches is None:
         assert counted["kernel_launches"] > 0
     else:
+        launches *= stages if helpers.kernels_of_a_gpu() else 1
         assert counted["kernel_launches"] == launches
 
 
@@ -374,7 +375,7 @@ def test_more_rows_than_one_thread_takes():
     for threads in (1, 2):
         torch.set_num_threads(threads)
         check(lambda x: (x * 2).softmax(1), x)
-        check(lambda x: (x * 2).sum(0), x)
+        check(lambda x: (x * 2).sum(0), x, stages=2)
 
 
 def test_the_sum_does_not_depend_on_threads():
@@ -393,8 +394,8 @@ def test_the_sum_does_not_depend_on_threads():
 
 def test_long_sums_keep_their_digits():
     x = torch.full((3, 900_000), 0.1)
-    check(lambda x: (x * 1).sum(1), x)
-    check(lambda x: (x * 1).sum(0), x.T.contiguous())
+    check(lambda x: (x * 1).sum(1), x, stages=2)
+    check(lambda x: (x * 1).sum(0), x.T.contiguous(), stages=2)
 
 
 def gradients(program: Program, weighted: bool = False) -> Program:
@@ -434,6 +435,11 @@ ACCURATE: dict[str, Program] = {
 }
 
 
+# Minutes on the emulator of GPUs.
+many_sums = pytest.mark.skipif(helpers.EMULATED and not helpers.FULL, reason="make test-full")
+
+
+@many_sums
 @pytest.mark.parametrize("name", ACCURATE)
 def test_at_least_as_accurate_as_aten(name):
     """In the root mean square over eight draws. Gradients may have one and a half epsilons of
@@ -461,6 +467,7 @@ def test_at_least_as_accurate_as_aten(name):
             assert 0 < ours <= max(atens, 8 * eps**2), f"result {i} of {shape}"
 
 
+@many_sums
 def test_sums_of_float64_are_at_least_as_accurate_as_atens():
     generator = torch.Generator().manual_seed(3)
     for rows, columns, dim in ((1 << 16, 64, 0), (8, 1 << 18, 1), (1 << 18, 8, 0)):
