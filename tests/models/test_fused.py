@@ -43,7 +43,9 @@ def test_the_benchmarks_models_are_as_accurate_as_eager(one_thread, device, mode
     accuracy.check_steps(CASES[f"bench_{model}"](), zoo.OPTIMIZERS["adamw"], device)
 
 
-@pytest.mark.skipif(not helpers.FULL, reason="with ACC_TEST_FULL=1: a quarter of an hour")
+@pytest.mark.skipif(
+    helpers.EMULATED or not helpers.FULL, reason="with ACC_TEST_FULL=1: a quarter of an hour"
+)
 @pytest.mark.timeout(7200)
 @pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("model", bench.AS_MEASURED)
