@@ -757,38 +757,6 @@ def test_results_of_a_capture_that_failed(device):
     assert torch.equal(y.cpu(), torch.full((256, 256), 2.0).cumsum(0))
 
 
-@pytest.mark.parametrize("captured", ["operators"], indirect=True)
-def test_two_devices_have_pools_of_their_own(device):
-    done = helpers.run_python(
-        """
-from torchacc_device import _C
-if torch.acc.device_count() < 2:
-    print("skip")
-    raise SystemExit
-x = [torch.ones(256, 256).to(f"{DEVICE}:{i}") for i in range(2)]
-def work():
-    made = ((x[0] + 1) @ x[0]).cumsum(0).cumsum(1)
-    _C.flush()
-for _ in range(6):
-    work()
-kept = []
-for i in range(6):
-    kept.append((x[1] * i).cumsum(0))
-    _C.flush()
-work()
-work()
-for i, each in enumerate(kept):
-    assert torch.equal(each.cpu(), torch.full((256, 256), float(i)).cumsum(0)), i
-assert _C.stats()["captures_submitted"] >= 8
-""",
-        ACC_HOST_GRAPHS="1",
-        ACC_HOST_DEVICES="2",
-        ACC_DETERMINISTIC="1",
-    )
-    if "skip" in done.stdout:
-        pytest.skip("needs two devices: this machine has one GPU")
-
-
 def test_captures_come_back_after_their_memory_was_taken(device):
     x = torch.ones(64, 64).to(device)
     for _ in range(20):

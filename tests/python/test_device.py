@@ -353,3 +353,34 @@ def test_what_the_module_lacks_says_why() -> None:
         torch.acc.utilization()
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'$"):
         torch.acc.no_such_name()
+
+
+def test_captured_work_of_two_devices_has_pools_of_its_own(capturing):
+    done = run_python(
+        """
+from torchacc_device import _C
+if torch.acc.device_count() < 2:
+    print("skip")
+    raise SystemExit
+x = [torch.ones(256, 256).to(f"{DEVICE}:{i}") for i in range(2)]
+def work():
+    made = ((x[0] + 1) @ x[0]).cumsum(0).cumsum(1)
+    _C.flush()
+for _ in range(6):
+    work()
+kept = []
+for i in range(6):
+    kept.append((x[1] * i).cumsum(0))
+    _C.flush()
+work()
+work()
+for i, each in enumerate(kept):
+    assert torch.equal(each.cpu(), torch.full((256, 256), float(i)).cumsum(0)), i
+assert _C.stats()["captures_submitted"] >= 8
+""",
+        ACC_HOST_GRAPHS="1",
+        ACC_HOST_DEVICES="2",
+        ACC_DETERMINISTIC="1",
+    )
+    if "skip" in done.stdout:
+        pytest.skip("needs two devices: this machine has one GPU")
