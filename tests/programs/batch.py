@@ -11,6 +11,7 @@ program a crash was in.
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import random
 import sys
