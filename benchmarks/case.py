@@ -29,13 +29,13 @@ class Case:
     thread, against another mode (1.0 = as fast as), `goal` the speed against eager that is aimed
     at; `gpu_must` and `gpu_goal` are those of a GPU; `memory_must` bounds its peak on the host over
     eager's; `compile_timeout_s` the first 20 steps of a variant. `precision` is that of autocast
-    (see programs.Setting). `hand_captured`: it is a training step, which users capture by hand as a
-    CUDA graph. `program` is of a case for GPUs only, the function of trainings.py that builds it
-    and its arguments; on the host such a case is measured when it is named, and is then small: it
-    shows that it runs. `period`: so many steps in a row have all sizes of input, and windows are
-    whole periods. `reads`: each loss is read, on a GPU, too. `large`: it takes more than about
-    10 GB. A GPU has no memory for seven processes of it, so there modes are measured one after
-    another.
+    (see programs.Setting). `gpu_tolerance` is that of a GPU, where cuDNN rounds to TF32 by default.
+    `hand_captured`: it is a training step, which users capture by hand as a CUDA graph. `program`
+    is of a case for GPUs only, the function of trainings.py that builds it and its arguments; on
+    the host such a case is measured when it is named, and is then small: it shows that it runs.
+    `period`: so many steps in a row have all sizes of input, and windows are whole periods.
+    `reads`: each loss is read, on a GPU, too. `large`: it takes more than about 10 GB. A GPU has no
+    memory for seven processes of it, so there modes are measured one after another.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Case:
     memory_must: float = 1.05
     compile_timeout_s: float = 600.0
     tolerance: Tolerance = Tolerance()
+    gpu_tolerance: Tolerance | None = None
     period: int = 1
     reads: bool = False
     large: bool = False
@@ -63,5 +64,5 @@ class Case:
         return bool(self.program)
 
 
-# Half precision, where two ways to compute the same differ so much.
+# Half precision and TF32, where two ways to compute the same differ so much.
 LESS_PRECISE = Tolerance(1e-2, 5e-2, 0.1)

@@ -378,9 +378,10 @@ def _compare(case: Case, runs: list[ModeRun], settings: Settings, result: CaseRe
     if not runs:
         return
     reference = next((run for run in runs if run.mode == "eager"), runs[0])
+    tolerance = (settings.suite == "gpu" and case.gpu_tolerance) or case.tolerance
     for run in runs:
         exact = run is reference
-        why = mismatch(reference.checksum, run.checksum, exact=exact, tolerance=case.tolerance)
+        why = mismatch(reference.checksum, run.checksum, exact=exact, tolerance=tolerance)
         if why is not None:
             result.failures.append(
                 f"{case.name}: checksum mismatch, {run.mode} ({run.variant}) against "

@@ -29,6 +29,7 @@ from benchmarks import (
     stats,
     worker,
 )
+from benchmarks.case import LESS_PRECISE
 from benchmarks.cases import CASES, Case, Tolerance
 from benchmarks.checksums import Checksum, checksum_of, mismatch
 from benchmarks.driver import Worker, WorkerError, WorkerTimeout
@@ -435,6 +436,18 @@ def test_modes_may_differ_within_tolerance_only(fakes, mode):
     status, messages = run.verdict([result], True)
     assert status == run.EXIT_FAILED
     assert messages[0].startswith("FAILED: fake: checksum mismatch")
+
+
+def test_on_a_gpu_what_cudnn_rounds_may_differ_more(fakes):
+    near = {"acc": {"digest": "other", "values": [1.005, 2.01]}}
+    rounded = Case("fake", "a fake", gpu_tolerance=LESS_PRECISE)
+    found = {
+        suite: fakes.measure(near, ("eager", "acc"), case=rounded, suite=suite).failures
+        for suite in ("host", "gpu")
+    }
+    assert len(found["host"]) == 1 and found["gpu"] == []
+    wider = {name for name, case in CASES.items() if case.gpu_tolerance == LESS_PRECISE}
+    assert wider == {"resnet18", "resnet18_cifar", "lstm"}
 
 
 def test_a_value_that_is_not_finite_fails_even_alone(fakes):
