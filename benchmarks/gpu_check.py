@@ -34,6 +34,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:1] = [str(ROOT), str(ROOT / "scripts")]
@@ -120,6 +121,8 @@ QUICK = ("--alternations", "1", "--window-s", "0.05")
 OK, BAD, MISSED, NOT_RUN = "ok", "BAD", "missed", "not run"
 # What tests/conftest.py says where a test has ended CUDA's context.
 DEVICE_LOST = re.compile(r"stopping after (tests/.+), which lost the device")
+# What pytest says where it or that has ended the tests.
+STOPPED = re.compile(r"^!+ (xdist.+ )?stopping after ")
 # What Python says of a package that is missing.
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 # torch's operator database needs no more of expecttest than that it is there.
@@ -376,6 +379,15 @@ def started(lines: Iterable[str]) -> tuple[str, bool]:
     return test, ended
 
 
+class Ended(NamedTuple):
+    """How a process of tests ended: the test that it did not come past, if there is one, whether
+    others of its file may run behind it, in another process, and whether any has passed."""
+
+    test: str = ""
+    goes_on: bool = False
+    passed: bool = True
+
+
 def pytest_once(
     check: Check,
     part: str,
@@ -384,9 +396,8 @@ def pytest_once(
     limit_s: float,
     hangs_s: float,
     **env: str,
-) -> tuple[str, bool]:
-    """A row for tests, which need pytest. Answers with the test that they did not come past, and
-    whether others of its file may run behind it, in another process."""
+) -> Ended:
+    """A row for tests, which need pytest, and how their process ended."""
     # Nothing of pyproject.toml's, which knows options of plugins that may be missing.
     options = ["-v", "--no-header", "-p", "no:cacheprovider", "--tb=short", "-o", "addopts=-rfE"]
     options += [
@@ -404,22 +415,22 @@ def pytest_once(
     test, ended = started(lines)
     if not test:  # none of them could be collected, say
         check.add_of(part, what, status == 0, f"{last_of(lines).strip('= ')} {took}", lines)
-        return "", False
+        return Ended()
     if status is None or not ended:
         how = "stopped" if status is None else f"ended with status {status}"
         check.add(part, what, BAD, f"{how} {'after' if ended else 'in'} {test} {took}")
-        return test, False
+        return Ended(test)
     failed = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
     names = [line.split(" - ")[0] for line in failed[1:5]]
     said = "; ".join([f"{last_of(lines).strip('= ')} {took}", *failed[:1], *names])
     said = said if status in (0, 1) else f"status {status}: {said}"
     check.add(part, what, OK if status == 0 else BAD, said)
-    stopped = [line for line in lines[-5:] if "stopping after" in line]
+    stopped = [line for line in lines if STOPPED.search(line)]
     lost = next(filter(None, map(DEVICE_LOST.search, stopped)), None)
+    passed = re.search(r"\b\d+ passed\b", said) is not None
     if lost:
-        return lost[1], True
-    # Where many failed and nothing passed, nothing else will.
-    return (test, False) if stopped and " passed" in said else ("", False)
+        return Ended(lost[1], True, passed)
+    return Ended(test, False, passed) if stopped else Ended()
 
 
 def pytest_of(
@@ -437,7 +448,8 @@ def pytest_of(
 
     A test that ends its process, or takes longer than `hangs_s`, costs the rest of its file: the
     files after it get another process. After one that loses the device the rest of its file does,
-    too, since CUDA refuses the first process everything.
+    too, since CUDA refuses the first process everything. Two processes in a row in which many
+    tests fail, or one has lost the device, and none passes are the last.
     """
     absent = next((name for name in ("pytest", *needs) if not installed(name)), None)
     if absent:
@@ -452,18 +464,23 @@ def pytest_of(
             left.append(file)
     until = time.monotonic() + limit_s
     words = list(chosen)
+    in_vain = 0
     while left:
-        test, goes_on = pytest_once(
+        test, goes_on, passed = pytest_once(
             check, part, what, [*left, *words], until - time.monotonic(), hangs_s, **env
         )
+        in_vain = 0 if passed else in_vain + 1
         file = test.partition("::")[0]
         words = [*chosen, "--after", test] if goes_on else list(chosen)
         if file in left:
             left = left[left.index(file) + (0 if goes_on else 1) :]
         elif not goes_on:
             left = []
+        names = ", ".join(Path(name).stem for name in left)
+        if left and in_vain == 2:
+            check.add(part, what, NOT_RUN, f"no test passes; {names} were not tried")
+            return
         if left and (until - time.monotonic() < LEAST_S or check.left_s < LEAST_S):
-            names = ", ".join(Path(name).stem for name in left)
             check.add(part, what, NOT_RUN, f"no time was left for {names}")
             return
 

@@ -102,6 +102,13 @@ def capturing(recording: str) -> str:
 
 
 @pytest.fixture
+def two_devices(device: str) -> None:
+    """For tests whose processes have two with ACC_HOST_DEVICES=2, unless they have GPUs instead."""
+    if helpers.on_cuda() and torch.acc.device_count() < 2:
+        pytest.skip("needs two devices: this machine has one GPU")
+
+
+@pytest.fixture
 def outlives_wrong_data(device: str) -> None:
     """For tests of errors that depend on data: a kernel that meets one ends the CUDA context, and
     no test behind it would have a device. test_captured_on_cuda.py has one in another process.

@@ -34,6 +34,8 @@ else:
 
 def test_who_goes_on_behind_an_error_of_the_default_group_is_still_waited_for():
     code = """
+import torchacc_device
+torchacc_device._distributed._BEHIND_AN_ERROR = datetime.timedelta(seconds=60)
 def made():
     limit = datetime.timedelta(seconds=60)
     groups = [dist.new_group([0, 1], timeout=limit) for _ in range(2)]
@@ -54,13 +56,14 @@ heard(made)
 def test_a_group_without_a_timeout_waits_as_long_as_the_default_group():
     code = """
 if RANK == 0:
+    # Not at the beginning, where ranks may be as late as processes start.
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2), dist.group.WORLD)
     made = lambda: dist.new_group([0, 1]), lambda: dist.split_group(None, [[0, 1]])
     report(said=[refused(make) for make in made])
 if RANK == 1:
     asleep_until_reported(0)
 """
-    begin = BEGIN.replace("TIMEOUT = 50", "TIMEOUT = 2")
-    first, _ = reduced(code, begin=begin, timeout=60)
+    first, _ = reduced(code)
     assert len(first["said"]) == 2
     for said in first["said"]:
         assert "of ranks [0, 1] cannot be made: after 7 s ranks [1] have not come" in said

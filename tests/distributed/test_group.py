@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -360,6 +360,21 @@ def test_each_rank_of_a_new_group_asks_for_as_many_keys_however_many_they_are(si
     assert len(store.asked) == 3 * size + 1
 
 
+@pytest.mark.parametrize("size, looks", [(2, 650), (10_000, 65)])
+def test_a_store_is_asked_the_less_often_the_more_ranks_wait(monkeypatch, size, looks):
+    now, calls = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(_distributed, "time", clock)
+    store = SimpleNamespace(check=lambda keys: calls.append(keys) is not None)
+    said = _distributed._wait_for_key(store, "all", timedelta(seconds=60), size)
+    assert said == "after 60 s" and now[0] == pytest.approx(60)
+    assert 50 < len(calls) < looks
+
+
 def test_who_has_given_up_is_not_counted_when_all_come_later():
     store = Counting()
     for _ in range(2):
@@ -369,12 +384,20 @@ def test_who_has_given_up_is_not_counted_when_all_come_later():
 
 
 def test_who_is_interrupted_is_not_counted_when_all_come_later():
-    store = Counting()
-    interrupt = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
-    interrupt.start()
+    class Interrupted(Counting):
+        """The user does it when the store is looked at for the third time."""
+
+        looks = 0
+
+        def check(self, keys: list[str]) -> bool:
+            self.looks += 1
+            if self.looks == 3:
+                raise KeyboardInterrupt
+            return self.store.check(keys)
+
+    store = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        _distributed._meet(store, 0, 2, timedelta(seconds=5), [])
-    interrupt.join()
+        _distributed._meet(store, 0, 2, timedelta(seconds=60), [])
     assert not store.check(["here/0"])
     meet_together(store, 2)
 

@@ -205,7 +205,7 @@ def train():
         step()
 heard(train)
 """
-    for rank in reduced(code, 4, begin=SOON):
+    for rank in reduced(code, 4, begin=SOON, ACC_MODE="nofuse"):  # nothing to compile meanwhile
         assert rank["kind"] == "DistBackendError"
         assert rank["seconds"] < 18
         assert re.search(r"rank \d", rank["text"]) and "in collective number" in rank["text"]

@@ -116,11 +116,11 @@ def test_gradients_run_as_kernels(results):
 def test_emulated_are_kernels_of_a_gpu_in_captured_work(results, way):
     fused = sum(r.fused[0] for r in results)
     calls, submitted = (sum(r.on_a_gpu[i] for r in results) for i in range(2))
-    if way == "emulated":
-        assert calls >= fused > 0
-        assert submitted >= fused
-    elif helpers.bit_equal():
+    if way != "emulated" and not helpers.on_cuda():
         assert (calls, submitted) == (0, 0)
+        return
+    assert calls >= fused > 0
+    assert submitted >= fused or way == "nograph"
 
 
 @pytest.mark.timeout(7200)

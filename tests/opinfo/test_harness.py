@@ -120,6 +120,7 @@ def test_error_inputs_on_a_gpu_are_those_of_cuda(monkeypatch):
             kwargs = {"out": shared, "device": device}
             yield ErrorInput(SampleInput(shared, kwargs=kwargs), error_regex="no")
 
+    monkeypatch.setattr(helpers, "on_cuda", lambda: False)
     assert len(list(check.samples(Op(), check.ERROR, torch.float32))) == 1
     monkeypatch.setattr(helpers, "on_cuda", lambda: True)
     (given,) = check.samples(Op(), check.ERROR, torch.float32)

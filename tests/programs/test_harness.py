@@ -82,6 +82,7 @@ def test_a_lost_device_is_that_of_one_program(acc_only, tmp_path, monkeypatch):
 
 
 def test_errors_that_end_a_gpus_context_are_left_out_there(monkeypatch):
+    monkeypatch.setattr(helpers, "on_cuda", lambda: False)
     assert harness._run() == harness.NAMES
     monkeypatch.setattr(helpers, "on_cuda", lambda: True)
     assert set(harness.NAMES) - set(harness._run()) == {"index_error_in_step"}

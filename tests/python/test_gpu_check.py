@@ -545,11 +545,12 @@ def test_too_many_failures_cost_a_file_and_where_nothing_passes_all(tmp_path, mo
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     first = "import pytest\n" + ("def test_well(): pass\n" if passing else "")
     first += "@pytest.mark.parametrize('each', range(60))\ndef test_wrong(each): assert 0"
-    files = fake_tests(tmp_path, test_one=first, test_two="def test_b(): pass")
+    files = fake_tests(tmp_path, test_one=first, test_two=first, test_three="def test_b(): pass")
     check = check_for(tmp_path / "out")
     gpu_check.pytest_of(check, "tests", "all", files, 300.0)
     statuses = [row.status for row in check.rows]
-    assert statuses == (["BAD", "ok"] if passing else ["BAD"])
+    assert statuses == ["BAD", "BAD", "ok" if passing else "not run"]
+    assert passing or check.rows[-1].said == "no test passes; test_three were not tried"
 
 
 def test_without_a_build_with_cuda_nothing_else_runs(tmp_path, monkeypatch):

@@ -12,7 +12,9 @@ import sys
 import pytest
 
 from benchmarks import gpu_check
+from scripts import run_tests
 from tests import helpers
+from tests.helpers import run_python
 from tests.python.test_gpu_check import check_for, fake_tests
 
 pytestmark = pytest.mark.usefixtures("acc_only")
@@ -56,6 +58,48 @@ def test_behind(): helpers.synchronize()
     assert first == "1 failed, 1 passed, 1 error", log[-3000:]  # which is no lost device
     assert others == ["1 failed", "1 failed, 1 passed"], log[-3000:]
     assert all("AcceleratorError" in row.said for row in check.rows)
+
+
+def test_where_each_test_loses_the_device_two_processes_are_tried(tmp_path, monkeypatch):
+    """Even where a process with a lost device has much to say at its end."""
+    if helpers.on_cuda():
+        pytest.skip("waits that fail are those of the host")
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", helpers.child_env()["PYTHONPATH"])
+    text = """
+import atexit
+import pytest
+from tests import helpers
+atexit.register(print, "warning\\n" * 20)
+@pytest.mark.parametrize("each", range(9))
+def test_loses(each):
+    helpers.extension().fail_waits(710)
+    helpers.synchronize()
+"""
+    files = fake_tests(tmp_path, test_one=text, test_two="def test_it(): pass")
+    (tmp_path / "tests/conftest.py").write_text(ON_CUDA)
+    check = check_for(tmp_path / "out")
+    gpu_check.pytest_of(check, "tests", "all", files, 300.0)
+    assert [row.status for row in check.rows] == ["BAD", "BAD", "not run"]
+    assert check.rows[-1].said == "no test passes; test_one, test_two were not tried"
+
+
+def test_the_stage_of_an_emulated_gpu_runs_its_kernels_in_captured_work(monkeypatch):
+    """Not the host's, which would pass all of its tests as well."""
+    if helpers.on_cuda():
+        pytest.skip("there is nothing to emulate")
+    code = """
+from tests import helpers
+x = torch.linspace(0, 1, 64, device=DEVICE)
+for _ in range(6):
+    made = torch.relu(x * 2 - 1) + 3
+    torch.acc.synchronize()
+counts = helpers.stats()
+assert counts["kernels/prepared for a device"] >= 1, counts
+assert counts["captures_submitted"] >= 1, counts
+"""
+    monkeypatch.setattr(run_tests.subprocess, "run", lambda *_, env, **__: run_python(code, **env))
+    assert run_tests.STAGES["emulated"]({}, None) == 0
 
 
 WRONG_DATA = (
