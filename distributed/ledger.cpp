@@ -17,7 +17,6 @@
 #include "csrc/runtime/gil.h"
 #include "distributed/described.h"
 #include "distributed/signs.h"
-#include "distributed/stores.h"
 #include "distributed/texts.h"
 #include "lazy/record/source.h"
 #include "lazy/record/watch.h"
@@ -79,9 +78,11 @@ uint64_t chained(uint64_t before, uint64_t kind) {
 
 }  // namespace
 
-Ledger::Ledger(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+milliseconds time_to_hear() { return 2 * look_time() + std::chrono::seconds(3); }
+
+Ledger::Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                std::vector<uint64_t> names, std::chrono::milliseconds timeout)
-    : store_(size > 1 && store != nullptr ? beside(store, "ledger") : nullptr),
+    : store_(std::move(store)),
       rank_(rank),
       size_(size),
       names_(std::move(names)),

@@ -31,13 +31,17 @@ class Store;
 // through the group's store, and compares. Nobody waits for that.
 namespace acc::distributed {
 
+// Within which all ranks of this process's groups hear what one of them has failed with: who waits
+// for another's sign looks twice, and tells the others.
+std::chrono::milliseconds time_to_hear();
+
 class Ledger : public std::enable_shared_from_this<Ledger> {
  public:
-  // `store`: of the group alone; none where there is one rank. `names`: what the program calls the
-  // ranks of the group, as far as they are not 0, 1, 2. `timeout`: how long to wait for ranks that
-  // have to skip what this one has skipped.
-  Ledger(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-         std::vector<uint64_t> names, std::chrono::milliseconds timeout);
+  // `store`: of the ledger alone, as its connection is; none where there is one rank. `names`: what
+  // the program calls the ranks of the group, as far as they are not 0, 1, 2. `timeout`: how long
+  // to wait for ranks that have to skip what this one has skipped.
+  Ledger(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::vector<uint64_t> names,
+         std::chrono::milliseconds timeout);
   ~Ledger();
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
@@ -195,7 +199,7 @@ class Ledger : public std::enable_shared_from_this<Ledger> {
   static constexpr size_t kMet = 4096;
   static constexpr size_t kMetParts = 64;  // of all_to_all
 
-  const std::shared_ptr<c10d::Store> store_;  // of its own; null: nothing to compare
+  const c10::intrusive_ptr<c10d::Store> store_;  // of its own; null: nothing to compare
   const int rank_;
   const int size_;
   const std::vector<uint64_t> names_;

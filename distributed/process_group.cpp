@@ -135,9 +135,11 @@ ProcessGroupACC::ProcessGroupACC(c10::intrusive_ptr<c10d::Backend> transport,
                                  const c10::intrusive_ptr<c10d::Store>& store)
     : Backend(transport->getRank(), transport->getSize()),
       transport_(std::move(transport)),
-      ledger_(std::make_shared<Ledger>(store, rank_, size_,
-                                       transport_->getBackendOptions()->global_ranks_in_group,
-                                       transport_->getBackendOptions()->timeout)),
+      connection_(size_ > 1 && store != nullptr ? connection_to(store) : nullptr),
+      ledger_(std::make_shared<Ledger>(
+          connection_ == nullptr ? nullptr : beside(store, *connection_, "ledger"), rank_, size_,
+          transport_->getBackendOptions()->global_ranks_in_group,
+          transport_->getBackendOptions()->timeout)),
       group_(add_group({transport_, ledger_, sends_})) {
   watch_groups();
 }

@@ -16,6 +16,7 @@
 #include "distributed/ledger.h"
 #include "distributed/loopback.h"
 #include "distributed/sends.h"
+#include "distributed/stores.h"
 
 // The process group "acc". Collectives on tensors of acc are operators of the step that is being
 // recorded: they begin when their inputs are written and are waited for by what reads their
@@ -138,6 +139,7 @@ class ProcessGroupACC final : public c10d::Backend {
   std::optional<Coalesced> stop_coalescing();
 
   const c10::intrusive_ptr<c10d::Backend> transport_;
+  const std::shared_ptr<const Connection> connection_;  // null: nothing is compared
   const std::shared_ptr<Ledger> ledger_;
   const std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
   const int64_t group_;

@@ -21,34 +21,6 @@ c10d::PrefixStore* as_part(const StorePtr& store) {
   return dynamic_cast<c10d::PrefixStore*>(store.get());
 }
 
-// A program's store, and what was opened beside it.
-struct Connection {
-  StorePtr store, opened;
-};
-
-// Not c10's weak pointers: a connection is not closed as long as such a one is held.
-std::shared_ptr<Connection> connection_to(const StorePtr& store) {
-  static auto& mutex = *new std::mutex;
-  static auto& known = *new std::vector<std::weak_ptr<Connection>>;
-  const auto find = [&]() -> std::shared_ptr<Connection> {
-    std::erase_if(known, [](const auto& each) { return each.expired(); });
-    for (const auto& each : known) {
-      if (auto found = each.lock(); found != nullptr && found->store == store) return found;
-    }
-    return nullptr;
-  };
-  {
-    const std::lock_guard lock(mutex);
-    if (auto found = find()) return found;
-  }
-  // Without the mutex: a store of Python's asks for the interpreter's lock.
-  auto made = std::make_shared<Connection>(Connection{store, store->clone()});
-  const std::lock_guard lock(mutex);
-  if (auto found = find()) return found;
-  known.push_back(made);
-  return made;
-}
-
 // `opened`, with the prefixes of `store`.
 StorePtr with_prefixes(const StorePtr& store, const StorePtr& opened) {
   auto* const part = as_part(store);
@@ -59,15 +31,34 @@ StorePtr with_prefixes(const StorePtr& store, const StorePtr& opened) {
 
 }  // namespace
 
-std::shared_ptr<c10d::Store> beside(const StorePtr& store, const char* prefix) {
+std::shared_ptr<const Connection> connection_to(const StorePtr& store) {
   auto* const part = as_part(store);
-  auto connection = connection_to(part == nullptr ? store : part->getUnderlyingNonPrefixStore());
-  auto made =
-      c10::make_intrusive<c10d::PrefixStore>(prefix, with_prefixes(store, connection->opened));
-  c10d::Store* const pointer = made.get();
-  auto kept = std::make_shared<std::pair<std::shared_ptr<Connection>, StorePtr>>(
-      std::move(connection), std::move(made));
-  return {std::move(kept), pointer};
+  const StorePtr program = part == nullptr ? store : part->getUnderlyingNonPrefixStore();
+  static auto& mutex = *new std::mutex;
+  // Not c10's weak pointers: a connection is not closed as long as such a one is held.
+  static auto& known = *new std::vector<std::weak_ptr<const Connection>>;
+  const auto find = [&]() -> std::shared_ptr<const Connection> {
+    std::erase_if(known, [](const auto& each) { return each.expired(); });
+    for (const auto& each : known) {
+      auto found = each.lock();
+      if (found != nullptr && found->program == program) return found;
+    }
+    return nullptr;
+  };
+  {
+    const std::lock_guard lock(mutex);
+    if (auto found = find()) return found;
+  }
+  // Without the mutex: a store of Python's asks for the interpreter's lock.
+  auto made = std::make_shared<const Connection>(Connection{program, program->clone()});
+  const std::lock_guard lock(mutex);
+  if (auto found = find()) return found;
+  known.push_back(made);
+  return made;
+}
+
+StorePtr beside(const StorePtr& store, const Connection& connection, const char* prefix) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, with_prefixes(store, connection.opened));
 }
 
 }  // namespace acc::distributed

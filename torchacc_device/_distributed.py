@@ -31,8 +31,6 @@ NAMES = ("acc", "lazy")
 # and so many for each of them, since it answers all.
 _PAUSE = 0.1
 _SHARE = 1e-4
-# Ranks that have caught the default group's error may come so much later.
-_BEHIND_AN_ERROR = timedelta(seconds=5)
 
 
 def install() -> None:
@@ -77,13 +75,20 @@ def _create(options: Any, transport_options: Any) -> dist.Backend:
     """
     # A group that is made again in the same store has another name there, or its ranks would find
     # the addresses of the old one. All ranks make a group, so that each of them counts the same.
-    made = options.store.add(f"made/{options.group_rank}", 1)
-    store = dist.PrefixStore(f"made/{made}", options.store)
+    counter = f"made/{options.group_rank}"
+    store = dist.PrefixStore(f"made/{options.store.add(counter, 1)}", options.store)
     arguments = (store, options.group_rank, options.group_size)
     together = options.group_size > 1 and _C.executor_name() == "host"
     if together:
         kernels_problem = _tell_of_kernels(store, options.group_rank)
-    _meet(*arguments, _time_to_meet(options.timeout), options.global_ranks_in_group)
+    try:
+        _meet(*arguments, _time_to_meet(options.timeout), options.global_ranks_in_group)
+    except BaseException:
+        # This rank is not there any more: when it tries again it meets those that come only now.
+        with contextlib.suppress(RuntimeError):
+            if not store.check([_here(options.group_rank)]):
+                options.store.add(counter, -1)
+        raise
     if _C.executor_name() == "host":
         transport = dist.ProcessGroupGloo(*arguments, timeout=options.timeout)
     else:
@@ -118,13 +123,26 @@ def default_timeout() -> timedelta | None:
 
 
 def _time_to_meet(timeout: timedelta) -> timedelta:
-    """Where the caller of new_group gives none, torch gives its own: no rank is waited for longer
+    """Where the program gives a new group none, torch gives its own: no rank is waited for longer
     than in the default group then, whose timeout the program may have chosen. But for what that
     group may fail with: it says more.
     """
-    if timeout != dist.constants.default_pg_timeout:
+    limit = default_timeout()
+    if limit is None or not _patches.without_timeout():
         return timeout
-    return min(timeout, min(timeout, default_timeout() or timeout) + _BEHIND_AN_ERROR)
+    return min(timeout, limit + _time_to_hear())
+
+
+def _time_to_hear() -> timedelta:
+    """Within which all ranks hear of an error of the default group; who has caught it may come so
+    much later.
+    """
+    return timedelta(seconds=_C.seconds_to_hear())
+
+
+def _here(rank: int) -> str:
+    """The key of a rank that is where a group is made."""
+    return f"here/{rank}"
 
 
 def _meet(
@@ -132,8 +150,8 @@ def _meet(
 ) -> None:
     """Waits for all ranks of a new group. Raises RuntimeError that names those that do not come."""
     names = list(global_ranks or range(size))
-    store.set(f"here/{rank}", "1")
-    places = {name: f"here/{other}" for other, name in enumerate(names)}
+    store.set(_here(rank), "1")
+    places = {name: _here(other) for other, name in enumerate(names)}
     problem = wait_for_ranks(store, "here", places, names[rank], timeout)
     if problem:
         raise RuntimeError(
@@ -202,7 +220,7 @@ def _wait_for_key(store: dist.Store, key: str, timeout: timedelta, ranks: int) -
             return problem
         if not known and (known := _default_failure()):
             problem = f"the default group has failed meanwhile ({known}), and"
-            end = min(end, now + _BEHIND_AN_ERROR.total_seconds())
+            end = min(end, now + _time_to_hear().total_seconds())
         pause = max(min((now - began) / 4, _PAUSE), ranks * _SHARE)
         time.sleep(min(pause, max(0.0, end - now)))
     return ""

@@ -34,6 +34,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from datetime import timedelta
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -194,6 +195,14 @@ def _carries_acc(group: Any) -> bool:
     return any(device.type == _DEVICE for device in getattr(group, "_device_types", ()))
 
 
+_without_timeout = ContextVar("without_timeout", default=False)
+
+
+def without_timeout() -> bool:
+    """Whether the program has given no timeout to the group that is being made."""
+    return _without_timeout.get()
+
+
 def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
     """A group that was made without a backend's name, or with several, knows ours by its default.
 
@@ -209,7 +218,13 @@ def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         if device is not None and device.type == _DEVICE:
             served = distributed_c10d.BackendConfig(backend).get_device_backend_map()
             of["device_id"] = device if _DEVICE in served else None
-        made = original(size, rank, ranks, backend, *args, **of)
+        # Whoever calls this has asked for the default by then; equal times may have been given.
+        default = distributed_c10d.default_pg_timeout
+        token = _without_timeout.set(of.get("timeout") is default)
+        try:
+            made = original(size, rank, ranks, backend, *args, **of)
+        finally:
+            _without_timeout.reset(token)
         group = made[0]
         if _carries_acc(group):
             group._set_default_backend(distributed_c10d.ProcessGroup.BackendType.CUSTOM)

@@ -35,7 +35,7 @@ else:
 def test_who_goes_on_behind_an_error_of_the_default_group_is_still_waited_for():
     code = """
 import torchacc_device
-torchacc_device._distributed._BEHIND_AN_ERROR = datetime.timedelta(seconds=60)
+torchacc_device._C.seconds_to_hear = lambda: 60
 def made():
     limit = datetime.timedelta(seconds=60)
     groups = [dist.new_group([0, 1], timeout=limit) for _ in range(2)]
@@ -67,6 +67,54 @@ if RANK == 1:
     assert len(first["said"]) == 2
     for said in first["said"]:
         assert "of ranks [0, 1] cannot be made: after 7 s ranks [1] have not come" in said
+
+
+def test_a_timeout_that_is_given_is_that_of_the_meeting(device):
+    """And not the default group's, even where it is c10d's own default."""
+    code = """
+from datetime import timedelta
+from torchacc_device import _C, _distributed
+dist.init_process_group("acc", timeout=timedelta(seconds=20))
+limits, meet = [], _distributed._meet
+def noting(*arguments):
+    limits.append(arguments[3].total_seconds())
+    meet(*arguments)
+_distributed._meet = noting
+for timeout in (timedelta(minutes=30), timedelta(seconds=7), None):
+    dist.new_group([0], timeout=timeout)
+    dist.split_group(None, [[0]], timeout=timeout)
+alone = _C.seconds_to_hear()
+more = _C.ProcessGroupACC(FakeProcessGroup._create_internal(0, 1024), dist.HashStore())
+report(limits=limits, seconds=[alone, _C.seconds_to_hear()])
+dist.destroy_process_group()
+"""
+    code = "from torch._C._distributed_c10d import FakeProcessGroup\n" + code
+    (rank,) = run_to_end(code, 1)
+    assert rank.reports["limits"] == [1800, 1800, 7, 7, 25, 25]
+    assert rank.reports["seconds"] == [5, 21]  # they hear of errors the later the more there are
+
+
+def test_who_has_waited_in_vain_for_a_group_meets_the_others_when_it_tries_again(device):
+    """Where the group has the same name then, as those of some ranks that make it alone have."""
+    code = """
+from datetime import timedelta
+dist.init_process_group("acc", timeout=timedelta(seconds=60))
+store = dist.distributed_c10d._get_default_store()
+def made(seconds):
+    limit = timedelta(seconds=seconds)
+    return dist.new_group([0, 1], timeout=limit, use_local_synchronization=True)
+if RANK == 0:
+    report(first=refused(lambda: made(1)))
+    store.set("again", "1")
+store.wait(["again"], timedelta(seconds=60))
+x = torch.ones(3, device=DEVICE)
+dist.all_reduce(x, group=made(60))
+report(x=x.tolist())
+dist.destroy_process_group()
+"""
+    ranks = [rank.reports for rank in run_to_end(code, 2)]
+    assert "after 1 s ranks [1] have not come" in ranks[0]["first"]
+    assert [rank["x"] for rank in ranks] == [[2.0] * 3] * 2
 
 
 INTERRUPTED = """

@@ -216,3 +216,23 @@ report(before=before, opened=with_groups - before)
 """
     (rank,) = run_ranks(GROUPS + code + END, 1)
     assert rank.reports == {"before": 1, "opened": 1}
+
+
+def test_a_store_ends_with_its_groups_whoever_keeps_their_works():
+    """Rank 0's is the server, whose port is free then."""
+    code = """
+import gc
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+port = store.port
+works = []
+for _ in range(3):
+    groups = [made(store, rank, 2) for rank in range(2)]
+    works += [all_reduce(group) for group in groups]
+    torch.acc.synchronize()
+    del groups, store
+    gc.collect()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+report(works=len(works))
+"""
+    (rank,) = run_ranks(GROUPS + code + END, 1)
+    assert rank.reports["works"] == 6

@@ -19,7 +19,7 @@ from torchacc.device import device_type
 from torchacc.dist import mesh
 from torchacc.logger import logger
 from torchacc_device import _C, _patches
-from torchacc_device._distributed import meeting_keys, wait_for_ranks
+from torchacc_device._distributed import default_timeout, meeting_keys, wait_for_ranks
 
 if TYPE_CHECKING:
     from torchacc.config import Config
@@ -105,7 +105,7 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     Raises:
         ValueError: this process is not one of `replicas`.
         RuntimeError: the processes meet under different tags, or one of them has not come within
-            the timeout of the default group, or before that group fails.
+            the timeout of the default group, or some seconds after that group has failed meanwhile.
     """
     ensure_group()
     ranks = sorted(set(replicas)) or list(range(dist.get_world_size()))
@@ -240,7 +240,6 @@ def _forget_implicit() -> Callable[[], None] | None:
 
 def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, bytes]]:
     """What each of `ranks` has brought to this meeting of theirs."""
-    default = dist.group.WORLD
     store = dist.distributed_c10d._get_default_store()
     time = _met.get(ranks, 0) + 1
 
@@ -252,7 +251,7 @@ def _meet(tag: str, payload: bytes, ranks: tuple[int, ...]) -> list[tuple[str, b
 
     store.set(place(dist.get_rank(), time), pickle.dumps((tag, payload)))
     places = {rank: place(rank, time) for rank in ranks}
-    timeout = default._get_backend(torch.device(device_type())).transport.options._timeout
+    timeout = default_timeout() or dist.constants.default_pg_timeout
     problem = wait_for_ranks(store, meeting(time), places, dist.get_rank(), timeout)
     if problem:  # the others may come yet: who tries again meets them there
         raise RuntimeError(

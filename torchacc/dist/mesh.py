@@ -6,7 +6,7 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torchacc.config_dist import DIMENSIONS, check_topology
@@ -255,7 +255,7 @@ def _set_default_timeout(group: ProcessGroup) -> None:
     """torch takes none for the groups of a DeviceMesh, and gives them its own of 30 minutes."""
     timeout = default_timeout()
     if timeout is not None and group is not dist.group.WORLD:
-        distributed_c10d._set_pg_timeout(timeout, group)
+        group.set_timeout(timeout)
 
 
 # The meshes of the present default group, by their sizes and topology: a group costs connections.

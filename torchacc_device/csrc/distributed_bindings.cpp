@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "distributed/behind.h"
+#include "distributed/ledger.h"
 #include "distributed/process_group.h"
 #include "distributed/sends.h"
 #include "torchacc_device/csrc/guarded.h"
@@ -27,7 +28,8 @@ bool bind_distributed(py::module_& m) {
                        c10::intrusive_ptr<c10d::Store> store) {
              return c10::make_intrusive<ProcessGroupACC>(std::move(transport), std::move(store));
            }),
-           py::arg("transport"), py::arg("store"))
+           py::arg("transport"), py::arg("store"),
+           py::call_guard<py::gil_scoped_release>())  // it opens a connection
       // As of torch's ProcessGroupNCCL; of other backends Python has no such name.
       .def("get_error", &ProcessGroupACC::getError, py::call_guard<py::gil_scoped_release>())
       .def("failure", &ProcessGroupACC::failure, py::call_guard<py::gil_scoped_release>(),
@@ -36,6 +38,10 @@ bool bind_distributed(py::module_& m) {
   m.def("wait_for_sends", guarded(&distributed::wait_for_sends),
         "Waits until the others have received what this process has sent and waited for, each "
         "group at most as long as its timeout. Raises what one failed with.");
+  m.def(
+      "seconds_to_hear",
+      [] { return std::chrono::duration<double>(distributed::time_to_hear()).count(); },
+      "Within how many seconds all ranks of this process's groups hear what one has failed with.");
   m.def(
       "tell_of_waits_after",
       [](double seconds) {
