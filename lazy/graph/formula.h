@@ -94,6 +94,7 @@ const char* name_of(Fn fn);
 // Number of inputs.
 int arity(Fn fn);
 
+constexpr bool is_arithmetic(Fn fn) { return fn >= Fn::kAdd && fn <= Fn::kPow; }
 constexpr bool is_comparison(Fn fn) { return fn >= Fn::kEq && fn <= Fn::kGe; }
 constexpr bool is_draw(Fn fn) { return fn >= Fn::kDrawn && fn <= Fn::kInteger; }
 constexpr bool is_reduction(Fn fn) { return fn >= Fn::kSum && fn <= Fn::kAmin; }

@@ -75,18 +75,25 @@ class Batches {
     for (Cluster& cluster : clusters_) add(cluster);
     for (Batch& batch : batches_) {
       std::ranges::sort(batch.nodes);
-      // A node alone is ATen's, unless its kernel is known to be faster: reductions are, and draws,
-      // which no operator can do in the middle of what a GPU captured.
-      const bool worth = batch.nodes.size() > 1 || batch.kernel.reduced > 0 ||
-                         any(batch.kernel, &graph::is_draw) ||
-                         (!batch.launches.empty() && any(batch.kernel, &graph::is_function) &&
-                          batch.launches.front().elements >= kWorthAlone);
-      if (!worth) batch.launches.clear();
+      if (!is_worth(batch)) batch.launches.clear();
     }
     return std::move(batches_);
   }
 
  private:
+  // A node alone is ATen's, unless its kernel is known to be faster: reductions are, and draws,
+  // which no operator can do in the middle of what a GPU captured.
+  bool is_worth(const Batch& batch) const {
+    if (batch.nodes.size() > 1 || batch.kernel.reduced > 0) return true;
+    if (batch.launches.empty()) return false;
+    const bool functions = any(batch.kernel, &graph::is_function);
+    // ATen's last bits are others. A process that reads a value has its node alone where another
+    // process has it in a kernel.
+    if (alike_ && (functions || any(batch.kernel, &graph::is_arithmetic))) return true;
+    return any(batch.kernel, &graph::is_draw) ||
+           (functions && batch.launches.front().elements >= kWorthAlone);
+  }
+
   void add(Cluster& cluster) {
     if (!cluster.elementwise()) return append({cluster.nodes, {}, {}});
     Lowered lowered = lower(graph_, cluster, stored_, alike_);

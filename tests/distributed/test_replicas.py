@@ -67,6 +67,114 @@ def test_compilers_of_other_speeds(tmp_path):
         assert "UserWarning" not in rank.stderr
 
 
+CUT = """
+import time
+import torchacc_device
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("cpu:gloo,acc:acc")
+device = torch.device(DEVICE)
+ALONE = RANK == 0
+def read(x):
+    if ALONE:
+        x.norm().item()
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05).step
+def by_hand(parameters):
+    def step():
+        for p in parameters:
+            p.data.add_(p.grad, alpha=-0.05)
+    return step
+def momentum(parameters):
+    kept = [torch.zeros_like(p) for p in parameters]
+    @torch.no_grad()
+    def step():
+        for p, m in zip(parameters, kept):
+            m.mul_(0.9).add_(p.grad)
+            change = m + p * 1e-4
+            read(change)
+            p.add_(change, alpha=-0.05)
+    return step
+def adam(parameters):
+    kept = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    @torch.no_grad()
+    def step():
+        for p, (m, v) in zip(parameters, kept):
+            m.mul_(0.9).add_(p.grad, alpha=0.1)
+            v.mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+            read(v)
+            root = v.sqrt()
+            read(root)
+            p.sub_(m / (root + 1e-2), alpha=0.01)
+    return step
+
+# With one parameter the update is alone in a plan that begins behind the backward.
+def one():
+    return nn.Linear(40, 40, bias=False)
+def three():
+    return nn.Sequential(nn.Linear(40, 30, bias=False), nn.Tanh(), nn.Linear(30, 3))
+def trained(net, make, dtype, between):
+    torch.manual_seed(0)
+    net = DistributedDataParallel(net().to(device, dtype))
+    parameters = list(net.parameters())
+    step = make(parameters)
+    for i in range(8):
+        torch.manual_seed(10 * i + RANK)
+        net.zero_grad()
+        net(torch.randn(4, 40).to(device, dtype)).square().mean().backward()
+        between(parameters)
+        step()
+        read(parameters[-1])
+    mine = [p.detach().cpu() for p in parameters]
+    there = [None] * WORLD
+    dist.all_gather_object(there, mine)
+    assert all(bool(p.isfinite().all()) for p in mine)
+    return sum(int((a != b).sum()) for a, b in zip(*there))
+def logged(parameters):
+    for p in parameters:
+        read(p.grad)
+def differ(make, dtype, between):
+    return [trained(net, make, dtype, between) for net in (one, three)]
+def paused(parameters):
+    if ALONE:
+        idle = torchacc_device._C.stats().get("flush_idle", 0)
+        until = time.monotonic() + 60
+        while torchacc_device._C.stats().get("flush_idle", 0) == idle:
+            assert time.monotonic() < until, "nothing was submitted meanwhile"
+            time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("make", ["sgd", "by_hand", "momentum", "adam"])
+def test_a_rank_that_reads_alone_computes_the_same(make, dtype):
+    """What it reads cuts its plans in the middle of the update, where a node is alone in one."""
+    code = (
+        CUT
+        + f"""
+report(differ=differ({make}, torch.{dtype}, logged))
+dist.destroy_process_group()
+"""
+    )
+    first, _ = run_ranks(code, 2)
+    assert first.reports["differ"] == [0, 0]
+
+
+def test_a_rank_that_pauses_alone_computes_the_same():
+    """Work that waits for long is submitted as it is."""
+    code = (
+        CUT
+        + """
+read = lambda x: None
+report(differ=differ(sgd, torch.bfloat16, paused))
+dist.destroy_process_group()
+"""
+    )
+    first, _ = run_ranks(code, 2)
+    assert first.reports["differ"] == [0, 0]
+
+
 def test_a_rank_without_a_compiler(tmp_path):
     done = trained(tmp_path, {3: "/bin/false", 1: str(tmp_path / "none")})
     for rank in done:
