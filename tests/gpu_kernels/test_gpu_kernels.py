@@ -2,14 +2,16 @@
 
 But for those of random programs, which are others in each run. The library leaves the texts in
 `ACC_KERNEL_TEXTS`, which `scripts/run_tests.py` empties before it begins. All of them for all
-architectures are the better part of an hour, for `make test-full`: else each is for one, which the
-hash in its name decides, and every second is compiled to the end, the others only translated.
+architectures are the better part of an hour, for `make test-full`: else each is for one, and every
+second is compiled to the end, the others only translated. The hash in its name and that of the
+revision decide which, so that all of them have their turn.
 Those of some training steps are tests of their own (tests/python/test_cuda_kernels.py).
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,28 @@ TOGETHER = 48  # kernels of a program
 EVERY = 2
 
 
+def revision() -> int:
+    """The first digits of this revision's hash; 0 outside of a checkout."""
+    asked = ["git", "rev-parse", "--short=8", "HEAD"]
+    found = subprocess.run(asked, cwd=helpers.ROOT, capture_output=True, text=True, check=False)
+    return int(found.stdout or "0", 16)
+
+
+TURN = 0 if helpers.FULL else revision()
+
+
+def number(path: Path) -> int:
+    """A kernel's, by the hash of its text."""
+    return int(path.stem[-8:], 16)
+
+
 def programs(turns: range) -> list[Any]:
     """An architecture and some kernels each: those whose turn it is."""
     made = []
     for index, architecture in enumerate(nvidia.ARCHITECTURES):
         chosen = [index + len(nvidia.ARCHITECTURES) * turn for turn in turns]
         every = len(nvidia.ARCHITECTURES) * EVERY
-        paths = [p for p in PATHS if helpers.FULL or int(p.stem[-8:], 16) % every in chosen]
+        paths = [p for p in PATHS if helpers.FULL or (number(p) + TURN) % every in chosen]
         for first in range(0, len(paths), TOGETHER):
             some = paths[first : first + TOGETHER]
             made.append(pytest.param(architecture, some, id=f"{architecture}-{first}"))

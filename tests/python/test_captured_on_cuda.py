@@ -283,6 +283,9 @@ def test_a_graph_that_the_program_captures_has_only_what_is_its_own(device):
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
         theirs.mul_(3)
         z = (x + 2).sum()
+        for drawn in (lambda: torch.from_dlpack(x), lambda: theirs.copy_(x), lambda: x + theirs):
+            with pytest.raises(RuntimeError, match="captures a CUDA graph on its current stream"):
+                drawn()
         helpers.flush()
     assert (y.sum().item(), z.item()) == (128, 192)
     with torch.cuda.stream(stream):

@@ -308,6 +308,16 @@ def test_the_programs_of_the_readme_run() -> None:
     assert "values compared: as ATen's" in done.stdout
 
 
+def test_the_readme_begins_with_what_has_run_on_no_gpu() -> None:
+    """As long as no results are a GPU's."""
+    results = [file.read_text() for file in (ROOT / "benchmarks/results").glob("*.jsonl")]
+    assert any('"executor": "host"' in text for text in results)
+    measured = any('"executor": "cuda"' in text for text in results)
+    first = (ROOT / "README.md").read_text().splitlines()[:5]
+    said = any(line.startswith("**CUDA path: not yet run on a GPU.**") for line in first)
+    assert said != measured
+
+
 def test_every_document_that_the_readme_names_exists() -> None:
     """The README points at no page that is not there."""
     text = (ROOT / "README.md").read_text()
