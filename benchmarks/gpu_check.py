@@ -123,6 +123,10 @@ OK, BAD, MISSED, NOT_RUN = "ok", "BAD", "missed", "not run"
 DEVICE_LOST = re.compile(r"stopping after (tests/.+), which lost the device")
 # What pytest says where it or that has ended the tests.
 STOPPED = re.compile(r"^!+ (xdist.+ )?stopping after ")
+# What a test had already that was stopped: a failure, of a file that cannot be read as well.
+FAILS = re.compile(r"\b(FAILED|ERROR)\b|^collect.* / \d+ error")
+# What faulthandler says of a test that hangs; not all versions of pytest end it then.
+HANGS = re.compile(r"\bTimeout \(\d+:\d\d:\d\d")
 # What Python says of a package that is missing.
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 # torch's operator database needs no more of expecttest than that it is there.
@@ -258,14 +262,24 @@ class Check:
         return status, output.splitlines()
 
     def judge(
-        self, part: str, what: str, command: Sequence[str], limit_s: float, **env: str
+        self,
+        part: str,
+        what: str,
+        command: Sequence[str],
+        limit_s: float,
+        *,
+        late: str = BAD,
+        **env: str,
     ) -> None:
-        """A row for a command that says at its end what became of it."""
+        """A row for a command that says at its end what became of it. If it is over its limit, it
+        is `late`: one that ends what hangs by itself has only been slow."""
         began = time.monotonic()
         status, lines = self.run(command, limit_s, **env)
-        seconds = time.monotonic() - began
-        said = last_of(lines) if status is not None else f"stopped: {last_of(lines)}"
-        self.add_of(part, what, status == 0, f"{said} ({seconds:.0f} s)", lines)
+        took = f"({time.monotonic() - began:.0f} s)"
+        if status is None:
+            self.add(part, what, late, f"stopped: {last_of(lines)} {took}")
+        else:
+            self.add_of(part, what, status == 0, f"{last_of(lines)} {took}", lines)
 
     def add_of(self, part: str, what: str, good: bool, said: str, lines: Iterable[str]) -> None:
         """A row of what a command said: a package that it misses is no fault of acc."""
@@ -367,16 +381,17 @@ def part_build(check: Check) -> None:
     check.judge("build", "extension", [sys.executable, "scripts/native.py", verb], LIMIT_S)
 
 
-def started(lines: Iterable[str]) -> tuple[str, bool]:
-    """The last test that pytest began, and whether it ended as well."""
-    test, ended = "", True
+def started(lines: Iterable[str]) -> tuple[str, bool, bool]:
+    """The last test that pytest began, whether it ended as well, and whether it took too long."""
+    test, ended, hung = "", True, False
     for line in lines:
         begun = re.match(r"tests/\S+\.py::\S+", line)
         if begun:
-            test, ended, line = begun[0], False, line[begun.end() :]
+            test, ended, hung, line = begun[0], False, False, line[begun.end() :]
+        hung = hung or HANGS.search(line) is not None
         if re.search(r"\b(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\b", line):
             ended = True
-    return test, ended
+    return test, ended, hung
 
 
 class Ended(NamedTuple):
@@ -411,8 +426,15 @@ def pytest_once(
     began = time.monotonic()
     env["COLUMNS"] = "200"  # for the reason behind a test's name
     status, lines = check.run(command, limit_s, partial=True, **env)
-    took = f"({time.monotonic() - began:.0f} s)"
-    test, ended = started(lines)
+    seconds = time.monotonic() - began
+    took = f"({seconds:.0f} s)"
+    test, ended, hung = started(lines)
+    hung = hung if test else seconds > hangs_s
+    if status is None and not hung and not any(map(FAILS.search, lines)):  # only slow
+        where = f"{'after' if ended else 'in'} {test}" if test else "before a test began"
+        passed = sum("PASSED" in line for line in lines)
+        check.add(part, what, NOT_RUN, f"the time was over {where}, {passed} passed {took}")
+        return Ended(test)
     if not test:  # none of them could be collected, say
         check.add_of(part, what, status == 0, f"{last_of(lines).strip('= ')} {took}", lines)
         return Ended()
@@ -517,7 +539,7 @@ def part_tests(check: Check) -> None:
     what = f"{len(names)} operators"
     if installed("numpy"):
         survey = [sys.executable, "tests/opinfo/survey.py", "--jobs", "2", *words]
-        check.judge("tests", what, survey, 60)
+        check.judge("tests", what, survey, 60, late=NOT_RUN)
     else:
         check.add("tests", what, NOT_RUN, "numpy is not installed")
     env = {"ACC_MODE": "nofuse", **({"ACC_HOST_GRAPHS": "1"} if check.dry else {})}
@@ -578,7 +600,7 @@ def bench(
     said = [" ".join(words[1:]) for words in rows if words[:1] == [case] and len(words) > 4]
     said += [line for line in lines if line.startswith("must ")]
     text = (wrong or lines or ["no output"])[-1] if wrong or not said else "; ".join(said)
-    over = status is None and check.left_s < LEAST_S
+    over = status is None
     # 3: foreign load, 4: a requirement was missed
     good = status in (0, 3, 4) and not wrong
     if status == 3:
@@ -590,7 +612,7 @@ def bench(
         check.add(part, case, NOT_RUN, f"to the end, the time was over: {text}")
     else:
         check.add_of(part, case, good, text, lines)
-    if over:
+    if over and check.left_s < LEAST_S:
         raise OutOfTime
 
 

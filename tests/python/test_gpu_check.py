@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -518,7 +519,61 @@ def test_a_test_that_ends_the_process_is_named_and_the_files_after_it_run(tmp_pa
     over_when(monkeypatch, lambda: "tests/test_hangs.py::test_sleeps" in log.read_text())
     gpu_check.pytest_of(check, "tests", "late", files[1::2], 600.0)
     (said,) = rows_of(check)
-    assert said[1].startswith("BAD: stopped in tests/test_hangs.py::test_sleeps")
+    assert said[1].startswith("BAD: stopped in tests/test_hangs.py::test_sleeps")  # one had failed
+    log.unlink()
+    gpu_check.pytest_of(check, "tests", "late", files[3:4], 600.0)
+    _, said = rows_of(check)
+    assert said[1].startswith("not run: the time was over in tests/test_hangs.py::test_sleeps, 0")
+
+
+BEGUN = "tests/python/test_it.py::test_it"
+LATE = [f"{BEGUN}[a] PASSED", f"{BEGUN}[b] "]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (LATE, f"not run: the time was over in {BEGUN}[b], 1 passed (20 s)"),
+        (LATE[:1], f"not run: the time was over after {BEGUN}[a], 1 passed (20 s)"),
+        (["collecting ... collected 2 items"], "not run: the time was over before a test began"),
+        # one had failed, or a file, or the last hangs
+        ([f"{BEGUN}[c] FAILED", *LATE], f"BAD: stopped in {BEGUN}[b]"),
+        ([f"{BEGUN}[c] ERROR", *LATE], f"BAD: stopped in {BEGUN}[b]"),
+        (["collecting ... collected 2 items / 1 error", *LATE], f"BAD: stopped in {BEGUN}[b]"),
+        ([*LATE[:1], f"{LATE[1]}Timeout (0:00:45)!", "Thread 0x1"], f"BAD: stopped in {BEGUN}[b]"),
+        # one of before was as slow, and ended
+        ([f"{BEGUN}[c] Timeout (0:00:45)!", "PASSED", *LATE], "not run: the time was over in"),
+    ],
+)
+def test_where_the_time_is_over_only_what_failed_or_hangs_is_bad(
+    tmp_path, monkeypatch, lines, said
+):
+    clock = itertools.count(1000.0, 20.0)
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu_check.Check, "run", lambda *_, **__: (None, lines))
+    check = check_for(tmp_path)
+    gpu_check.pytest_once(check, "tests", "all", [], 20.0, 45)
+    ((_, found),) = rows_of(check)
+    assert found.startswith(said)
+
+
+def test_tests_of_which_none_begins_hang(tmp_path, monkeypatch):
+    clock = itertools.count(1000.0, 60.0)
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu_check.Check, "run", lambda *_, **__: (None, ["collecting ..."]))
+    check = check_for(tmp_path)
+    gpu_check.pytest_once(check, "tests", "all", [], 60.0, 45)
+    assert rows_of(check) == [("all", "BAD: collecting ... (60 s)")]
+
+
+def test_a_survey_that_is_stopped_is_late_and_one_that_fails_is_bad(tmp_path, monkeypatch):
+    """It ends what hangs by itself."""
+    answers = iter([(None, []), (1, ["3 failed"])])
+    monkeypatch.setattr(gpu_check.Check, "run", lambda *_, **__: next(answers))
+    check = check_for(tmp_path)
+    for _ in range(2):
+        check.judge("tests", "operators", ["survey"], 30.0, late=gpu_check.NOT_RUN)
+    assert [row.status for row in check.rows] == ["not run", "BAD"]
 
 
 def test_failed_tests_and_files_are_named(tmp_path, monkeypatch):
