@@ -589,7 +589,7 @@ def part_steps(check: Check) -> None:
     """How steps ran: submissions of captured work, what was left out of it and why, idle time, and
     whether batches wait for the steps before.
 
-    Those of many parameters, since the time of a replay grows with its buffers.
+    By itself of cases with many parameters, too: the time of a replay grows with its buffers.
     """
     check.probe("steps", "copies")
     cases = ["mlp_small", "resnet18_cifar", "gpt", "resnet50_16", "gpt2_4"]
