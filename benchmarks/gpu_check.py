@@ -42,6 +42,14 @@ sys.path[:1] = [str(ROOT), str(ROOT / "scripts")]
 import native  # noqa: E402  (they need the path, and no torch)
 from benchmarks import load, report  # noqa: E402
 from benchmarks.cases import CASES  # noqa: E402
+from benchmarks.gpu_tests import (  # noqa: E402
+    FEW_MODELS,
+    FEW_PROGRAMS,
+    MARKED,
+    MODELS,
+    OPERATORS,
+    TESTS,
+)
 
 PROBE, RANKS = "benchmarks/gpu_probe.py", "benchmarks/gpu_ranks.py"
 LIMIT_S = 540.0
@@ -49,71 +57,23 @@ LEAST_S = 5.0  # no command is worth beginning with less
 GRACE_S = 5.0  # what is over its limit may put its things away
 HANGS_S = 45  # a test that takes longer ends its process, with a traceback in log.txt
 PRINTED = 10_000  # characters of the table at the end: callers may see only the end of the output
-# Tests that only a GPU can pass, wherever they stand, are marked so.
-MARKED = "gpu"
-# Tests of what differs between executors: memory, streams, captured plans, kernels, numbers.
-TESTS = (
-    "test_captured_plans",
-    "test_captured_loops",
-    "test_report",
-    "test_drawing_kernels",
-    "test_drawing_plans",
-    "test_reductions_in_parts",
-    "test_epilogues",
-    "test_fusion",
-    "test_reductions",
-    "test_rows",
-    "test_rnn",
-    "test_attention_ops",
-    "test_flash_attention",
-    "test_copies",
-    "test_device",
-    "test_event",
-    "test_stream",
-    "test_generator",
-    "test_random",
-    "test_memory_api",
-    "test_custom_ops",
-    "test_fork",
-)
-MODELS = ("tests/models/test_fused.py", "tests/models/test_plans.py")
-# A few operators of each kind: the part opinfo takes all.
-OPERATORS = (
-    "add",
-    "mul",
-    "div",
-    "where",
-    "exp",
-    "sum",
-    "var",
-    "cumsum",
-    "sort",
-    "index_put",
-    "scatter_add",
-    "addmm",
-    "bmm",
-    "softmax",
-    "nn.functional.conv2d",
-    "nn.functional.batch_norm",
-    "nn.functional.layer_norm",
-    "nn.functional.embedding",
-    "nn.functional.cross_entropy",
-    "nn.functional.scaled_dot_product_attention",
-)
 # Steps so short that launching their operators one by one takes longer than what they do.
 LAUNCH_BOUND = ("mlp_small", "resnet18_cifar", "gpt", "lstm")
+COMPILED = ("mlp_small", "lstm", "resnet18_cifar", "gpt")
 # What is measured where all cases share the time, until it is over: the result file, the case, the
 # modes. No file has a mode of a case twice: what one run measured is no ratio to what another did.
-# Of what is bound by launches torch.compile comes late: it takes longer than all else. The last is
-# for its start: the operator would draw on the host (lazy/exec/kernels.h).
+# Of what is bound by launches torch.compile comes late, since it takes longer than all else, and
+# first where it compiles least. The last is for its start: the operator would draw on the host
+# (lazy/exec/kernels.h).
 SHARING = (
     ("bench", "seed", "eager,compile,graph,acc"),
     *(("bench", case, "eager,graph,acc") for case in LAUNCH_BOUND),
-    *(("bench-compile", case, "eager,compile") for case in LAUNCH_BOUND),
+    *(("bench-compile", case, "eager,compile") for case in COMPILED),
     ("bench", "gpt2_dropout", "eager,acc"),
 )
-# With less time no case begins: several processes have to start, one after the other.
-CASE_S = 20.0
+# With less time no case begins: several processes have to start, one after the other, and where
+# torch.compile is all that is new, it has to come to its end.
+CASE_S, COMPILED_S = 20.0, 35.0
 # Tools of compute-sanitizer, with their limits in seconds. The first finds the most.
 SANITIZERS = {"memcheck": 180.0, "racecheck": 120.0, "initcheck": 120.0, "synccheck": 120.0}
 # As little as shows that a case runs.
@@ -123,6 +83,10 @@ OK, BAD, MISSED, NOT_RUN = "ok", "BAD", "missed", "not run"
 DEVICE_LOST = re.compile(r"stopping after (tests/.+), which lost the device")
 # What pytest says where it or that has ended the tests.
 STOPPED = re.compile(r"^!+ (xdist.+ )?stopping after ")
+# What a test had already that was stopped: a failure, of a file that cannot be read as well.
+FAILS = re.compile(r"\b(FAILED|ERROR)\b|^collect.* / \d+ error")
+# What faulthandler says of a test that hangs; not all versions of pytest end it then.
+HANGS = re.compile(r"\bTimeout \(\d+:\d\d:\d\d")
 # What Python says of a package that is missing.
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 # torch's operator database needs no more of expecttest than that it is there.
@@ -258,14 +222,24 @@ class Check:
         return status, output.splitlines()
 
     def judge(
-        self, part: str, what: str, command: Sequence[str], limit_s: float, **env: str
+        self,
+        part: str,
+        what: str,
+        command: Sequence[str],
+        limit_s: float,
+        *,
+        late: str = BAD,
+        **env: str,
     ) -> None:
-        """A row for a command that says at its end what became of it."""
+        """A row for a command that says at its end what became of it. If it is over its limit, it
+        is `late`: one that ends what hangs by itself has only been slow."""
         began = time.monotonic()
         status, lines = self.run(command, limit_s, **env)
-        seconds = time.monotonic() - began
-        said = last_of(lines) if status is not None else f"stopped: {last_of(lines)}"
-        self.add_of(part, what, status == 0, f"{said} ({seconds:.0f} s)", lines)
+        took = f"({time.monotonic() - began:.0f} s)"
+        if status is None:
+            self.add(part, what, late, f"stopped: {last_of(lines)} {took}")
+        else:
+            self.add_of(part, what, status == 0, f"{last_of(lines)} {took}", lines)
 
     def add_of(self, part: str, what: str, good: bool, said: str, lines: Iterable[str]) -> None:
         """A row of what a command said: a package that it misses is no fault of acc."""
@@ -367,16 +341,17 @@ def part_build(check: Check) -> None:
     check.judge("build", "extension", [sys.executable, "scripts/native.py", verb], LIMIT_S)
 
 
-def started(lines: Iterable[str]) -> tuple[str, bool]:
-    """The last test that pytest began, and whether it ended as well."""
-    test, ended = "", True
+def started(lines: Iterable[str]) -> tuple[str, bool, bool]:
+    """The last test that pytest began, whether it ended as well, and whether it took too long."""
+    test, ended, hung = "", True, False
     for line in lines:
         begun = re.match(r"tests/\S+\.py::\S+", line)
         if begun:
-            test, ended, line = begun[0], False, line[begun.end() :]
+            test, ended, hung, line = begun[0], False, False, line[begun.end() :]
+        hung = hung or HANGS.search(line) is not None
         if re.search(r"\b(PASSED|FAILED|SKIPPED|XFAIL|XPASS|ERROR)\b", line):
             ended = True
-    return test, ended
+    return test, ended, hung
 
 
 class Ended(NamedTuple):
@@ -411,8 +386,15 @@ def pytest_once(
     began = time.monotonic()
     env["COLUMNS"] = "200"  # for the reason behind a test's name
     status, lines = check.run(command, limit_s, partial=True, **env)
-    took = f"({time.monotonic() - began:.0f} s)"
-    test, ended = started(lines)
+    seconds = time.monotonic() - began
+    took = f"({seconds:.0f} s)"
+    test, ended, hung = started(lines)
+    hung = hung if test else seconds > hangs_s
+    if status is None and not hung and not any(map(FAILS.search, lines)):  # only slow
+        where = f"{'after' if ended else 'in'} {test}" if test else "before a test began"
+        passed = sum("PASSED" in line for line in lines)
+        check.add(part, what, NOT_RUN, f"the time was over {where}, {passed} passed {took}")
+        return Ended(test)
     if not test:  # none of them could be collected, say
         check.add_of(part, what, status == 0, f"{last_of(lines).strip('= ')} {took}", lines)
         return Ended()
@@ -505,28 +487,37 @@ def marked() -> list[str]:
 
 
 def part_tests(check: Check) -> None:
-    """Tests that need a GPU, those of what differs between executors, operators, whole programs."""
+    """Tests that need a GPU, operators, whole programs, models, captured programs in `nofuse`; with
+    what is left of the time those of what else differs between executors.
+
+    Each group has a limit of its own; where all parts share the time, a small one, for what a few
+    programs and models tell.
+    """
+    brief = check.brief and not check.dry
+    limits = (45.0, 30.0, 25.0, 25.0, 20.0) if brief else (60.0, 60.0, 120.0, 90.0, 60.0)
+    marked_s, operators_s, programs_s, models_s, nofuse_s = limits
     if not check.dry:
-        pytest_of(check, "tests", f"marked {MARKED}", marked(), 60, "-m", MARKED)
-    names = TESTS[:1] if check.dry else TESTS
-    chosen = ["-k", "state_carried"] if check.dry else []
-    files = [f"tests/python/{name}.py" for name in names]
-    pytest_of(check, "tests", "of the executor", files, max(60.0, 0.6 * check.left_s), *chosen)
+        pytest_of(check, "tests", f"marked {MARKED}", marked(), marked_s, "-m", MARKED)
     names = OPERATORS[:2] if check.dry else OPERATORS
     words = [word for name in names for word in ("--op", name)]
     what = f"{len(names)} operators"
     if installed("numpy"):
-        survey = [sys.executable, "tests/opinfo/survey.py", "--jobs", "2", *words]
-        check.judge("tests", what, survey, 60)
+        survey = [sys.executable, "tests/opinfo/survey.py", "--jobs", "2" if check.dry else "4"]
+        check.judge("tests", what, [*survey, *words], operators_s, late=NOT_RUN)
     else:
         check.add("tests", what, NOT_RUN, "numpy is not installed")
+    if not check.dry:  # they are stages of `make test`, in every way
+        words = ["-k", FEW_PROGRAMS if brief else "not emulated"]
+        pytest_of(check, "tests", "programs", ["tests/programs"], programs_s, *words, hangs_s=120)
+        words = ["-k", FEW_MODELS] if brief else []
+        pytest_of(check, "tests", "models", MODELS, models_s, *words, needs=["torchvision"])
     env = {"ACC_MODE": "nofuse", **({"ACC_HOST_GRAPHS": "1"} if check.dry else {})}
     captured = ["tests/python/test_captured_plans.py"]
-    pytest_of(check, "tests", "captured, nofuse", captured, 60, **env)
-    if not check.dry:  # they are stages of `make test`, in every way
-        words = ["-k", "not emulated"]
-        pytest_of(check, "tests", "programs", ["tests/programs"], 120, *words, hangs_s=120)
-        pytest_of(check, "tests", "models", MODELS, 90, needs=["torchvision"])
+    pytest_of(check, "tests", "captured, nofuse", captured, nofuse_s, **env)
+    names = TESTS[:1] if check.dry else TESTS
+    words = ["-k", "state_carried"] if check.dry else []
+    files = [f"tests/python/{name}.py" for name in names]
+    pytest_of(check, "tests", "of the executor", files, LIMIT_S, *words)
 
 
 def part_opinfo(check: Check) -> None:
@@ -545,8 +536,8 @@ def part_numerics(check: Check) -> None:
     The 20 steps are those with which the part bench begins, where there is one.
     """
     check.probe("numerics", "epilogues")
-    cases = ["mlp_small", "gpt", "resnet18_cifar", "lstm", "block"]
-    for case in cases[:1] if check.dry else cases[:2] if check.brief else cases:
+    cases = ["gpt", "mlp_small", "resnet18_cifar", "lstm", "block"]
+    for case in cases[1:2] if check.dry else cases[:1] if check.brief else cases:
         with tempfile.TemporaryDirectory() as folder:
             for where in ("cpu" if check.dry else "cuda", "acc"):
                 check.probe("numerics", "gradients", case, where, f"{folder}/gradients.pt")
@@ -578,7 +569,7 @@ def bench(
     said = [" ".join(words[1:]) for words in rows if words[:1] == [case] and len(words) > 4]
     said += [line for line in lines if line.startswith("must ")]
     text = (wrong or lines or ["no output"])[-1] if wrong or not said else "; ".join(said)
-    over = status is None and check.left_s < LEAST_S
+    over = status is None
     # 3: foreign load, 4: a requirement was missed
     good = status in (0, 3, 4) and not wrong
     if status == 3:
@@ -590,18 +581,21 @@ def bench(
         check.add(part, case, NOT_RUN, f"to the end, the time was over: {text}")
     else:
         check.add_of(part, case, good, text, lines)
-    if over:
+    if over and check.left_s < LEAST_S:
         raise OutOfTime
 
 
 def part_steps(check: Check) -> None:
     """How steps ran: submissions of captured work, what was left out of it and why, idle time, and
-    whether batches wait for the steps before."""
+    whether batches wait for the steps before.
+
+    By itself of cases with many parameters, too: the time of a replay grows with its buffers.
+    """
     check.probe("steps", "copies")
-    brief = check.dry or check.brief
-    for case in ["mlp_small"] if brief else ["mlp_small", "resnet18_cifar", "gpt"]:
-        check.probe("steps", "steps", case)
-        for device in ("acc",) if check.dry else ("cuda", "acc"):
+    cases = ["mlp_small", "resnet18_cifar", "gpt", "resnet50_16", "gpt2_4"]
+    for case in cases[:1] if check.dry or check.brief else cases:
+        check.probe("steps", "steps", case, limit_s=180)
+        for device in ("acc",) if check.dry else () if check.brief else ("cuda", "acc"):
             check.probe("steps", "trace", case, device)
 
 
@@ -627,8 +621,9 @@ def part_bench(check: Check, case: str = "") -> None:
         only = case if case in CASES else "mlp_small"
         runs, more = [(case or "bench", only, "eager,acc")], [*QUICK]
     elif not case:
-        runs, limit_s = [*SHARING], 130.0
+        runs, limit_s = [*SHARING], 130.0 if check.brief else 150.0
         more = ["--alternations", "3", "--window-s", "0.2", "--compile-forms", "model"]
+        more += ["--no-warm-start"] if check.brief else []
     elif case == "launch":
         runs = [(case, name, "eager,compile,graph,acc,capture") for name in LAUNCH_BOUND]
         more, limit_s = [*more, "--compile-forms", "model"], LIMIT_S / len(runs)
@@ -638,7 +633,7 @@ def part_bench(check: Check, case: str = "") -> None:
     for file in {file for file, *_ in runs}:  # an earlier call's
         (check.out / f"{file}.jsonl").unlink(missing_ok=True)
     for file, name, modes in runs:
-        if check.left_s < CASE_S:
+        if check.left_s < (COMPILED_S if modes == "eager,compile" else CASE_S):
             raise OutOfTime
         options = [*more, "--json", str(check.out / f"{file}.jsonl"), "--append"]
         bench(check, "bench", name, modes, options, limit_s)
@@ -676,14 +671,14 @@ def part_sanitizer(check: Check) -> None:
 # no parts of it. Whether it works comes first, then how fast it is; tests can use all that is left
 # and come last. docs/gpu.md says how long each is thought to take.
 PARTS: dict[str, tuple[float, Callable[[Check], None]]] = {
-    "env": (30, part_env),
-    "build": (90, part_build),
-    "steps": (45, part_steps),
-    "numerics": (50, part_numerics),
-    "bench": (215, part_bench),
-    "kernels": (25, part_kernels),
-    "ranks": (20, part_ranks),
-    "tests": (65, part_tests),
+    "env": (15, part_env),
+    "build": (85, part_build),
+    "steps": (28, part_steps),
+    "numerics": (35, part_numerics),
+    "bench": (228, part_bench),
+    "kernels": (26, part_kernels),
+    "ranks": (25, part_ranks),
+    "tests": (98, part_tests),
     "record": (0, part_record),
     "opinfo": (0, part_opinfo),
     "sanitizer": (0, part_sanitizer),

@@ -43,7 +43,8 @@ class Settings:
 
     `compile_forms` are the forms of torch.compile that are tried, in place of all of a case's, each
     for at most `compile_timeout_s`, if that is less than the case says. Of the `limit_s` seconds of
-    a case torch.compile, which starts last, gets what the others and the windows leave. With `kept`
+    a case torch.compile, which starts last, gets what the others and the windows leave. With
+    `warm_start`, acc starts once more on a GPU, from the caches that it has filled. With `kept`
     each mode is measured before the next one starts, and leaves its caches in that folder.
     """
 
@@ -56,6 +57,7 @@ class Settings:
     compile_forms: tuple[str, ...] = ()
     compile_timeout_s: float = math.inf
     limit_s: float = math.inf
+    warm_start: bool = True
     deadline: float = math.inf  # of the case, by time.monotonic
     kept: Path | None = None
 
@@ -567,6 +569,8 @@ def _judge_start(
     """Adds lines of how long acc takes to the end of step 20 over eager, from caches that were
     empty and, in one more process, from those that the first has filled."""
     _add_start(case, "cold", acc.step20_s, eager.step20_s, settings, result)
+    if not settings.warm_start:
+        return
     spec = worker_spec(case.name, acc.mode, acc.variant, settings)
     worker = settings.spawn(spec, caches=acc.worker.caches)
     try:

@@ -372,27 +372,29 @@ def svg(lines: Sequence[Mapping[str, Any]]) -> str:
 def read(files: Sequence[Path]) -> list[dict[str, Any]]:
     """The lines of result files, in order. A line gets its file's number of threads.
 
-    Raises ValueError where two files have a case in a mode: what one measured is no ratio to what
-    the other did. But for files with `startup` lines, of which only these count then.
+    Raises ValueError where two runs have a case in a mode, in two files or behind two headers of
+    one: what one measured is no ratio to what the other did. But for files with `startup` lines, of
+    which only these count where another file has the case.
     """
-    lines, homes = [], dict[tuple[Any, ...], Path]()
+    lines, homes = [], dict[tuple[Any, ...], tuple[Path, int]]()
     starting = {file for file in files if '"kind": "startup"' in file.read_text()}
     for file in sorted(files, key=starting.__contains__):
-        common = None
+        common, run = None, 0
         for text in file.read_text().splitlines():
             line = json.loads(text)
             if line["kind"] == "header":
-                common = line["threads"]
+                common, run = line["threads"], run + 1
             line.setdefault("threads", common)
             if line["kind"] in ("result", "ratio", "memory"):
                 key = (line["threads"], line["case"], line["mode"])
-                home = homes.setdefault(key, file)
+                home, at = homes.setdefault(key, (file, run))
                 if home != file and file in starting:
                     continue
-                if home != file:
+                if (home, at) != (file, run):
                     raise ValueError(
-                        f"[report] {home.name} and {file.name} both have {line['case']} in mode "
-                        f"{line['mode']} with {line['threads']} threads. Give one of them."
+                        f"[report] {home.name}, run {at}, and {file.name}, run {run}, both have "
+                        f"{line['case']} in mode {line['mode']} with {line['threads']} threads. "
+                        "Give one of them."
                     )
             lines.append(line)
     return lines

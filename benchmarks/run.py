@@ -99,6 +99,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Settings.limit_s,
         help="seconds of a case, of which torch.compile gets what all else leaves; default: none",
     )
+    parser.add_argument(
+        "--no-warm-start",
+        dest="warm_start",
+        action="store_false",
+        help="on a GPU: do not start acc once more, in a process that finds its caches filled",
+    )
     options = parser.parse_args(arguments)
     options.case = options.case or names_of(options.suite)
     return options
@@ -187,6 +193,7 @@ def prepare(
         options.compile_forms,
         options.compile_timeout_s,
         options.limit_s,
+        warm_start=options.warm_start,
     )
 
 

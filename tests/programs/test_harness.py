@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +87,17 @@ def test_errors_that_end_a_gpus_context_are_left_out_there(monkeypatch):
     assert harness._run() == harness.NAMES
     monkeypatch.setattr(helpers, "on_cuda", lambda: True)
     assert set(harness.NAMES) - set(harness._run()) == {"index_error_in_step"}
+
+
+def test_programs_that_no_test_is_about_do_not_run():
+    def item(module=harness, **params: str) -> SimpleNamespace:
+        return SimpleNamespace(module=module, callspec=SimpleNamespace(params=params))
+
+    last, first = harness.NAMES[-1], harness.NAMES[0]
+    chosen = [item(name=name, way="captured") for name in (last, first, last)]
+    chosen += [SimpleNamespace(module=harness), item(module=pytest, name=harness.NAMES[1])]
+    assert harness._asked(chosen) == [first, last]
+    assert harness._asked([*chosen, item(way="captured")]) == harness.NAMES
 
 
 def test_every_round_is_compared(good):

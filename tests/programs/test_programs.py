@@ -113,9 +113,22 @@ def _batch(
     return found
 
 
-def _run() -> list[str]:
-    """The programs that the device under test runs."""
-    return [name for name in NAMES if name not in WRONG_DATA or not helpers.on_cuda()]
+def _run(names: Iterable[str] = NAMES) -> list[str]:
+    """Those of the programs that the device under test runs."""
+    return [name for name in names if name not in WRONG_DATA or not helpers.on_cuda()]
+
+
+def _asked(items: Iterable[Any]) -> list[str]:
+    """The programs that tests are about. A few that are chosen (-k) take seconds; those of how many
+    were fused are about all.
+    """
+    mine = [
+        item.callspec.params
+        for item in items
+        if item.module.__name__ == __name__ and hasattr(item, "callspec")
+    ]
+    names = {params.get("name") for params in mine}
+    return [name for name in NAMES if name in names or None in names]
 
 
 def _found(batch: dict[str, Finished], name: str) -> Finished:
@@ -125,36 +138,40 @@ def _found(batch: dict[str, Finished], name: str) -> Finished:
 
 
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory) -> dict[str, Finished]:
-    """The results on the CPU, in a process where no device is registered."""
-    folder = tmp_path_factory.mktemp("programs")
-    return _batch("cpu", NAMES, folder, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+def asked(request) -> list[str]:
+    return _asked(request.session.items)
 
 
 @pytest.fixture(scope="module")
-def on_device(tmp_path_factory) -> dict[str, dict[str, Finished]]:
+def on_cpu(tmp_path_factory, asked) -> dict[str, Finished]:
+    """The results on the CPU, in a process where no device is registered."""
+    folder = tmp_path_factory.mktemp("programs")
+    return _batch("cpu", asked, folder, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+@pytest.fixture(scope="module")
+def on_device(tmp_path_factory, asked) -> dict[str, dict[str, Finished]]:
     """The results without generated kernels by mode; each mode is run when first asked for."""
 
     class Modes(dict[str, dict[str, Finished]]):
         def __missing__(self, mode: str) -> dict[str, Finished]:
             folder = _begin(tmp_path_factory, f"{mode}-unfused")
-            self[mode] = _batch(
-                helpers.DEVICE, _run(), folder, ACC_MODE=mode, ACC_SKIP_PASSES=helpers.BIT_BY_BIT
-            )
+            env = {"ACC_MODE": mode, "ACC_SKIP_PASSES": helpers.BIT_BY_BIT}
+            self[mode] = _batch(helpers.DEVICE, _run(asked), folder, **env)
             return self[mode]
 
     return Modes()
 
 
 @pytest.fixture(scope="module")
-def repeated(tmp_path_factory) -> dict[str, dict[str, Finished]]:
+def repeated(tmp_path_factory, asked) -> dict[str, dict[str, Finished]]:
     """The results of plans that come again, by the way of running."""
 
     class Ways(dict[str, dict[str, Finished]]):
         def __missing__(self, way: str) -> dict[str, Finished]:
             folder = _begin(tmp_path_factory, way)
             env = {"ACC_SKIP_PASSES": None, **REPEATED[way]}
-            self[way] = _batch(helpers.DEVICE, _run(), folder, ROUNDS[way], **env)
+            self[way] = _batch(helpers.DEVICE, _run(asked), folder, ROUNDS[way], **env)
             return self[way]
 
     return Ways()

@@ -88,8 +88,21 @@ def test_two_runs_of_a_case_are_not_mixed(fakes, tmp_path):
     for file in (first, second):
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert len(report.read([first])) == len(lines)
-    with pytest.raises(ValueError, match=r"a.jsonl and b.jsonl both have fake in mode eager"):
+    both = r"a.jsonl, run 0, and b.jsonl, run 0, both have fake in mode eager"
+    with pytest.raises(ValueError, match=both):
         report.read([first, second])
+    # nor those of one file (run.py --append)
+    head = json.dumps({"kind": "header", "threads": 1}) + "\n"
+    other = [{**line, "case": "other"} for line in lines]
+    text, of_another = (
+        "".join(json.dumps(each) + "\n" for each in made) for made in (lines, other)
+    )
+    first.write_text(head + text + head + of_another)
+    assert len(report.read([first])) == 2 + 2 * len(lines)
+    first.write_text(head + text + head + of_another + head + text)
+    both = r"a.jsonl, run 1, and a.jsonl, run 3, both have fake in mode eager"
+    with pytest.raises(ValueError, match=both):
+        report.read([first])
 
 
 def test_a_run_that_measured_starts_adds_these_alone():

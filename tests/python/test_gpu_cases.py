@@ -54,6 +54,9 @@ def test_a_start_on_a_gpu_is_judged_with_caches_cold_and_warm(fakes):
     assert "must holds: c acc/eager step 20, warm cache, 1.50 s more <= 2.00, goal 0.50" in said
     assert "must holds: c acc/eager memory 1.000 <= 1.00, goal 0.80" in said
     assert fakes.started.read_text().count("acc/plain") == 2 and fakes.alive() == []
+    cold = fakes.measure(plans, ("eager", "acc"), case=case, suite="gpu", warm_start=False)
+    assert [line["cache"] for line in cold.lines if line["kind"] == "start"] == ["cold"]
+    assert fakes.started.read_text().count("acc/plain") == 3
     on_a_host = fakes.measure(plans, ("eager", "acc"), case=case)
     assert not any(line["kind"] == "start" for line in on_a_host.lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -186,130 +187,6 @@ def test_a_build_that_takes_long_takes_it_from_the_last_parts(tmp_path, monkeypa
     monkeypatch.setattr(gpu_check, "PARTS", parts)
     gpu_check.run_parts(check_for(tmp_path), "", "")
     assert deadlines == {"env": 101.0, "build": 110.0, "steps": 109.0, "bench": 110.0}
-
-
-# Seconds that commands are thought to take on an H200 with 16 cores (docs/gpu.md), by how they
-# begin; a benchmark's are those of its modes, and longer for `seed`.
-COMMANDS_S = {
-    "nvidia-smi": 1,
-    "scripts/native.py develop": 80,
-    "benchmarks/gpu_probe.py env": 8,
-    "benchmarks/gpu_probe.py copies": 8,
-    "benchmarks/gpu_probe.py steps": 14,
-    "benchmarks/gpu_probe.py trace": 10,
-    "benchmarks/gpu_probe.py epilogues": 8,
-    "benchmarks/gpu_probe.py gradients": 10,
-    "benchmarks/gpu_probe.py kernels": 22,
-    "benchmarks/gpu_ranks.py": 10,
-    "tests/opinfo/survey.py": 25,
-    "-m pytest": 40,
-}
-MODES_S = {"eager": 6, "acc": 14, "graph": 7, "compile": 25}  # acc's with the one of warm caches
-SEED_S = {"eager": 12, "acc": 32, "graph": 13, "compile": 60}
-
-
-class Planned:
-    """A run on such a machine, or one that takes `slower` times as long, by the clock alone.
-
-    `rows` are of the parts and benchmarks that came to their end, in order.
-    """
-
-    def __init__(self, monkeypatch, out: Path, slower: float, only: str = "") -> None:
-        self.slower, self.now = slower, 1000.0
-        self.measured: list[tuple[str, str]] = []  # case and modes
-        self.began: dict[str, float] = {}  # the seconds that were left for a part
-        monkeypatch.setattr(gpu_check.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(gpu_check.Check, "run", self.run)
-        monkeypatch.setattr(gpu_check.Check, "is_built", lambda check: True)
-        monkeypatch.setattr(gpu_check, "PARTS", {k: self.part(k) for k in gpu_check.PARTS})
-        self.check = check_for(out, dry=False)
-        gpu_check.run_parts(self.check, only, "")
-
-    def part(self, name: str) -> tuple[float, Callable[[gpu_check.Check], None]]:
-        share_s, part = gpu_check.PARTS[name]
-
-        def run(check: gpu_check.Check) -> None:
-            self.began[name] = check.left_s
-            part(check)
-
-        return share_s, run
-
-    def run(self, command, limit_s, *, partial=False, **env) -> tuple[int | None, list[str]]:
-        words = list(map(str, command))
-        words = words[1:] if words[0] == sys.executable else [Path(words[0]).name, *words[1:]]
-        case = modes = ""
-        if "--case" in words:
-            case, modes, own_s = (
-                words[words.index(f"--{name}") + 1] for name in ("case", "modes", "limit-s")
-            )
-            seconds = SEED_S if case == "seed" else MODES_S
-            takes = self.slower * (4 + sum(seconds[mode] for mode in modes.split(",")))
-            if "compile" in modes:  # which gets what the others leave
-                takes = min(takes, max(float(own_s), takes - self.slower * seconds["compile"]))
-            if "--json" in words:
-                with Path(words[words.index("--json") + 1]).open(
-                    "a" if "--append" in words else "w"
-                ) as file:
-                    file.writelines(f"{case} {mode}\n" for mode in modes.split(","))
-        else:
-            text = " ".join(words)
-            takes = self.slower * next(s for k, s in COMMANDS_S.items() if text.startswith(k))
-        said = ['ROW ["it", "ok", "said"]', "tests/python/test_it.py::test_it PASSED"]
-        left_s = self.check.left_s
-        if left_s < gpu_check.LEAST_S:
-            raise gpu_check.OutOfTime
-        self.now += min(takes, limit_s, left_s)
-        if takes > min(limit_s, left_s):
-            if not partial:
-                raise gpu_check.OutOfTime
-            return None, said[:1]
-        if case:
-            self.measured.append((case, modes))
-        return 0, said
-
-
-@pytest.mark.parametrize("slower", [1.0, 1.25])
-def test_nine_minutes_hold_what_a_reader_wants_first(tmp_path, monkeypatch, slower):
-    """Whether it works, then how fast it is beside eager and a captured step, then tests."""
-    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
-    plan = Planned(monkeypatch, tmp_path, slower)
-    assert plan.now <= 1000.0 + gpu_check.LIMIT_S
-    assert list(plan.began) == [name for name, (share, _) in gpu_check.PARTS.items() if share]
-    order = list(plan.began)
-    assert order.index("steps") < order.index("numerics") < order.index("bench")
-    assert order[-1] == "tests"
-    wanted = [("seed", "eager,compile,graph,acc")]
-    wanted += [(case, "eager,graph,acc") for case in gpu_check.LAUNCH_BOUND]
-    assert plan.measured == wanted[: 5 if slower == 1.0 else 3]
-    for name in ("steps", "numerics", "kernels", "ranks", "tests"):
-        assert plan.began[name] >= gpu_check.PARTS[name][0]
-        assert any(row.part == name and row.status == gpu_check.OK for row in plan.check.rows)
-
-
-def test_nine_minutes_of_benchmarks_hold_the_start_of_one_that_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
-    plan = Planned(monkeypatch, tmp_path, 1.0, "bench")
-    assert plan.now <= 1000.0 + gpu_check.LIMIT_S
-    assert plan.measured == [(case, modes) for _, case, modes in gpu_check.SHARING]
-    assert plan.measured[-1] == ("gpt2_dropout", "eager,acc")
-
-
-@pytest.mark.parametrize("only", ["", "bench"])
-def test_few_files_hold_what_all_benchmarks_have_measured(tmp_path, monkeypatch, only):
-    """However fast a machine is: whoever lends one may return eight files."""
-    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
-    (tmp_path / "bench.jsonl").write_text("of an earlier call\n")
-    plan = Planned(monkeypatch, tmp_path, 0.1, only)
-    assert plan.measured == [(case, modes) for _, case, modes in gpu_check.SHARING]
-    files = {file.name for file in tmp_path.iterdir() if file.is_file()}
-    assert files == {"table.txt", "bench.jsonl", "bench-compile.jsonl"}  # and log.txt
-    found = [
-        sorted((tmp_path / f"{name}.jsonl").read_text().splitlines())
-        for name in ("bench", "bench-compile")
-    ]
-    assert all(len(set(lines)) == len(lines) for lines in found)  # no mode of a case twice
-    expected = [f"{case} {mode}" for case, modes in plan.measured for mode in modes.split(",")]
-    assert sorted(found[0] + found[1]) == sorted(expected)
 
 
 def rows_of(check: gpu_check.Check) -> list[tuple[str, str]]:
@@ -518,7 +395,61 @@ def test_a_test_that_ends_the_process_is_named_and_the_files_after_it_run(tmp_pa
     over_when(monkeypatch, lambda: "tests/test_hangs.py::test_sleeps" in log.read_text())
     gpu_check.pytest_of(check, "tests", "late", files[1::2], 600.0)
     (said,) = rows_of(check)
-    assert said[1].startswith("BAD: stopped in tests/test_hangs.py::test_sleeps")
+    assert said[1].startswith("BAD: stopped in tests/test_hangs.py::test_sleeps")  # one had failed
+    log.unlink()
+    gpu_check.pytest_of(check, "tests", "late", files[3:4], 600.0)
+    _, said = rows_of(check)
+    assert said[1].startswith("not run: the time was over in tests/test_hangs.py::test_sleeps, 0")
+
+
+BEGUN = "tests/python/test_it.py::test_it"
+LATE = [f"{BEGUN}[a] PASSED", f"{BEGUN}[b] "]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (LATE, f"not run: the time was over in {BEGUN}[b], 1 passed (20 s)"),
+        (LATE[:1], f"not run: the time was over after {BEGUN}[a], 1 passed (20 s)"),
+        (["collecting ... collected 2 items"], "not run: the time was over before a test began"),
+        # one had failed, or a file, or the last hangs
+        ([f"{BEGUN}[c] FAILED", *LATE], f"BAD: stopped in {BEGUN}[b]"),
+        ([f"{BEGUN}[c] ERROR", *LATE], f"BAD: stopped in {BEGUN}[b]"),
+        (["collecting ... collected 2 items / 1 error", *LATE], f"BAD: stopped in {BEGUN}[b]"),
+        ([*LATE[:1], f"{LATE[1]}Timeout (0:00:45)!", "Thread 0x1"], f"BAD: stopped in {BEGUN}[b]"),
+        # one of before was as slow, and ended
+        ([f"{BEGUN}[c] Timeout (0:00:45)!", "PASSED", *LATE], "not run: the time was over in"),
+    ],
+)
+def test_where_the_time_is_over_only_what_failed_or_hangs_is_bad(
+    tmp_path, monkeypatch, lines, said
+):
+    clock = itertools.count(1000.0, 20.0)
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu_check.Check, "run", lambda *_, **__: (None, lines))
+    check = check_for(tmp_path)
+    gpu_check.pytest_once(check, "tests", "all", [], 20.0, 45)
+    ((_, found),) = rows_of(check)
+    assert found.startswith(said)
+
+
+def test_tests_of_which_none_begins_hang(tmp_path, monkeypatch):
+    clock = itertools.count(1000.0, 60.0)
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu_check.Check, "run", lambda *_, **__: (None, ["collecting ..."]))
+    check = check_for(tmp_path)
+    gpu_check.pytest_once(check, "tests", "all", [], 60.0, 45)
+    assert rows_of(check) == [("all", "BAD: collecting ... (60 s)")]
+
+
+def test_a_survey_that_is_stopped_is_late_and_one_that_fails_is_bad(tmp_path, monkeypatch):
+    """It ends what hangs by itself."""
+    answers = iter([(None, []), (1, ["3 failed"])])
+    monkeypatch.setattr(gpu_check.Check, "run", lambda *_, **__: next(answers))
+    check = check_for(tmp_path)
+    for _ in range(2):
+        check.judge("tests", "operators", ["survey"], 30.0, late=gpu_check.NOT_RUN)
+    assert [row.status for row in check.rows] == ["not run", "BAD"]
 
 
 def test_failed_tests_and_files_are_named(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from benchmarks import gpu_check
+from benchmarks import gpu_check, gpu_tests
 from scripts import run_tests
 from tests import helpers
 from tests.helpers import run_python
@@ -100,6 +100,26 @@ assert counts["captures_submitted"] >= 1, counts
 """
     monkeypatch.setattr(run_tests.subprocess, "run", lambda *_, env, **__: run_python(code, **env))
     assert run_tests.STAGES["emulated"]({}, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("paths", "chosen", "count"),
+    [
+        (["tests/programs"], gpu_tests.FEW_PROGRAMS, len(gpu_tests.PROGRAMS)),
+        (gpu_tests.MODELS, gpu_tests.FEW_MODELS, 6),
+    ],
+)
+def test_a_few_programs_and_models_are_chosen(paths, chosen, count):
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *paths],
+        cwd=helpers.ROOT,
+        env=helpers.child_env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert sum("::" in line for line in done.stdout.splitlines()) == count, done.stdout[-3000:]
 
 
 WRONG_DATA = (
