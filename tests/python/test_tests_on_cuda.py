@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +99,8 @@ counts = helpers.stats()
 assert counts["kernels/prepared for a device"] >= 1, counts
 assert counts["captures_submitted"] >= 1, counts
 """
-    monkeypatch.setattr(run_tests.subprocess, "run", lambda *_, env, **__: run_python(code, **env))
+    ran = SimpleNamespace(run=lambda *_, env, **__: run_python(code, **env))
+    monkeypatch.setattr(run_tests, "subprocess", ran)
     assert run_tests.STAGES["emulated"]({}, None) == 0
 
 
