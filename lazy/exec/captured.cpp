@@ -377,8 +377,7 @@ uint64_t Captured::host_bytes() const {
          values_.size() * sizeof(int64_t) + numbers_.size() * sizeof(FixedNumber) +
          addresses_.size() * sizeof(FixedAddress) + pieces_.size() * sizeof(Piece) +
          (address_words_.size() + number_words_.size()) * sizeof(TableWord) +
-         inputs_.size() * sizeof(Input) +
-         calls * runtime::backend().host_bytes_per_call();
+         inputs_.size() * sizeof(Input) + calls * runtime::backend().host_bytes_per_call();
 }
 
 Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule,

@@ -92,8 +92,8 @@ class Captured {
     const std::vector<bool>& needed;  // per node, is what it makes; empty: all of it is
     size_t* step;                     // becomes the one that is on its way, for errors
   };
-  // Points it at the inputs: what is where it was, and numbers that are what they were, cost no more
-  // than being compared. Then `go_on` submits it.
+  // Points it at the inputs: what is where it was, and numbers that are what they were, cost no
+  // more than being compared. Then `go_on` submits it.
   void begin(const std::vector<Given>& given, std::span<const int64_t> values);
   // Submits what has not been submitted yet.
   void go_on(std::span<const int64_t> values, const Submission& submission);
@@ -174,9 +174,9 @@ class Captured {
   std::vector<bool> written_;         // per buffer
   std::vector<FixedNumber> numbers_;
   std::vector<FixedAddress> addresses_;
-  std::vector<Input> inputs_;            // that are not copied
-  std::vector<uint32_t> copied_;         // those that are
-  std::vector<TableWord> address_words_; // of all kernels, buffer by buffer
+  std::vector<Input> inputs_;             // that are not copied
+  std::vector<uint32_t> copied_;          // those that are
+  std::vector<TableWord> address_words_;  // of all kernels, buffer by buffer
   std::vector<TableWord> number_words_;
   bool filled_ = false;  // the table was, and `inputs_` are what slots point at
   std::vector<Output> outputs_;

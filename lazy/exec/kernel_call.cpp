@@ -164,6 +164,7 @@ void ArgumentTable::allocate() {
 void ArgumentTable::upload(size_t begin, size_t end) {
   if (begin == end) return;
   ACC_CHECK(memory_);
+  base::count(base::Counter::ArgumentWords, end - begin);
   runtime::backend().upload(static_cast<int64_t*>(memory_.get()) + begin, words_.data() + begin,
                             (end - begin) * sizeof(int64_t), device_);
 }

@@ -88,8 +88,7 @@ void Session::find_or_build(Device& device, Work& work) {
   if (after_cut) made.why = Why::kRest;
   device.cut = made.why == Why::kChanged && is_cut(work.reason);
   note_new(device, work, std::move(made));
-  work.plan =
-      make_plan(std::move(trace.graph), key, alive_buffers(trace), {}, pass_observer());
+  work.plan = make_plan(std::move(trace.graph), key, alive_buffers(trace), {}, pass_observer());
   count(Counter::PlansBuilt);
   work.first = true;
   dump(*work.plan);
