@@ -141,8 +141,8 @@ class Recorder {
   uint64_t number_;
   graph::Graph graph_;
   std::vector<Entry> entries_;
-  std::vector<Entry>
-      before_;  // of the trace before: what is not an input's, or was taken, is empty
+  // Of the trace before, the weak references to inputs that this one has not taken over.
+  std::vector<Entry> before_;
   std::vector<int64_t> values_;
   std::vector<uint32_t> places_;       // see Trace; shorter than the trace is fine
   std::atomic<bool> profiled_{false};  // a profiler wants to know them for this trace
