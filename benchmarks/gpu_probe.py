@@ -38,6 +38,9 @@ CALM, PATIENCE_S = 10, 15.0
 REPLAY_US, LAUNCHES, BANDWIDTH = (30.0, 10.0), 1, (0.85, 0.92)
 # Microseconds that recording an operator below autograd may take: must and goal.
 RECORD_US = (0.4, 0.25)
+# Parameters of the optimizers whose replays are timed: about as many as ResNet-50 and GPT-2 have,
+# and more.
+UPDATED = (160, 500)
 # How far cublasLt's GELU may be from the exact one, of numbers up to 8 in float32: docs/gpu.md.
 GELU_OFF = 5.5e-6
 
@@ -457,6 +460,8 @@ def record(small: bool) -> None:
     memory(extension, operators)
     for count in (2, 20) if small else (10, 100, 1000):
         replays(extension, count, rounds)
+    for count in (2, 20) if small else UPDATED:
+        updates(extension, count, 10 * rounds)
 
 
 def lookups(extension: Any, operators: int, rounds: int) -> tuple[Times, Times]:
@@ -522,6 +527,25 @@ def replays(extension: Any, count: int, runs: int) -> None:
     del kept
     said = f"{boundary}" if settled else f"{boundary}; captured: {took}"
     row(f"replay of {count} products", "ok" if settled else "BAD", said)
+
+
+def updates(extension: Any, count: int, runs: int) -> None:
+    """Rows for the ends of AdamW's steps over so many parameters of 4 elements: one launch, so that
+    what they take of the CPU is what each buffer costs. Where there is no GPU it has the kernel,
+    too, in this thread alone."""
+    torch.set_num_threads(1)
+    parameters = [torch.zeros(4, device="acc").requires_grad_() for _ in range(count)]
+    for each in parameters:
+        each.grad = torch.full_like(each, 1e-3)
+    step = torch.optim.AdamW(parameters, lr=1e-4).step  # its end is a boundary
+    settled, took = settle(extension, lambda _: step())
+    boundary = Times()
+    with boundary.of_boundaries():
+        for _ in range(runs):
+            step()
+    case = f"AdamW of {count} parameters"
+    row(f"{case}: captured", "ok" if settled else "BAD", took)
+    judge_replay(case, boundary)
 
 
 # What a step does, and the bytes that it has to read and write at least.

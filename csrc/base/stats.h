@@ -55,6 +55,7 @@ namespace acc::base {
   X(CapturesSubmitted, "captures_submitted")    \
   X(CapturedLaunches, "captured_launches")      \
   X(ResultsMoved, "results_moved")              \
+  X(ArgumentWords, "argument_words")            \
   X(Transfers, "transfers")                     \
   X(TransferUs, "transfer_us")                  \
   X(TransferWaitUs, "transfer_wait_us")         \

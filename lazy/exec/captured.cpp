@@ -119,11 +119,27 @@ Run Captured::begin(std::vector<Given>& given) {
     // A workspace is promised empty: all that there is of it is read.
     const bool workspace = plan_.program.buffers[i].nbytes == 0;
     copies_[i] = allocate(workspace ? rest_of(given[i]) : static_cast<uint64_t>(extents_[i]));
-    runtime::backend().copy(copies_[i].mutable_data(), address_of(given[i]),
-                            std::min(copies_[i].nbytes(), rest_of(given[i])), device_);
+    copy_input(static_cast<uint32_t>(i), given[i]);
     given[i] = {copies_[i], 0};
   }
+  find_inputs(given);
   return Run(plan_, schedule_, *prepared_, device_, given, /*is_captured=*/true);
+}
+
+void Captured::find_inputs(const std::vector<Given>& given) {
+  for (const PreparedStep& step : prepared_->steps) {
+    if (step.kernel != nullptr) step.kernel->list(&address_words_, &number_words_);
+  }
+  std::ranges::stable_sort(address_words_, {}, &TableWord::of);
+  for (uint32_t i = 0; i < given.size(); ++i) {
+    if (!given[i].memory) continue;
+    const auto words = std::ranges::equal_range(address_words_, i, {}, &TableWord::of);
+    if (copies_[i]) {
+      copied_.push_back(i);
+    } else {
+      inputs_.push_back({i, nullptr, 0, words});
+    }
+  }
 }
 
 void Captured::note(size_t index) {
@@ -249,6 +265,24 @@ void Captured::leave_outside(size_t step, const char* why) {
   count_outside(why, limits_, plan_, schedule_.steps[step]);
 }
 
+void Captured::copy_input(uint32_t buffer, const Given& given) {
+  runtime::backend().copy(copies_[buffer].mutable_data(), address_of(given),
+                          std::min(copies_[buffer].nbytes(), rest_of(given)), device_);
+}
+
+void Captured::point(Input& input, const Given& given) {
+  char* const address = address_of(given);
+  const size_t nbytes = rest_of(given);
+  if (filled_ && address == input.address && nbytes == input.nbytes) return;
+  library::point(prepared_->slots[input.buffer], address, nbytes);
+  input.address = address;
+  input.nbytes = nbytes;
+  if (!filled_) return;
+  for (const TableWord& word : input.words) {
+    prepared_->table.set(word.at, reinterpret_cast<int64_t>(address) + word.byte_offset);
+  }
+}
+
 void Captured::begin(const std::vector<Given>& given, std::span<const int64_t> values) {
   count(Counter::CapturesSubmitted);
   if (++submitted_ == kWorthIt) {
@@ -256,19 +290,18 @@ void Captured::begin(const std::vector<Given>& given, std::span<const int64_t> v
     limits_.no_memory = 0;
   }
   submission_ = nullptr;
-  for (size_t i = 0; i < given.size(); ++i) {
-    if (!given[i].memory) continue;
-    if (copies_[i]) {
-      runtime::backend().copy(copies_[i].mutable_data(), address_of(given[i]),
-                              std::min(copies_[i].nbytes(), rest_of(given[i])), device_);
-    } else {
-      library::point(prepared_->slots[i], address_of(given[i]), rest_of(given[i]));
+  for (const uint32_t buffer : copied_) copy_input(buffer, given[buffer]);
+  for (Input& input : inputs_) point(input, given[input.buffer]);
+  if (filled_) {
+    for (const TableWord& word : number_words_) prepared_->table.set(word.at, values[word.of]);
+    prepared_->table.upload_changed();
+  } else {
+    for (PreparedStep& prepared : prepared_->steps) {
+      if (prepared.kernel != nullptr) prepared.kernel->set(values);
     }
+    prepared_->table.upload_all();
+    filled_ = true;
   }
-  for (PreparedStep& prepared : prepared_->steps) {
-    if (prepared.kernel != nullptr) prepared.kernel->set(values);
-  }
-  prepared_->table.upload_all();
   piece_ = 0;
   in_piece_ = false;
 }
@@ -343,7 +376,8 @@ uint64_t Captured::host_bytes() const {
          buffers * (2 * sizeof(c10::StorageImpl) + 2 * sizeof(c10::Storage) + sizeof(int64_t)) +
          values_.size() * sizeof(int64_t) + numbers_.size() * sizeof(FixedNumber) +
          addresses_.size() * sizeof(FixedAddress) + pieces_.size() * sizeof(Piece) +
-         calls * runtime::backend().host_bytes_per_call();
+         (address_words_.size() + number_words_.size()) * sizeof(TableWord) +
+         inputs_.size() * sizeof(Input) + calls * runtime::backend().host_bytes_per_call();
 }
 
 Captures::Captures(const plan::Plan& plan, const plan::Schedule& schedule,

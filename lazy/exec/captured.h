@@ -92,7 +92,8 @@ class Captured {
     const std::vector<bool>& needed;  // per node, is what it makes; empty: all of it is
     size_t* step;                     // becomes the one that is on its way, for errors
   };
-  // Points it at the inputs. Then `go_on` submits it.
+  // Points it at the inputs: what is where it was, and numbers that are what they were, cost no
+  // more than being compared. Then `go_on` submits it.
   void begin(const std::vector<Given>& given, std::span<const int64_t> values);
   // Submits what has not been submitted yet.
   void go_on(std::span<const int64_t> values, const Submission& submission);
@@ -100,8 +101,8 @@ class Captured {
   // can make it again.
   bool may_go_on() const;
 
-  // What the work writes anew each time, per buffer; null where the plan keeps nothing.
-  const std::vector<c10::Storage>& outputs() const { return outputs_; }
+  // What the plan keeps, which the work writes anew each time.
+  const std::vector<Output>& outputs() const { return outputs_; }
 
   // About how much of the host's memory it takes, without the kernels.
   uint64_t host_bytes() const;
@@ -126,6 +127,14 @@ class Captured {
     uint32_t buffer;
     const void* address;
   };
+  // A buffer that is given: what its slot points at since the last submission, and the words of the
+  // table that follow it.
+  struct Input {
+    uint32_t buffer;
+    const char* address;
+    size_t nbytes;
+    std::span<const TableWord> words;
+  };
 
   // What a capture costs, in submissions: a guess, it is a run and a bit.
   static constexpr int kWorthIt = 8;
@@ -134,6 +143,9 @@ class Captured {
   static constexpr int kMostMoves = 2;
 
   void find_extents();
+  void find_inputs(const std::vector<Given>& given);
+  void copy_input(uint32_t buffer, const Given& given);
+  void point(Input& input, const Given& given);
   void has_moved(uint32_t buffer);
   void leave_outside(size_t step, const char* why);
   void fix(size_t step);
@@ -162,7 +174,12 @@ class Captured {
   std::vector<bool> written_;         // per buffer
   std::vector<FixedNumber> numbers_;
   std::vector<FixedAddress> addresses_;
-  std::vector<c10::Storage> outputs_;
+  std::vector<Input> inputs_;             // that are not copied
+  std::vector<uint32_t> copied_;          // those that are
+  std::vector<TableWord> address_words_;  // of all kernels, buffer by buffer
+  std::vector<TableWord> number_words_;
+  bool filled_ = false;  // the table was, and `inputs_` are what slots point at
+  std::vector<Output> outputs_;
   const Submission* submission_ = nullptr;  // while there is one
   size_t piece_ = 0;
   bool in_piece_ = false;  // it has been submitted in part

@@ -164,8 +164,16 @@ void ArgumentTable::allocate() {
 void ArgumentTable::upload(size_t begin, size_t end) {
   if (begin == end) return;
   ACC_CHECK(memory_);
+  base::count(base::Counter::ArgumentWords, end - begin);
   runtime::backend().upload(static_cast<int64_t*>(memory_.get()) + begin, words_.data() + begin,
                             (end - begin) * sizeof(int64_t), device_);
+}
+
+void ArgumentTable::upload_changed() {
+  if (changed_begin_ >= changed_end_) return;
+  upload(changed_begin_, changed_end_);
+  changed_begin_ = SIZE_MAX;
+  changed_end_ = 0;
 }
 
 KernelCall::KernelCall(const plan::Plan& plan, const plan::Step& step,
@@ -195,6 +203,21 @@ void KernelCall::set(std::span<const int64_t> values) {
     words += launch.geometry.size();
     for (const passes::Number& number : launch.numbers) {
       *words++ = number.immediate ? number.bits : values[static_cast<size_t>(number.bits)];
+    }
+  }
+}
+
+void KernelCall::list(std::vector<TableWord>* addresses, std::vector<TableWord>* numbers) const {
+  for (const Place& place : places_) {
+    const passes::Launch& launch = *place.launch;
+    size_t at = place.at;
+    for (const passes::Launch::Operand& operand : launch.operands) {
+      addresses->push_back({operand.buffer, at++, operand.byte_offset});
+    }
+    at += launch.geometry.size();
+    for (const passes::Number& number : launch.numbers) {
+      if (!number.immediate) numbers->push_back({static_cast<uint32_t>(number.bits), at});
+      ++at;
     }
   }
 }

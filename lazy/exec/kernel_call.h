@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,6 +36,16 @@ class ArgumentTable {
   // The words from `begin` to before `end` go to the device, in order with what is submitted there.
   void upload(size_t begin, size_t end);
   void upload_all() { upload(0, words_.size()); }
+
+  // Writes a word, and notes where it has changed.
+  void set(size_t at, int64_t word) {
+    if (words_[at] == word) return;
+    words_[at] = word;
+    changed_begin_ = std::min(changed_begin_, at);
+    changed_end_ = std::max(changed_end_, at + 1);
+  }
+  // From the first to the last of the words that were noted since this last ended well.
+  void upload_changed();
   const int64_t* on_device(size_t at) const {
     return static_cast<const int64_t*>(memory_.get()) + at;
   }
@@ -42,6 +53,8 @@ class ArgumentTable {
  private:
   const c10::DeviceIndex device_;
   std::vector<int64_t> words_;
+  size_t changed_begin_ = SIZE_MAX;  // none
+  size_t changed_end_ = 0;
   struct Work {
     size_t at;
     size_t begin;  // behind the words
@@ -49,6 +62,13 @@ class ArgumentTable {
   std::vector<Work> work_;
   size_t work_words_ = 0;
   c10::DataPtr memory_;
+};
+
+// A word of the table that follows a buffer's address, or a number of the step's value block.
+struct TableWord {
+  uint32_t of;  // the buffer, or where the number stands
+  size_t at;    // in the table
+  int64_t byte_offset = 0;
 };
 
 // The calls of one step's kernel, ready to be made again and again.
@@ -60,6 +80,8 @@ class KernelCall {
 
   // Takes the memory that the slots point at now, and the numbers of this step, into the table.
   void set(std::span<const int64_t> values);
+  // Which words that were.
+  void list(std::vector<TableWord>* addresses, std::vector<TableWord>* numbers) const;
   void upload() { table_.upload(begin_, end_); }
   // With what was uploaded last. Who submits it counts its launches: captured work that is
   // submitted again calls nothing here.

@@ -220,20 +220,19 @@ void Run::leave_out(size_t index, const std::vector<bool>& touched) {
   for (const uint32_t buffer : step.release) release(buffer);
 }
 
-std::vector<c10::Storage> Run::outputs() const {
-  std::vector<c10::Storage> outputs(memory_.size());
-  for (size_t i = 0; i < memory_.size(); ++i) {
-    if (plan_.outputs[i]) outputs[i] = memory_[i];
+std::vector<Output> Run::outputs() const {
+  std::vector<Output> outputs;
+  for (uint32_t i = 0; i < memory_.size(); ++i) {
+    if (plan_.outputs[i] && memory_[i]) outputs.push_back({i, memory_[i]});
   }
   return outputs;
 }
 
-std::vector<c10::Storage> Run::take_outputs() {
-  std::vector<c10::Storage> outputs(memory_.size());
-  for (size_t i = 0; i < memory_.size(); ++i) {
-    if (!plan_.outputs[i]) continue;
-    outputs[i] = std::move(memory_[i]);
-    held_.give(i);  // who takes it counts it
+std::vector<Output> Run::take_outputs() {
+  std::vector<Output> outputs = this->outputs();
+  for (const Output& output : outputs) {
+    memory_[output.buffer] = c10::Storage();
+    held_.give(output.buffer);  // who takes it counts it
   }
   return outputs;
 }

@@ -106,8 +106,8 @@ class Run {
   // Does not run a step, whose results nobody wants any more. `touched`: by a later step.
   void leave_out(size_t index, const std::vector<bool>& touched);
 
-  std::vector<c10::Storage> outputs() const;
-  std::vector<c10::Storage> take_outputs();
+  std::vector<Output> outputs() const;
+  std::vector<Output> take_outputs();
   // Somebody else has what the buffer holds, too, and counts it.
   void share(uint32_t buffer) { held_.give(buffer); }
   void release(uint32_t buffer);

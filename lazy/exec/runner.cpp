@@ -246,17 +246,19 @@ class Stopped {
     release_untouched();
   }
 
-  std::vector<c10::Storage> hand_over_complete(const std::vector<bool>& alive) {
-    std::vector<c10::Storage> outputs(plan_.program.buffers.size());
+  std::vector<Output> hand_over_complete(const std::vector<bool>& alive) {
+    std::vector<Output> outputs;
     if (submitted_ != nullptr) outputs = submitted_->outputs();
     if (run_.has_value()) outputs = run_->outputs();
+    std::vector<bool> awaited(plan_.program.buffers.size());
     for (size_t step = step_; step < schedule_.steps.size(); ++step) {
       for (const graph::Use& use : uses_of(step)) {
-        if (use.writes) outputs[use.buffer] = c10::Storage();
+        if (use.writes) awaited[use.buffer] = true;
       }
     }
-    for (uint32_t i = 0; run_.has_value() && i < alive.size(); ++i) {
-      if (outputs[i] && alive[i]) run_->share(i);
+    std::erase_if(outputs, [&](const Output& output) { return awaited[output.buffer]; });
+    for (const auto& [buffer, memory] : outputs) {
+      if (run_.has_value() && buffer < alive.size() && alive[buffer]) run_->share(buffer);
     }
     release_untouched();
     return outputs;
@@ -300,11 +302,14 @@ class Stopped {
       outcome.error = std::current_exception();
     }
     outcome.failed_step = step_;
-    if (outcome.error != nullptr && runtime::is_out_of_memory(outcome.error) &&
-        submitted_->may_go_on() && joined(&outcome.error)) {
+    if (outcome.error == nullptr) {
+      given_.clear();
+      outcome.room = std::move(given_);
+    } else if (runtime::is_out_of_memory(outcome.error) && submitted_->may_go_on() &&
+               joined(&outcome.error)) {
       outcome.stopped = std::make_shared<Stopped>(std::move(*this));
       outcome.outputs.clear();
-    } else if (outcome.error != nullptr) {
+    } else {
       end_transfers();
     }
     return outcome;
@@ -472,10 +477,9 @@ class Stopped {
     kept.emplace_back(captures_, given_);
   }
 
-  std::vector<c10::Storage> take_outputs() {
+  std::vector<Output> take_outputs() {
     if (submitted_ != nullptr) return submitted_->outputs();
-    return run_.has_value() ? run_->take_outputs()
-                            : std::vector<c10::Storage>(plan_.program.buffers.size());
+    return run_.has_value() ? run_->take_outputs() : std::vector<Output>();
   }
 
   plan::Plan& plan_;
@@ -528,7 +532,7 @@ Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bo
   return stopped.go_on(values, may_begin);
 }
 
-std::vector<c10::Storage> hand_over_complete(Stopped& stopped, const std::vector<bool>& alive) {
+std::vector<Output> hand_over_complete(Stopped& stopped, const std::vector<bool>& alive) {
   return stopped.hand_over_complete(alive);
 }
 

@@ -25,6 +25,12 @@ struct Given {
   int64_t byte_offset = 0;
 };
 
+// The memory of a buffer that a plan keeps for the user.
+struct Output {
+  uint32_t buffer;
+  c10::Storage memory;
+};
+
 // Where the program recorded the nodes, for profilers and for who asks why steps are not captured.
 struct Places {
   // Per node as it was recorded: the place in this very step; 0, or nothing, where it is not known.
@@ -43,7 +49,8 @@ class Stopped;
 // stopped for others.
 struct Outcome {
   const plan::Schedule* schedule = nullptr;  // of the plan: the steps that were run
-  std::vector<c10::Storage> outputs;         // per buffer; null where the plan keeps none
+  std::vector<Output> outputs;               // by their buffers
+  std::vector<Given> room;                   // nothing: the vector of `given`, for the next run
   // The number of the capture that the run was or became: `outputs` are in memory that work which
   // was captured before may write over. 0: they are the receiver's alone.
   uint64_t capture = 0;
@@ -83,9 +90,9 @@ Outcome run(plan::Plan& plan, c10::DeviceIndex device, std::vector<Given> given,
 Outcome resume(Stopped& stopped, std::span<const int64_t> values, std::vector<bool> needed,
                const MayBegin& may_begin);
 
-// Per buffer, the memory of a result that is complete: no step that did not run writes it. Those
-// that are `alive` count as the receiver's, and the run lets go of what no step is going to read.
-std::vector<c10::Storage> hand_over_complete(Stopped& stopped, const std::vector<bool>& alive);
+// The results that are complete: no step that did not run writes them. Those that are `alive` count
+// as the receiver's, and the run lets go of what no step is going to read.
+std::vector<Output> hand_over_complete(Stopped& stopped, const std::vector<bool>& alive);
 
 // The first step that did not run, and the steps that it is one of.
 size_t next_step(const Stopped& stopped);

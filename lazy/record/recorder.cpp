@@ -263,8 +263,12 @@ uint32_t Recorder::add_entry(LazyStorage* storage, int64_t byte_offset) {
   check_contents(*storage);
   const auto index = static_cast<uint32_t>(entries_.size());
   Entry& entry = entries_.emplace_back();
-  c10::raw::weak_intrusive_ptr::incref(storage);
-  entry.storage = c10::weak_intrusive_ptr<LazyStorage>::reclaim(storage);
+  if (index < before_.size() && before_[index].storage._unsafe_get_target() == storage) {
+    entry.storage = std::move(before_[index].storage);
+  } else {
+    c10::raw::weak_intrusive_ptr::incref(storage);
+    entry.storage = c10::weak_intrusive_ptr<LazyStorage>::reclaim(storage);
+  }
   entry.group = index;
   if (storage->has_memory()) {
     entry.kind = graph::BufferKind::kInput;
@@ -443,10 +447,14 @@ void Recorder::unsuspend() {
 
 void Recorder::recycle(Trace&& trace) {
   if (!entries_.empty() || !values_.empty()) return;
-  entries_ = std::move(trace.entries);
   values_ = std::move(trace.values);
-  entries_.clear();
   values_.clear();
+  for (Entry& entry : trace.entries) {
+    entry.memory = c10::Storage();
+    if (entry.kind != graph::BufferKind::kInput) entry.storage.reset();
+  }
+  entries_ = std::exchange(before_, std::move(trace.entries));
+  entries_.clear();
 }
 
 }  // namespace acc::record

@@ -78,7 +78,8 @@ class Recorder {
   // Takes the trace; recording starts afresh.
   Trace take();
 
-  // Takes the room of a trace that was dealt with, so that a steady state allocates none.
+  // Takes the room of a trace that was dealt with, so that a steady state allocates none, and its
+  // weak references to inputs, so that it counts none either.
   void recycle(Trace&& trace);
 
   // The step that is expected next; valid until the next `expect`. Null: none.
@@ -140,6 +141,8 @@ class Recorder {
   uint64_t number_;
   graph::Graph graph_;
   std::vector<Entry> entries_;
+  // Of the trace before, the weak references to inputs that this one has not taken over.
+  std::vector<Entry> before_;
   std::vector<int64_t> values_;
   std::vector<uint32_t> places_;       // see Trace; shorter than the trace is fine
   std::atomic<bool> profiled_{false};  // a profiler wants to know them for this trace

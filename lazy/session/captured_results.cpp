@@ -15,18 +15,17 @@ namespace acc::session {
 using exec::Way;
 
 void CapturedResults::remember(const record::Trace& trace, const exec::Outcome& outcome,
-                               const std::vector<c10::Storage>& outputs) {
+                               const std::vector<exec::Output>& outputs) {
   if (outcome.capture == 0) return;
   const auto [entry, is_new] = results_.try_emplace(outcome.capture);
   std::vector<Result>& results = entry->second;
   results.clear();
-  for (size_t i = 0; i < trace.entries.size(); ++i) {
-    const c10::Storage& memory = outputs[i];
-    if (!memory || memory.nbytes() == 0) continue;
+  for (const auto& [buffer, memory] : outputs) {
+    if (buffer >= trace.entries.size() || memory.nbytes() == 0) continue;
     const auto impl =
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory.unsafeGetStorageImpl());
     results.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(impl), outcome.keeper,
-                       trace.entries[i].storage});
+                       trace.entries[buffer].storage});
   }
   if (!is_new) return;
   // Of captures that are gone nobody asks any more.

@@ -21,7 +21,7 @@ class CapturedResults {
  public:
   // Of a run that has ended, or stopped: `outputs` are about to be handed out.
   void remember(const record::Trace& trace, const exec::Outcome& outcome,
-                const std::vector<c10::Storage>& outputs);
+                const std::vector<exec::Output>& outputs);
 
   // Work that was captured as `number` is about to be submitted with the inputs `given`. It may
   // write over its own results and over those of later captures. Who still has one gets a copy, and

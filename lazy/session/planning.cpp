@@ -58,6 +58,16 @@ std::vector<bool> alive_buffers(const record::Trace& trace) {
   return alive;
 }
 
+bool keeps_alive(const plan::Plan& plan, const record::Trace& trace) {
+  for (size_t i = 0; i < trace.entries.size(); ++i) {
+    if (trace.entries[i].kind == graph::BufferKind::kFresh && !plan.outputs[i] &&
+        !trace.entries[i].storage.expired()) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool overlaps_as_planned(const plan::Plan& plan, const record::Trace& trace) {
   for (const uint32_t buffer : plan.overlapping) {
     const record::Entry& entry = trace.entries[buffer];

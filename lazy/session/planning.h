@@ -14,6 +14,9 @@ std::vector<bool> alive_buffers(const record::Trace& trace);
 // Whether a plan that keeps `outputs` keeps all that is alive.
 bool covers(const std::vector<bool>& outputs, const std::vector<bool>& alive);
 
+// The same of a trace's plan, without a list of what is alive.
+bool keeps_alive(const plan::Plan& plan, const record::Trace& trace);
+
 // Whether the buffers that overlap do so as the plan knows it. Everything else was compared while
 // the trace followed the plan.
 bool overlaps_as_planned(const plan::Plan& plan, const record::Trace& trace);

@@ -54,7 +54,7 @@ Session& Session::get() {
   return *session;
 }
 
-void Session::find_or_build(Device& device, Work& work, const std::vector<bool>& alive) {
+void Session::find_or_build(Device& device, Work& work) {
   Trace& trace = work.trace;
   const bool after_cut = std::exchange(device.cut, false);
   if (trace.followed != nullptr) {
@@ -88,7 +88,7 @@ void Session::find_or_build(Device& device, Work& work, const std::vector<bool>&
   if (after_cut) made.why = Why::kRest;
   device.cut = made.why == Why::kChanged && is_cut(work.reason);
   note_new(device, work, std::move(made));
-  work.plan = make_plan(std::move(trace.graph), key, alive, {}, pass_observer());
+  work.plan = make_plan(std::move(trace.graph), key, alive_buffers(trace), {}, pass_observer());
   count(Counter::PlansBuilt);
   work.first = true;
   dump(*work.plan);
@@ -124,17 +124,31 @@ Cached Session::renew(Device& device, const Cached& plan, const std::vector<bool
   return wider;
 }
 
+// Sees to it that the plan keeps what the user can reach, and is as it is to be.
+void Session::look_again(Device& device, Work& work, const Look& look) {
+  const std::vector<bool> alive = alive_buffers(work.trace);
+  if (!covers(work.plan->outputs, alive)) {
+    NewPlan made = explain_kept(*work.plan, alive);
+    work.plan = renew(device, work.plan, alive);
+    if (!work.news.has_value()) note_new(device, work, std::move(made));
+  } else if (work.plan->to_be_plain) {
+    work.plan = renew(device, work.plan, alive);
+  }
+  if (look == nullptr) return;
+  if (Cached other = look(work.trace, work.plan, alive)) work.plan = std::move(other);
+}
+
 static const graph::Graph& graph_of(const Trace& trace) {
   return trace.followed != nullptr ? *trace.followed : trace.graph;
 }
 
 // Gives the storages what was made.
-static void hand_out(const Trace& trace, std::vector<c10::Storage>& outputs) {
-  for (size_t i = 0; i < trace.entries.size(); ++i) {
-    if (!outputs[i]) continue;
-    const auto storage = trace.entries[i].storage.lock();
+static void hand_out(const Trace& trace, std::vector<exec::Output>& outputs) {
+  for (exec::Output& output : outputs) {
+    if (output.buffer >= trace.entries.size()) continue;
+    const auto storage = trace.entries[output.buffer].storage.lock();
     if (!storage || storage->has_memory()) continue;
-    storage->set_memory(std::move(outputs[i]));
+    storage->set_memory(std::move(output.memory));
     count(Counter::Materialisations);
   }
 }
@@ -148,7 +162,7 @@ void Session::count_captures(Device& device) {
 // What is complete is the user's already.
 void Session::suspend(Recorder& recorder, Work work, exec::Outcome outcome) {
   Device& device = devices_[static_cast<size_t>(recorder.device())];
-  std::vector<c10::Storage> complete =
+  std::vector<exec::Output> complete =
       exec::hand_over_complete(*outcome.stopped, alive_buffers(work.trace));
   device.results.remember(work.trace, outcome, complete);
   hand_out(work.trace, complete);
@@ -187,6 +201,7 @@ void Session::finish(Recorder& recorder, Work work, exec::Outcome outcome, bool 
     recorder.expect(device.expected == nullptr ? nullptr : &device.expected->graph);
     device.results.remember(work.trace, outcome, outcome.outputs);
     hand_out(work.trace, outcome.outputs);
+    device.room = std::move(outcome.room);
     if (outcome.error == nullptr) {
       recorder.recycle(std::move(work.trace));
       return;
@@ -346,17 +361,9 @@ Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place
   // Asked now, since the graph goes into the plan, which may not come about.
   const std::vector<runtime::Undone> undone = undone_of(graph_of(work.trace));
   try {
-    const std::vector<bool> alive = alive_buffers(work.trace);
-    find_or_build(device, work, alive);
-    if (!covers(work.plan->outputs, alive)) {
-      NewPlan made = explain_kept(*work.plan, alive);
-      work.plan = renew(device, work.plan, alive);
-      if (!work.news.has_value()) note_new(device, work, std::move(made));
-    } else if (work.plan->to_be_plain) {
-      work.plan = renew(device, work.plan, alive);
-    }
-    if (look != nullptr) {
-      if (Cached other = look(work.trace, work.plan, alive)) work.plan = std::move(other);
+    find_or_build(device, work);
+    if (look != nullptr || work.plan->to_be_plain || !keeps_alive(*work.plan, work.trace)) {
+      look_again(device, work, look);
     }
   } catch (...) {
     poison_all(work.trace, std::current_exception(), undone);
@@ -371,12 +378,13 @@ Submitted Session::submit(Recorder& recorder, FlushReason reason, uint32_t place
 }
 
 void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
-  std::vector<exec::Given> given(work.trace.entries.size());
-  for (size_t i = 0; i < given.size(); ++i) {
-    record::Entry& entry = work.trace.entries[i];
-    given[i] = {std::move(entry.memory), entry.byte_offset};
+  Device& device = devices_[static_cast<size_t>(recorder.device())];
+  std::vector<exec::Given> given = std::exchange(device.room, {});
+  given.reserve(work.trace.entries.size());
+  for (record::Entry& entry : work.trace.entries) {
+    given.push_back({std::move(entry.memory), entry.byte_offset});
   }
-  CapturedResults& results = devices_[static_cast<size_t>(recorder.device())].results;
+  CapturedResults& results = device.results;
   const auto make_way = [&](uint64_t number, std::vector<exec::Given>& inputs) {
     return results.make_way(number, inputs, recorder.device());
   };
@@ -390,7 +398,7 @@ void Session::run(Recorder& recorder, Work work, const MayBegin& may_begin) {
     } else {
       Turn turn(work.plan, recorder.device());
       work.runs = turn.runs();
-      if (turn.begins()) count_captures(devices_[static_cast<size_t>(recorder.device())]);
+      if (turn.begins()) count_captures(device);
       outcome = exec::run(*work.runs, recorder.device(), std::move(given), work.trace.values,
                           {std::move(work.trace.places), &record::short_source_text}, make_way,
                           may_begin);

@@ -87,12 +87,14 @@ class Session {
     Ran last;
     Ran largest;  // of those that ran while steps were timed
     CapturedResults results;
+    std::vector<exec::Given> room;  // empty; of the last run, so that a steady state allocates none
     plan::LruCache<Cached> plans{base::env::plan_cache_bytes(), [](Cached&, uint64_t) {
                                    base::count(base::Counter::PlansEvicted);
                                  }};
   };
   // Sets the plan of the work, and whether it is a new one.
-  void find_or_build(Device& device, Work& work, const std::vector<bool>& alive);
+  void find_or_build(Device& device, Work& work);
+  void look_again(Device& device, Work& work, const Look& look);
   Cached renew(Device& device, const Cached& plan, const std::vector<bool>& alive);
   void note_new(Device& device, Work& work, NewPlan made);
   static void count_captures(Device& device);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,3 +94,46 @@ def test_kernels_of_captured_work_count_as_launched(device):
     assert counted["captures_submitted"] == counted["captured_launches"] == 1
     assert counted["kernel_launches"] == 2
     assert made[0, 0].item() == -4
+
+
+@pytest.fixture(params=["kernels", "kernels of a GPU"])
+def captured(request, capturing) -> Iterator[None]:
+    """Plans are captured, and their kernels not compared with what they replace."""
+    if request.param == "kernels of a GPU":
+        helpers.emulate_gpu()
+    helpers.extension().capture_plans(True)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    helpers.extension().capture_plans(None)
+    helpers.emulate_gpu(on=False)
+
+
+@pytest.mark.usefixtures("captured")
+def test_what_is_as_it_was_is_not_uploaded_again(device):
+    """A submission uploads the words of the table that a changed number or address changes."""
+    given = [torch.full((64,), float(i)).to(device) for i in range(3)]
+    kept = list(given)
+
+    def words(factor: float) -> int:
+        with helpers.counting() as counted:
+            made = [torch.relu(each * factor) + 1 for each in given]
+            helpers.flush()
+        for i, each in enumerate(made):
+            assert each.cpu().tolist() == [i * factor + 1] * 64
+        return counted["argument_words"]
+
+    everything = words(2.0)  # of a run step by step, or of captured work for the first time
+    for _ in range(8):
+        everything = max(everything, words(2.0))
+    assert words(2.0) == 0
+    assert 0 < words(3.0) < everything
+    assert words(3.0) == 0
+    for place in (1, 2):
+        given[place] = given[place].clone()  # the other one lives on in `kept`
+        helpers.flush()
+        assert 0 < words(3.0) < everything
+        assert words(3.0) == 0
+    given[:] = kept
+    assert 0 < words(2.0) <= everything
+    assert words(2.0) == 0

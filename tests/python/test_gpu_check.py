@@ -658,5 +658,10 @@ def test_what_operators_cost_the_host(tmp_path):
         ("a tensor of 1 MiB", "ok"),
         ("replay of 2 products", "ok"),
         ("replay of 20 products", "ok"),
+        *(
+            (f"AdamW of {count} parameters: {what}", "ok")
+            for count in (2, 20)
+            for what in ("captured", "replay, median", "replay, 99 %")
+        ),
     ], (check.out / "log.txt").read_text()
     assert "at most 0.4, goal 0.25" in check.rows[1].said
