@@ -176,13 +176,16 @@ def wait_for_ranks(
     meet a rank that waits no longer.
     """
     count, together = meeting_keys(meeting)
+    counted = 0
 
     def take_back() -> None:
-        store.add(count, -1)
+        if counted:
+            store.add(count, -1)
         store.delete_key(places[rank])
 
     try:
-        if store.add(count, 1) == len(places):
+        counted = store.add(count, 1)
+        if counted == len(places):
             store.set(together, "1")
         problem = _wait_for_key(store, together, timeout, len(places))
         if not problem:

@@ -141,9 +141,10 @@ at::Tensor alias(const at::Tensor& tensor, FlushReason reason) {
     memory = storage.memory();
   }
   if (reason == FlushReason::kPointer) {
+    const c10::DeviceIndex device = tensor.device().index();
+    runtime::open_current_stream(device);  // or nobody is told
     const auto lock = recorder.lock();
     storage.pinned = true;
-    const c10::DeviceIndex device = tensor.device().index();
     std::vector<c10::Stream> streams = std::exchange(storage.streams, {});
     streams.push_back(runtime::backend().current_stream(device));
     for (const c10::Stream stream : streams) {

@@ -383,23 +383,27 @@ def test_who_has_given_up_is_not_counted_when_all_come_later():
     meet_together(store, 2)
 
 
-def test_who_is_interrupted_is_not_counted_when_all_come_later():
+@pytest.mark.parametrize("at", [("add", 1), ("check", 1), ("check", 3)])
+def test_who_is_interrupted_is_not_counted_when_all_come_later(at):
     class Interrupted(Counting):
-        """The user does it when the store is looked at for the third time."""
+        """The user does it at such a call."""
 
-        looks = 0
+        calls = 0
 
-        def check(self, keys: list[str]) -> bool:
-            self.looks += 1
-            if self.looks == 3:
-                raise KeyboardInterrupt
-            return self.store.check(keys)
+        def __getattr__(self, name: str):
+            if name == at[0]:
+                self.calls += 1
+                if self.calls == at[1]:
+                    raise KeyboardInterrupt
+            return super().__getattr__(name)
 
     store = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         _distributed._meet(store, 0, 2, timedelta(seconds=60), [])
     assert not store.check(["here/0"])
     meet_together(store, 2)
+    count, _ = _distributed.meeting_keys("here")
+    assert store.add(count, 0) == 2
 
 
 def test_ranks_whose_store_is_lost_while_they_meet_are_told():

@@ -389,6 +389,11 @@ def test_a_test_that_ends_the_process_is_named_and_the_files_after_it_run(tmp_pa
     assert hangs[1].startswith("BAD: ")
     assert " in tests/test_hangs.py::test_sleeps" in hangs[1]
     assert fine[1].startswith("ok")
+    # the same where the group has less time than a test may take
+    check = check_for(tmp_path / "short")
+    gpu_check.pytest_of(check, "tests", "short", files[3:4], 16.0, hangs_s=60)
+    ((_, said),) = rows_of(check)
+    assert said.startswith("BAD: ") and " in tests/test_hangs.py::test_sleeps" in said
     # and one that hangs for longer than all of them may take
     check = check_for(tmp_path / "late", seconds=300.0)
     log = tmp_path / "late/log.txt"

@@ -318,8 +318,9 @@ def test_a_rank_that_reads_alone_makes_the_same_updates(of_other_ranks, tmp_path
     """Its step is cut in two there, and the second part is a plan that no other rank has."""
     (launches, flushes), others = of_other_ranks
     ((reading, more), own), _ = _run(tmp_path, GXX, UPDATES, WORLD_SIZE="2", READS=reads)
-    assert launches == reading and launches > 24
+    assert launches > 24
     assert more == flushes + 2
+    assert reading == launches + 2  # what the cut leaves alone in a plan is a kernel, too
     assert own == others
 
 
