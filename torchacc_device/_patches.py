@@ -218,7 +218,8 @@ def _named_backend(original: Callable[..., Any]) -> Callable[..., Any]:
         if device is not None and device.type == _DEVICE:
             served = distributed_c10d.BackendConfig(backend).get_device_backend_map()
             of["device_id"] = device if _DEVICE in served else None
-        # Whoever calls this has asked for the default by then; equal times may have been given.
+        # Where the program gives none torch has put this very object there by now; one that the
+        # program gives may be equal.
         default = distributed_c10d.default_pg_timeout
         token = _without_timeout.set(of.get("timeout") is default)
         try:

@@ -50,7 +50,7 @@ class Stopped;
 struct Outcome {
   const plan::Schedule* schedule = nullptr;  // of the plan: the steps that were run
   std::vector<Output> outputs;               // by their buffers
-  std::vector<Given> room;                   // nothing: the vector of `given`, for the next run
+  std::vector<Given> room;                   // `given`, empty, for the next run to fill
   // The number of the capture that the run was or became: `outputs` are in memory that work which
   // was captured before may write over. 0: they are the receiver's alone.
   uint64_t capture = 0;
