@@ -58,7 +58,7 @@ foreach(source ${acc_test_sources})
     target_sources(${name} PRIVATE kernels/library/cuda_products.cpp)
     target_include_directories(${name} SYSTEM PRIVATE ${ACC_CUDA_INCLUDES})
   elseif(name STREQUAL "test_cuda_captures")
-    target_sources(${name} PRIVATE csrc/runtime/cuda_pools.cpp)
+    target_sources(${name} PRIVATE csrc/runtime/cuda_draws.cpp csrc/runtime/cuda_pools.cpp)
     target_include_directories(${name} SYSTEM PRIVATE "${ACC_TORCH_DIR}/include")
     target_compile_options(${name} PRIVATE
       $<$<CXX_COMPILER_ID:GNU>:-Wno-interference-size>)

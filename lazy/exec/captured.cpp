@@ -11,6 +11,7 @@
 #include "csrc/base/stats.h"
 #include "csrc/runtime/errors.h"
 #include "csrc/runtime/transfers.h"
+#include "lazy/graph/draws.h"
 #include "lazy/graph/words.h"
 
 namespace acc::exec {
@@ -206,7 +207,8 @@ void Captured::fix(size_t index) {
   const plan::Step& step = schedule_.steps[index];
   if (step.kernel != plan::kNoKernel) return;
   const graph::Node& node = first_node(plan_, step);
-  for (uint32_t i = node.values; i < node.values + node.n_values; ++i) {
+  const uint32_t n = node.n_values - (graph::draws_where_a_tensor_says(*node.op) ? 2 : 0);
+  for (uint32_t i = node.values; i < node.values + n; ++i) {
     numbers_.push_back({i, static_cast<uint32_t>(index), values_[i]});
   }
   for (const graph::Use& use : graph::uses(plan_.program, node)) {

@@ -13,4 +13,11 @@ inline bool draws_numbers(const Op& op) {
          op.arguments[n - 1].name == "offset";
 }
 
+// Of these, whether a tensor says it, too (kernels/library/attention.cpp): work that is captured
+// reads it there, and can be submitted again for another place.
+inline bool draws_where_a_tensor_says(const Op& op) {
+  return draws_numbers(op) && op.arguments.size() >= 3 &&
+         op.arguments[op.arguments.size() - 3].name == "philox";
+}
+
 }  // namespace acc::graph

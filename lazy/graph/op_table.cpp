@@ -298,6 +298,8 @@ constexpr std::array kOtherProducts{
     Name("aten::linear_backward"),
     Name("aten::matmul"),
     Name("aten::matmul_backward"),
+    Name("acc::attention"),
+    Name("acc::attention_backward"),
     Name("acc::cudnn_rnn"),
     Name("acc::cudnn_rnn_backward"),
     Name("aten::mkldnn_rnn_layer"),

@@ -1,14 +1,18 @@
-// What captured work has its memory from, who holds it beside torch's graphs, and what these warn
-// of. It needs no GPU: pinned memory is that of torch's own allocator, which is asked for none, and
-// the one of a device is played.
+// What captured work has its memory from, who holds it beside torch's graphs, what these warn of,
+// and where torch's generator draws for it. It needs no GPU: pinned memory is that of torch's own
+// allocator, which is asked for none, and the one of a device is played.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "csrc/runtime/cuda_draws.h"
 #include "csrc/runtime/cuda_pools.h"
 #include "csrc/runtime/cuda_warnings.h"
 
@@ -182,6 +186,67 @@ TEST(CudaGraphs, WithoutNodesAreNoMistake) {
   EXPECT_EQ(heard.messages, std::vector<std::string>{"first"});
   end("second");
   EXPECT_EQ(heard.messages.size(), 3);
+}
+
+// Seed and offset that work of the capture reads.
+template <class State>
+std::pair<const void*, const void*> read_by(const State& state, c10::CaptureId_t capture) {
+  if constexpr (requires { state.capturing_; }) {
+    EXPECT_TRUE(state.capturing_);
+    EXPECT_EQ(state.offset_intragraph_, 0U);
+    return {state.seed_extragraph_.const_data_ptr(), state.offset_extragraph_.const_data_ptr()};
+  } else {
+    const auto& of_capture = *state.capture_states_.at(capture);
+    EXPECT_EQ(of_capture.offset_intragraph_, 0U);
+    return {of_capture.rng_state_seed_extragraph_.const_data_ptr(),
+            of_capture.rng_state_offset_extragraph_.const_data_ptr()};
+  }
+}
+
+// Torch's generator tells what it holds to who has a GPU.
+template <auto kMember>
+struct Opened {
+  friend auto state_member() { return kMember; }
+};
+auto state_member();
+template struct Opened<&at::CUDAGeneratorImpl::state_>;
+
+TEST(CudaDraws, BeginElsewhereAndLeaveTheGeneratorWhereItWas) {
+  at::CUDAGeneratorImpl generator(0, c10::make_intrusive<at::CUDAGeneratorState>(3, 8));
+  const auto state = [&] { return generator.*state_member(); };
+  const auto before = state();
+  try {
+    const CudaDraws draws(generator, {40, 44}, at::TensorBase(), std::nullopt);
+    EXPECT_EQ(state()->seed_, 40U);
+    EXPECT_EQ(state()->philox_offset_per_thread_, 44U);
+    state()->philox_offset_per_thread_ += 4;  // a draw
+    throw std::runtime_error("the kernel was not launched");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(state(), before);
+  EXPECT_EQ(before->seed_, 3U);
+  EXPECT_EQ(before->philox_offset_per_thread_, 8U);
+}
+
+TEST(CudaDraws, AreLaunchedFromTheirSeedAndOffset) {
+  const auto state = state_of({40, 44}, at::TensorBase(), std::nullopt);
+  EXPECT_EQ(state->seed_, 40U);
+  EXPECT_EQ(state->philox_offset_per_thread_, 44U);
+}
+
+TEST(CudaDraws, AreCapturedFromWhatATensorHolds) {
+  std::array<int64_t, 2> numbers{12, 16};
+  const int64_t* words = numbers.data();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), sizeof numbers,
+                       c10::DataPtr(numbers.data(), c10::Device(c10::kCPU)), nullptr, false);
+  const at::TensorBase philox(c10::make_intrusive<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      caffe2::TypeMeta::Make<int64_t>()));
+  philox.unsafeGetTensorImpl()->set_sizes_contiguous({2});
+  const auto state = state_of({40, 44}, philox, 7);
+  const auto [seed, offset] = read_by(*state, 7);
+  EXPECT_EQ(seed, words);
+  EXPECT_EQ(offset, words + 1);
 }
 
 }  // namespace

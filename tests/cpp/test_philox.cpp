@@ -30,6 +30,12 @@ TEST(Philox, IsAConstantExpression) {
   static_assert(philox({}, 0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
 }
 
+// From the first vector: no negative numbers, and offsets in fours.
+TEST(Philox, TellsOtherGeneratorsWhereToBegin) {
+  EXPECT_EQ(foreign({}).seed, 0x2169c58d6627e8d4U);
+  EXPECT_EQ(foreign({}).offset, 0x1b00dbd8bc57ac4cU);
+}
+
 TEST(Philox, EveryPartOfKeyAndCounterMatters) {
   std::set<Words> seen = {philox({1, 2}, 3)};
   for (int bit = 0; bit < 64; ++bit) {
