@@ -1,3 +1,4 @@
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/native/DispatchStub.h>
@@ -13,6 +14,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -41,6 +43,7 @@ using OptionalTensor = std::optional<Tensor>;
 constexpr auto kMath = static_cast<int64_t>(sdp::SDPBackend::math);
 constexpr auto kFlash = static_cast<int64_t>(sdp::SDPBackend::flash_attention);
 constexpr auto kEfficient = static_cast<int64_t>(sdp::SDPBackend::efficient_attention);
+constexpr int64_t kLargestHead = 192;  // of which flash attention computes gradients on every GPU
 
 bool defined(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
@@ -57,12 +60,42 @@ int64_t recordable(int64_t choice, const Tensor& query, const Tensor& key, const
   // cuDNN's returns numbers beside its tensors, and takes what others do not: other heads of keys
   // than of values, and causal masks of rectangles, which flash attention aligns at the other end.
   if (key.size(-3) != value.size(-3)) return kMath;
-  constexpr int64_t kLargestHead = 192;  // of which every GPU computes gradients
   const bool square = query.size(-2) == key.size(-2);
   if (!defined(mask) && (square || !is_causal) && size == value.size(-1) && size <= kLargestHead) {
     return kFlash;
   }
   // The efficient one takes no fewer heads of keys than of queries.
+  return query.size(-3) == key.size(-3) ? kEfficient : kMath;
+}
+
+// What CUDA's kernels ask for and its choice does not look at: eager's error there is one that
+// plain products do not have.
+bool kernels_take(const Tensor& query, const Tensor& key, const Tensor& value,
+                  const OptionalTensor& mask) {
+  constexpr int64_t kMostBlocks = 65535;  // of a grid, in all dimensions but the first
+  constexpr int64_t kWord = 16;           // bytes
+  const auto aligned = [](const Tensor& tensor) {
+    return tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) % kWord == 0;
+  };
+  if (query.numel() == 0 || std::max(query.size(0), query.size(-3)) > kMostBlocks) return false;
+  if (!aligned(query) || !aligned(key) || !aligned(value)) return false;
+  if (!defined(mask)) return true;
+  if (mask->size(-1) != key.size(-2)) return false;  // one number for all keys of a query
+  return mask->scalar_type() == at::kBool ||
+         (mask->scalar_type() == query.scalar_type() && aligned(*mask));
+}
+
+// The same where there is dropout. Of plain products alone there are batches that draw apart
+// (vmap), and forward derivatives; to drop all is 0 there, and more is an error.
+int64_t dropping(int64_t choice, const Tensor& query, const Tensor& key, const Tensor& value,
+                 const OptionalTensor& mask, double dropout_p) {
+  const std::array<Tensor, 4> all{query, key, value, mask.value_or(Tensor())};
+  const bool plain = std::ranges::any_of(all, [](const Tensor& tensor) {
+    return tensor.defined() &&
+           (at::isTensorSubclassLike(tensor) || tensor._fw_grad(/*level=*/0).defined());
+  });
+  if (plain || !(dropout_p > 0 && dropout_p < 1)) return kMath;
+  if (choice != kFlash || query.size(-1) <= kLargestHead) return choice;
   return query.size(-3) == key.size(-3) ? kEfficient : kMath;
 }
 
@@ -87,9 +120,12 @@ int64_t fused_choice(const Tensor& query, const Tensor& key, const Tensor& value
     return made;
   };
   const OptionalTensor mask_like = mask.has_value() ? OptionalTensor(like(*mask)) : std::nullopt;
-  const int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like,
-                                               dropout_p, is_causal, scale, enable_gqa);
-  return runtime::on_host() ? choice : recordable(choice, query, key, value, mask, is_causal);
+  int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like, dropout_p,
+                                         is_causal, scale, enable_gqa);
+  if (choice == kMath || (runtime::on_host() && dropout_p == 0)) return choice;
+  if (!kernels_take(query, key, value, mask)) return kMath;
+  if (!runtime::on_host()) choice = recordable(choice, query, key, value, mask, is_causal);
+  return dropout_p == 0 ? choice : dropping(choice, query, key, value, mask, dropout_p);
 }
 
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -154,10 +190,19 @@ bool has_kernel(const c10::OperatorHandle& handle) {
                                                            : c10::DispatchKey::CUDA);
 }
 
-void without_dropout(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  if (!has_kernel(handle)) return run_now(handle, stack);  // which says so
-  record_or_run(*make_op(handle), handle, stack);
-}
+// ATen's operator: recorded where the device has it, and else run, which says that it has not.
+class Atens {
+ public:
+  explicit Atens(const c10::OperatorHandle& handle)
+      : handle_(handle), op_(has_kernel(handle) ? make_op(handle) : nullptr) {}
+  void call(torch::jit::Stack* stack) const {
+    op_ == nullptr ? run_now(handle_, stack) : record_or_run(*op_, handle_, stack);
+  }
+
+ private:
+  const c10::OperatorHandle handle_;
+  const graph::Op* const op_;
+};
 
 Tensor draw_philox(const Tensor& on, base::Stream stream) {
   static const auto draw = c10::Dispatcher::singleton()
@@ -176,7 +221,8 @@ void efficient_attention(const c10::OperatorHandle& handle, torch::jit::Stack* s
   const auto arguments = torch::jit::last(*stack, kArguments).vec();
   const double dropout_p = arguments[5].toDouble();
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("acc::attention", "");
-  if (dropout_p == 0 || !has_kernel(op)) return without_dropout(handle, stack);
+  static const Atens atens(handle);
+  if (dropout_p == 0 || !has_kernel(op)) return atens.call(stack);
   const Tensor& query = arguments[0].toTensor();
   const Tensor& key = arguments[1].toTensor();
   const OptionalTensor bias = arguments[3].toOptional<Tensor>();
@@ -206,7 +252,8 @@ void efficient_attention_backward(const c10::OperatorHandle& handle, torch::jit:
   const double dropout_p = arguments[9].toDouble();
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("acc::attention_backward", "");
-  if (dropout_p == 0 || !has_kernel(op)) return without_dropout(handle, stack);
+  static const Atens atens(handle);
+  if (dropout_p == 0 || !has_kernel(op)) return atens.call(stack);
   const Tensor& drawn = arguments[8].toTensor();
   ACC_CHECK(drawn.device().is_cpu() && drawn.numel() == 3,
             "[attention] this backward is of another forward: what it drew is not known");
@@ -226,6 +273,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_fused_sdp_choice", &choose);
   m.impl("_nested_tensor_from_mask_left_aligned", &mask_is_left_aligned);
   m.impl("_scaled_dot_product_efficient_attention",
          torch::CppFunction::makeFromBoxedFunction<&efficient_attention>());

@@ -12,11 +12,13 @@
 #include <torch/library.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <tuple>
 
 #include "csrc/base/philox.h"
 #include "csrc/runtime/cuda_draws.h"
+#include "csrc/runtime/gil.h"
 
 // The operators of kernels/library/attention.cpp, through ATen's entry points.
 namespace acc::library {
@@ -42,6 +44,9 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
                                      const OptionalTensor& bias, double dropout_p, bool is_causal,
                                      std::optional<double> scale, bool flash, const Tensor& philox,
                                      int64_t seed, int64_t offset) {
+  // Who runs an operator at once has no other lock.
+  static auto& mutex = *new std::mutex;
+  const runtime::LockWithoutGil alone(mutex);
   const c10::DeviceIndex device = query.device().index();
   const runtime::CudaDraws draws(*at::check_generator<at::CUDAGeneratorImpl>(
                                      at::cuda::detail::getDefaultCUDAGenerator(device)),

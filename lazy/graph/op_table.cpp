@@ -35,7 +35,6 @@ constexpr std::array kHost{
     Name("aten::_local_scalar_dense"),
     Name("aten::_has_compatible_shallow_copy_type"),
     Name("aten::is_coalesced"),
-    Name("aten::_fused_sdp_choice"),
     Name("aten::_is_all_true"),
     Name("aten::_is_any_true"),
 };

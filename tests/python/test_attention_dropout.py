@@ -5,6 +5,10 @@ Here with what stands for CUDA's kernels; the tests for a GPU are below.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,6 +115,87 @@ for heads in (4, 2):
         assert torch.equal(one.cpu(), other) and one.stride() == other.stride()
 """
 
+CHOSEN = """
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+
+FLASH, EFFICIENT, MATH = (
+    getattr(SDPBackend, name).value
+    for name in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+)
+chosen = FLASH  # what the device below says
+kernels = torch.library.Library("aten", "IMPL")
+kernels.impl("_fused_sdp_choice", lambda *_, **__: chosen, "CPU")
+
+
+def choice(q, k=None, v=None, mask=None, p=0.5):
+    k, v = (q if each is None else each for each in (k, v))
+    return torch._fused_sdp_choice(q, k, v, mask, p)
+
+
+x = torch.zeros(2, 4, 16, 8, device="acc")
+of_all = torch.zeros(16, 16, device="acc")
+# Flash attention is called by the other operator's kernel.
+assert choice(x) == EFFICIENT and choice(x, p=0.0) == FLASH
+# What kernels refuse, or would make NaN of.
+assert choice(x, p=1.0) == MATH and choice(x, p=-0.5) == MATH
+assert choice(x[:0]) == MATH
+many = torch.zeros(65536, 1, 1, 8, device="acc")
+assert choice(many) == MATH and choice(many[1:]) == EFFICIENT
+assert choice(many.transpose(0, 1)) == MATH
+shifted = torch.zeros(x.numel() + 4, device="acc")
+assert choice(shifted[1:-3].view_as(x)) == MATH and choice(shifted[4:].view_as(x)) == EFFICIENT
+wide = torch.zeros(2, 4, 16, 256, device="acc")
+assert choice(wide) == EFFICIENT and choice(wide, wide[:, :2], wide[:, :2]) == MATH
+chosen = EFFICIENT
+assert choice(x, mask=of_all) == EFFICIENT and choice(x, mask=of_all.bool()) == EFFICIENT
+assert choice(x, mask=of_all.double()) == MATH and choice(x, mask=of_all[:, :1]) == MATH
+assert choice(x, mask=torch.zeros(257, device="acc")[1:].view_as(of_all)) == MATH
+
+
+def operators(call):
+    kept = call()
+    helpers.flush()
+    del kept
+    return {node["op"] for node in helpers.extension().plan_data(0)["nodes"]}
+
+
+# Plain products draw apart for each sample of vmap, and have all derivatives.
+attention = lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+assert "acc::attention" in operators(lambda: attention(x))
+of_samples = torch.vmap(attention, randomness="different")
+assert "acc::attention" not in operators(lambda: of_samples(x[None].expand(2, -1, -1, -1, -1)))
+with torch.autograd.forward_ad.dual_level():
+    assert choice(torch.autograd.forward_ad.make_dual(x, x)) == MATH
+chosen = MATH
+assert choice(x) == MATH
+
+# All the way.
+chosen = FLASH
+for heads in (4, 2):
+    q, k, v, _ = operands((4, heads), by_position=False, dtype=torch.bfloat16)
+    mine = [each.to("acc").requires_grad_() for each in (q, k, v)]
+    torch.acc.manual_seed(11)
+    helpers.flush()
+    with helpers.counting() as counted:
+        out = F.scaled_dot_product_attention(
+            *mine, is_causal=True, dropout_p=0.5, enable_gqa=heads < 4
+        )
+        out.float().sum().backward()
+    _, _, philox, drawn = attend(*mine)
+    assert drawn.tolist() == [11, 4, 1], drawn
+    place = torch.tensor([int(a | b << 32) & 2**62 - 4 for a, b in
+                          reference.words(2, 2, 11, 0).astype(object)])
+    call = (0.5, True, None, True, place, 11, 0)
+    expected, sums = fake_attention.forward(q, k, v, None, *call)
+    assert torch.equal(out.cpu(), expected) and out.stride() == expected.stride()
+    gradients = fake_attention.backward(
+        torch.ones_like(expected), q, k, v, None, expected, sums, 0.5, False, *call[1:]
+    )
+    for one, other in zip(mine, gradients):
+        assert torch.equal(one.grad.cpu(), other)
+"""
+
 NET = """
 class Net(nn.Module):
     def __init__(self, checkpointed=False):
@@ -202,7 +287,7 @@ assert captured.replays > 0, captured
 )
 
 
-@pytest.mark.parametrize("what", [VALUES, FLASH], ids=["values", "flash"])
+@pytest.mark.parametrize("what", [VALUES, FLASH, CHOSEN], ids=["values", "flash", "chosen"])
 def test_values_gradients_and_where_it_draws(what) -> None:
     helpers.run_python(BEGIN + what, ACC_EXECUTOR="host")
 
@@ -217,14 +302,97 @@ def test_a_step_that_is_replayed_draws_what_the_function_would() -> None:
     helpers.run_python(BEGIN + REPLAYED, ACC_EXECUTOR="host")
 
 
+# What is asked of a GPU, of the stand-in: of plans that are captured, with kernels of a GPU.
+ASKED = """
+from tests.python import test_attention_dropout as asked
+
+helpers.emulate_gpu()
+extension = helpers.extension()
+asked.by_kernel = lambda kernel, call: call()
+asked.Case.kept = lambda case: 1 - case.p
+choices = {"flash": 1, "efficient": 2}  # SDPBackend's
+kernels = torch.library.Library("aten", "IMPL")
+kernels.impl("_fused_sdp_choice", lambda *_, **__: choices[case.kernel], "CPU")
+for case in asked.CASES.values():
+    extension.capture_plans(True)
+    asked.test_a_gpu_drops_by_the_seed("acc", case)
+    asked.test_a_gpu_drops_the_same_in_the_backward("acc", case)
+    asked.test_a_gpu_replays_it_with_new_draws("acc", extension.capture_plans, case)
+    for whole in (True, False):
+        asked.test_a_gpu_trains_alike_captured_and_not("acc", extension.capture_plans, case, whole)
+"""
+
+
+def test_what_is_asked_of_a_gpu_holds_for_what_stands_for_it() -> None:
+    helpers.run_python(BEGIN + ASKED, ACC_EXECUTOR="host")
+
+
 # --- on a GPU -----------------------------------------------------------------------------------
 
-P = 0.25
+
+@dataclass(frozen=True)
+class Case:
+    """Attention of [4, 2, 64, 64] to 64 or fewer keys."""
+
+    dtype: torch.dtype
+    kernel: str
+    p: float = 0.25
+    causal: bool = False
+    heads: int = 2  # of keys
+    keys: int = 64
+    mask: tuple[int, ...] = ()
+
+    def operands(self, device: str, grad: bool = False) -> list[Tensor]:
+        """Queries, keys, values, and the mask, if there is one.
+
+        The values are the rows of the identity, so that the result is the probabilities.
+        """
+        generator = torch.Generator().manual_seed(7)
+        shapes = ((4, 2, 64, 64), (4, self.heads, self.keys, 64), self.mask)
+        q, k, *mask = (torch.randn(shape, generator=generator) for shape in shapes if shape)
+        v = torch.eye(self.keys, 64).expand(k.shape).contiguous()
+        return [each.to(self.dtype).to(device).requires_grad_(grad) for each in (q, k, v, *mask)]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(
+            *(q, k, v, mask, self.p, self.causal), enable_gqa=self.heads < 2
+        )
+
+    def shares(self, q: Tensor, k: Tensor, _: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = q @ k.repeat_interleave(2 // self.heads, 1).mT / 8
+        if mask is not None:
+            scores = scores + mask
+        if self.causal:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1)
+
+    def kept(self) -> float:
+        """The share that is not dropped: flash attention compares bytes (docs/random.md)."""
+        exact = 1 - self.p
+        return (math.floor(255 * exact) + 1) / 256 if self.kernel == "flash" else exact
+
+
+def exactly(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [each.detach().cpu().double().requires_grad_() for each in tensors]
+
+
+def by_kernel(kernel: str, call: Callable[[], Tensor]) -> Tensor:
+    with torch.profiler.profile() as profile:
+        made = call()
+    names = {event.name for event in profile.events()}
+    assert any(f"_scaled_dot_product_{kernel}_attention" in name for name in names), names
+    return made
+
+
 CASES = {
-    "flash": (torch.float16, False),
-    "flash, bfloat16": (torch.bfloat16, False),
-    "efficient": (torch.float32, False),
-    "efficient, a mask": (torch.float16, True),
+    "flash": Case(torch.float16, "flash"),
+    "flash, bfloat16, a tenth": Case(torch.bfloat16, "flash", p=0.1),
+    "flash, causal, fewer heads of keys": Case(torch.float16, "flash", causal=True, heads=1),
+    "efficient": Case(torch.float32, "efficient"),
+    "efficient, causal, a tenth": Case(torch.float32, "efficient", p=0.1, causal=True),
+    "efficient, a mask": Case(torch.float16, "efficient", mask=(64, 64)),
+    "efficient, a mask of 60 keys": Case(torch.float32, "efficient", keys=60, mask=(1, 2, 64, 60)),
 }
 
 
@@ -235,87 +403,101 @@ def of_a_gpu(recording: str) -> str:
     return recording
 
 
-def drop(device: str, dtype: torch.dtype, masked: bool, grad: bool = False) -> list[Tensor]:
-    """Attention with the identity for values, so that it gives the probabilities; its operands."""
-    torch.manual_seed(7)
-    q, k = (torch.randn(4, 2, 64, 64).to(dtype).to(device) for _ in range(2))
-    v = torch.eye(64, dtype=dtype).expand(4, 2, 64, 64).contiguous().to(device)
-    mask = torch.randn(64, 64).to(dtype).to(device) if masked else None
-    leaves = [each.requires_grad_(grad) for each in (q, k, v)]
-    return [F.scaled_dot_product_attention(*leaves, attn_mask=mask, dropout_p=P), *leaves, mask]
+@pytest.fixture
+def captured_or_not(of_a_gpu: str, capturing: str) -> Iterator[Callable[[bool], None]]:
+    """Sets it. Kernels are not tried against what they replace, and add in one order."""
+    torch.use_deterministic_algorithms(True)
+    yield helpers.extension().capture_plans
+    torch.use_deterministic_algorithms(False)
+    helpers.extension().capture_plans(None)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_gpu_drops_by_the_seed(of_a_gpu, case) -> None:
-    dtype, masked = CASES[case]
-    out, q, k, _, mask = drop(of_a_gpu, dtype, masked)
-    first = out.cpu()
-    again, *_ = drop(of_a_gpu, dtype, masked)
-    assert torch.equal(again.cpu(), first)
-    # The next draw is another one.
-    v = torch.eye(64, dtype=dtype, device=of_a_gpu).expand(4, 2, 64, 64)
-    other = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=P).cpu()
+    operands = case.operands(of_a_gpu)
+    torch.manual_seed(7)
+    first = by_kernel(case.kernel, lambda: case.attend(*operands).cpu())
+    other = case.attend(*operands).cpu()
+    torch.manual_seed(7)
+    assert torch.equal(case.attend(*operands).cpu(), first)
     assert not torch.equal(other == 0, first == 0)
-    scores = q.cpu().double() @ k.cpu().double().mT / 8
-    if mask is not None:
-        scores = scores + mask.cpu().double()
-    shares = scores.softmax(-1)
-    for made in (first, other):
-        left = made != 0
-        # 32,768 draws: five deviations. What is left is scaled; what underflows is not looked at.
-        assert abs(float(left.double().mean()) - (1 - P)) < 5 * (P * (1 - P) / 32768) ** 0.5 + 1e-3
-        expected = torch.where(left, shares / (1 - P), 0.0)
+    shares = case.shares(*exactly(operands)).detach()
+    for made in (first[..., : case.keys], other[..., : case.keys]):
+        left = (made != 0)[shares > 0]
+        rate, draws = float(left.double().mean()), left.numel()
+        deviation = (case.kept() * (1 - case.kept()) / draws) ** 0.5
+        assert abs(rate - case.kept()) < 5 * deviation, (rate, case.kept(), draws)
+        expected = torch.where(made != 0, shares / (1 - case.p), 0.0)
         torch.testing.assert_close(made.double(), expected, rtol=2e-2, atol=2e-3)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_gpu_drops_the_same_in_the_backward(of_a_gpu, case) -> None:
-    dtype, masked = CASES[case]
-    out, *leaves, mask = drop(of_a_gpu, dtype, masked, grad=True)
-    weights = torch.randn(out.shape)
-    (out * weights.to(dtype).to(of_a_gpu)).sum().backward()
-    exact = [leaf.detach().cpu().double().requires_grad_() for leaf in leaves]
-    scores = exact[0] @ exact[1].mT / 8
-    if mask is not None:
-        scores = scores + mask.cpu().double()
-    times = (out.detach().cpu() != 0).double() / (1 - P)
-    expected = scores.softmax(-1) * times @ exact[2]
-    (expected * weights.to(dtype).double()).sum().backward()
+    leaves = case.operands(of_a_gpu, grad=True)
+    torch.manual_seed(7)
+    out = case.attend(*leaves)
+    weights = torch.randn(out.shape).to(case.dtype)
+    (out * weights.to(of_a_gpu)).sum().backward()
+    exact = exactly(leaves)
+    times = (out.detach().cpu()[..., : case.keys] != 0).double() / (1 - case.p)
+    values = exact[2].repeat_interleave(2 // case.heads, 1)
+    (case.shares(*exact) * times @ values * weights.double()).sum().backward()
     for leaf, other in zip(leaves, exact, strict=True):
         torch.testing.assert_close(leaf.grad.cpu().double(), other.grad, rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
-def test_a_gpu_replays_it_with_new_draws(of_a_gpu, case) -> None:
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_gpu_replays_it_with_new_draws(of_a_gpu, captured_or_not, case) -> None:
     """The same numbers step by step and as a graph; none of them twice."""
-    dtype, masked = CASES[case]
-    _, q, k, v, mask = drop(of_a_gpu, dtype, masked)
+    operands = case.operands(of_a_gpu)
 
     def steps() -> Tensor:
         torch.manual_seed(9)
-        kept = []
-        for _ in range(10):
-            made = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=P)
-            kept.append((made * 2).cpu())
-        return torch.stack(kept)
+        return torch.stack([(case.attend(*operands) * 2).cpu() for _ in range(10)])
 
-    extension = helpers.extension()
-    extension.capture_plans(False)
-    try:
-        expected = steps()
-        extension.capture_plans(True)
-        with helpers.counting() as counted:
-            found = steps()
-    finally:
-        extension.capture_plans(None)
+    captured_or_not(False)
+    expected = steps()
+    captured_or_not(True)
+    with helpers.counting() as counted:
+        found = steps()
     assert torch.equal(found, expected)
     assert len({each.ne(0).numpy().tobytes() for each in found}) == 10
-    if extension.mode() != "nofuse":
-        assert counted["captures_submitted"] > 0
-        assert not [k for k in counted.after if k.startswith("not_captured/number") and counted[k]]
+    assert counted["captures_submitted"] > 0
+    assert not [k for k in counted.after if k.startswith("not_captured/number") and counted[k]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("whole", [True, False], ids=["one step", "two plans"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_gpu_trains_alike_captured_and_not(of_a_gpu, captured_or_not, case, whole) -> None:
+    weights = torch.randn(4, 2, 64, 64).to(case.dtype).to(of_a_gpu)
+
+    def trained() -> list[Tensor]:
+        leaves = case.operands(of_a_gpu, grad=True)
+        torch.manual_seed(9)
+        optimizer = torch.optim.SGD(leaves, lr=0.1)
+        losses = []
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = (case.attend(*leaves) * weights).float().mean()
+            if not whole:  # what the forward drew is another plan's
+                helpers.flush()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [torch.stack(losses).cpu(), *(each.detach().cpu() for each in leaves)]
+
+    captured_or_not(False)
+    expected = trained()
+    captured_or_not(True)
+    with helpers.counting() as counted:
+        found = trained()
+    assert counted["captures_submitted"] > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.gpu
@@ -331,7 +513,7 @@ def test_a_gpu_keeps_no_scores(of_a_gpu, masked) -> None:
     memory.synchronize()
     memory.reset_peak_memory_stats()
     before = memory.memory_allocated()
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=P)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.25)
     out.sum().backward()
     memory.synchronize()
     scores = 4 * length * length * 2
