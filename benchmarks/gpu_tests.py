@@ -2,6 +2,11 @@
 
 # Tests that only a GPU can pass, wherever they stand, are marked so.
 MARKED = "gpu"
+# What no other file tells comes first. Of attention with dropout a few cases tell most in seconds.
+MARKED_FIRST = "test_captured_on_cuda"
+FEW_MARKED = "not test_attention_dropout or flash-one or efficient-one or keeps_no_scores"
+# How many there are, for which gpu_check.py has time: with the few, and all.
+FEW_MARKED_TESTS, MARKED_TESTS = 35, 68
 # Tests of what differs between executors: memory, streams, captured plans, kernels, numbers.
 TESTS = (
     "test_captured_plans",

@@ -42,6 +42,12 @@ def laid_out(tensor: Tensor, like: Tensor, flash: bool) -> Tensor:
     return by_position.transpose(1, 2)
 
 
+def padded(tensor: Tensor) -> Tensor:
+    """As ATen makes the gradient of a bias: in rows of whole words."""
+    whole = tensor.new_empty(*tensor.shape[:-1], math.ceil(tensor.shape[-1] / 16) * 16)
+    return whole[..., : tensor.shape[-1]].copy_(tensor)
+
+
 def forward(q, k, v, bias, dropout_p, is_causal, scale, flash, philox, seed, offset):
     shares, sums = softmax_of(q, k, bias, is_causal, scale)
     shares = shares * kept(philox, shares.shape, dropout_p)
@@ -71,7 +77,7 @@ def backward(
     )
     made = (of_scores @ wide_k * scale, of_k, of_v)
     made = [laid_out(each, like, flash) for each, like in zip(made, (q, k, v), strict=True)]
-    return (*made, of_scores.to(bias.dtype) if of_bias else None)
+    return (*made, padded(of_scores.to(bias.dtype)) if of_bias else None)
 
 
 def install() -> None:

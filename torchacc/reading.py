@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -156,7 +157,12 @@ class Reader:
             self.gradients = call_with(self.gradients, self._read, held)
         except Exception as error:
             self.end()  # before the loop learns of it
-            if not self._has_workers:
+            if self._has_workers:
+                # Torch's frame that raised it has it as a local. In such a circle the iterator
+                # would wait for the collector, in whichever thread that runs; by then its queues
+                # are closed, and it waits in vain, 5 s for each worker, before it kills them.
+                traceback.clear_frames(error.__traceback__)
+            else:
                 _explain(error)
             raise
         return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import logging
 import pickle
@@ -572,6 +573,30 @@ def test_an_error_keeps_its_place_where_readers_change(device, broken, workers, 
     assert list(iterator) == []
     iterator.close()
     assert threads() == []
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_error_of_a_worker_leaves_the_workers_to_nobody(device, workers_left, ahead):
+    """Not to the collector, which would wait in vain for their end, in whichever thread it runs."""
+
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            raise KeyError("broken")
+
+    gc.collect()
+    gc.disable()
+    try:
+        loader = DataLoader(Broken(), num_workers=2)
+        iterator = iter(torchacc.AsyncLoader(loader, device, read_ahead=ahead))
+        with pytest.raises(KeyError, match="broken"):
+            next(iterator)
+        iterator.close()
+        assert workers_left() == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("ways", WAYS)

@@ -308,11 +308,22 @@ from tests.python import test_attention_dropout as asked
 
 helpers.emulate_gpu()
 extension = helpers.extension()
-asked.by_kernel = lambda kernel, call: call()
-asked.Case.kept = lambda case: 1 - case.p
 choices = {"flash": 1, "efficient": 2}  # SDPBackend's
 kernels = torch.library.Library("aten", "IMPL")
 kernels.impl("_fused_sdp_choice", lambda *_, **__: choices[case.kernel], "CPU")
+
+# A profile tells ATen's operator, here that of hosts, which has no dropout.
+case = asked.Case(torch.float32, "flash", p=0.0)
+asked.by_kernel("flash", lambda: case.attend(*case.operands("acc")).cpu())
+try:
+    asked.by_kernel("efficient", lambda: case.attend(*case.operands("acc")).cpu())
+except AssertionError as error:
+    assert "_scaled_dot_product_flash_attention" in str(error)
+else:
+    raise AssertionError("told another one")
+
+asked.by_kernel = lambda kernel, call: call()
+asked.Case.kept = lambda case: 1 - case.p
 for case in asked.CASES.values():
     extension.capture_plans(True)
     asked.test_a_gpu_drops_by_the_seed("acc", case)

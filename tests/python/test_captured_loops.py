@@ -15,10 +15,14 @@ pytestmark = pytest.mark.usefixtures("acc_only", "capturing")
 
 
 class Loop:
-    """Logging, a schedule, accumulation over two batches, evaluation, two sizes of batches."""
+    """Logging, a schedule, accumulation over two batches, evaluation, two sizes of batches; in half
+    precision also a loss scale, and gradients that are clipped.
+    """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, half: bool) -> None:
         torch.manual_seed(0)
+        self.half = half
+        self.scaler = torch.amp.GradScaler(device, enabled=half)
         self.device = device
         layers = [nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 5)]
         self.model = nn.Sequential(*layers).to(device)
@@ -38,9 +42,14 @@ class Loop:
             self.optimizer.zero_grad()
             for _ in range(2):
                 x, y = self.batch(8 if i + 1 < steps else 6)
-                loss = F.cross_entropy(self.model(x), y) / 2
-                loss.backward()
-            self.optimizer.step()
+                with torch.autocast(self.device, torch.float16, enabled=self.half):
+                    loss = F.cross_entropy(self.model(x), y) / 2
+                self.scaler.scale(loss).backward()
+            if self.half:
+                self.scaler.unscale_(self.optimizer)
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             self.rates.step()
             if i % 4 == 3:
                 self.logged.append(loss.item())
@@ -54,19 +63,20 @@ class Loop:
         self.model.train()
 
 
-def count_graphs() -> None:
+def count_graphs(half: bool) -> None:
     """The test, in a process of its own."""
     torch.set_num_threads(1)
     helpers.emulate_gpu()
     helpers.extension().capture_plans(True)
     # Without it kernels would first be tried against what they replace.
     torch.use_deterministic_algorithms(True)
-    loop = Loop(helpers.DEVICE)
+    loop = Loop(helpers.DEVICE, half)
     with helpers.counting() as first:
         for _ in range(6):
             loop.epoch()
-    assert first["captures"] <= 12  # anew where an input moved
-    assert first["plans_built"] == 4
+    assert first["captures"] <= (16 if half else 12)  # anew where an input moved
+    # A scaler reads whether the gradients are finite before an optimizer's first step: cut in two.
+    assert first["plans_built"] == (7 if half else 4)
     with helpers.counting() as later:
         for _ in range(4):
             loop.epoch()
@@ -77,10 +87,11 @@ def count_graphs() -> None:
     assert len(loop.logged) == 10 * 4
 
 
-def test_a_loop_is_a_small_fixed_number_of_graphs():
+@pytest.mark.parametrize("half", [False, True], ids=["", "half precision"])
+def test_a_loop_is_a_small_fixed_number_of_graphs(half):
     # Small batches of a host come from the C library, and where they lie depends on all that the
     # process has done before: on a GPU they come to lie in the same places again.
-    helpers.run_python("from tests.python import test_captured_loops as t; t.count_graphs()")
+    helpers.run_python(f"from tests.python import test_captured_loops as t; t.count_graphs({half})")
 
 
 @pytest.mark.usefixtures("plans_of_a_gpu")

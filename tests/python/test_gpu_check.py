@@ -103,6 +103,20 @@ def test_each_sanitizer_has_its_share(tmp_path, monkeypatch):
     assert alone == {"memcheck": True, "racecheck": False, "initcheck": True, "synccheck": False}
 
 
+def test_a_tool_that_cannot_watch_the_device_is_no_fault(tmp_path, monkeypatch):
+    said = {
+        "memcheck": ["========= Error: Device not supported. Please refer to the documentation."],
+        "racecheck": ["========= RACECHECK SUMMARY: 1 hazard displayed"],
+    }
+    monkeypatch.setattr(gpu_check, "SANITIZERS", dict.fromkeys(said, 60.0))
+    monkeypatch.setattr(gpu_check, "tool_of", lambda name: f"/bin/{name}")
+    run = lambda check, command, limit_s, **env: (1, said[command[2]])  # noqa: E731
+    monkeypatch.setattr(gpu_check.Check, "run", run)
+    check = gpu_check.Check(tmp_path, tmp_path, dry=False)
+    gpu_check.part_sanitizer(check)
+    assert [row.status for row in check.rows] == [gpu_check.NOT_RUN, gpu_check.BAD]
+
+
 def test_what_fails_is_bad_and_the_rest_goes_on(tmp_path):
     status, rows = run_check(tmp_path, "--dry-run", "--only", "kernels", ACC_MODE="fast")
     assert status == 1

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -104,15 +105,22 @@ assert counts["captures_submitted"] >= 1, counts
     assert run_tests.STAGES["emulated"]({}, None) == 0
 
 
+MARKED = ["-m", gpu_tests.MARKED]
+
+
 @pytest.mark.parametrize(
     ("paths", "chosen", "count"),
     [
-        (["tests/programs"], gpu_tests.FEW_PROGRAMS, len(gpu_tests.PROGRAMS)),
-        (gpu_tests.MODELS, gpu_tests.FEW_MODELS, 6),
+        (["tests/programs"], ["-k", gpu_tests.FEW_PROGRAMS], len(gpu_tests.PROGRAMS)),
+        (gpu_tests.MODELS, ["-k", gpu_tests.FEW_MODELS], 6),
+        (gpu_check.marked(), MARKED, gpu_tests.MARKED_TESTS),
+        (gpu_check.marked(), [*MARKED, "-k", gpu_tests.FEW_MARKED], gpu_tests.FEW_MARKED_TESTS),
     ],
+    ids=["programs", "models", "marked", "few marked"],
 )
-def test_a_few_programs_and_models_are_chosen(paths, chosen, count):
-    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-k", chosen]
+def test_so_many_are_chosen(paths, chosen, count):
+    """Who changes how many tests need a GPU looks at the time there is for them, too."""
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", *chosen]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         cwd=helpers.ROOT,
@@ -122,6 +130,11 @@ def test_a_few_programs_and_models_are_chosen(paths, chosen, count):
         check=False,
     )
     assert sum("::" in line for line in done.stdout.splitlines()) == count, done.stdout[-3000:]
+
+
+def test_what_only_a_gpu_can_tell_comes_first():
+    files = [Path(file).stem for file in gpu_check.marked()]
+    assert files[0] == gpu_tests.MARKED_FIRST and files[1:] == sorted(files[1:])
 
 
 WRONG_DATA = (
