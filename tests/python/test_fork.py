@@ -251,7 +251,9 @@ def test_training_goes_on_after_a_fork_while_a_compiler_works(tmp_path: Path) ->
         ACC_MODE="full",
         ACC_DETERMINISTIC="0",
     )
-    assert "Warning" not in done.stderr
+    # Python 3.12 itself warns of a fork beside threads.
+    warned = [line for line in done.stderr.splitlines() if "Warning" in line]
+    assert all("use of fork() may lead to deadlocks" in line for line in warned), done.stderr
 
 
 def test_a_forked_child_leaves_its_parents_group_alone() -> None:
