@@ -123,11 +123,15 @@ def planned_loads(text: str) -> int:
 def without_dead_values(body: str) -> str:
     """What a compiler leaves of a function: fused operators may make what nobody asked for.
 
-    Nor does it write what stood there, -(-x) in place; x to the power of 0 asks for no x.
+    Nor does it write what stood there, -(-x) in place; x to the power of 0 asks for no x, nor does
+    an integer less itself.
     """
     zeros = re.findall(r"const \w+ (v\d+) = splat_\w+\(0x0p\+0\);", body)
     body = re.sub(rf"\bpow_\(v\d+, ({'|'.join(zeros) or '$'})\)", r"pow_(\1)", body)
     negated = dict(re.findall(r"const \w+ (v\d+) = neg_\((v\d+)\);", body))
+    ones = re.findall(r"const I\d+ (v\d+) = splat_I\d+\(1\);", body)
+    less = "|".join(value for value, of in negated.items() if of in ones) or "$"
+    body = re.sub(rf"(const I\d+ v\d+) = fma_\(({less}), (v\d+), \3\);", r"\1 = nothing();", body)
     read = dict(re.findall(r"const \w+ (v\d+) = from_\w+\((w\d+\.v\[e\])\);", body))
     same = {place: value for value, place in read.items()}
     stays = [

@@ -360,7 +360,10 @@ def _attributes(each: object) -> dict[str, Any]:
     kind = type(each)
     if kind.__dictoffset__ == 0 or issubclass(kind, (type, ModuleType)):
         return {}
-    attributes = object.__getattribute__(each, "__dict__")
+    try:
+        attributes = object.__getattribute__(each, "__dict__")
+    except AttributeError:  # type variables, of Python 3.12 on, hide theirs
+        return {}
     return attributes if issubclass(type(attributes), dict) else {}
 
 

@@ -351,6 +351,25 @@ SETTINGS = [
 ]
 
 
+class Hiding:
+    """As type variables are from Python 3.12 on."""
+
+    @property
+    def __dict__(self):
+        raise AttributeError("__dict__")
+
+
+def test_objects_that_hide_their_attributes_are_passed_over() -> None:
+    model = Scaled().to(ACC)
+    model.hiding = Hiding()
+    x, _ = batch()
+    step = captured(lambda x: model(x).sum(), x)
+    step(x)
+    model.factor = 3.0
+    with pytest.raises(RuntimeError, match="'factor' of a Scaled"):
+        step(x)
+
+
 @pytest.mark.parametrize(("owner", "name", "was", "value", "text"), SETTINGS)
 def test_settings_of_modules_that_change(owner, name, was, value, text) -> None:
     model = Scaled().to(ACC)

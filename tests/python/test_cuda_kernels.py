@@ -191,10 +191,16 @@ def test_neighbours_are_read_at_once(dtype, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "step", [lambda x: x.neg_().neg_(), lambda x: -((-x) ** 0)], ids=["stays", "is_one"]
+    ("step", "dtype"),
+    [
+        (lambda x: x.neg_().neg_(), torch.float32),
+        (lambda x: -((-x) ** 0), torch.float32),
+        (lambda x: -(x - x), torch.int64),
+    ],
+    ids=["stays", "is_one", "is_zero"],
 )
-def test_what_nothing_depends_on_is_not_read(tmp_path, step):
-    x = torch.randn(5000).to(helpers.DEVICE)
+def test_what_nothing_depends_on_is_not_read(tmp_path, step, dtype):
+    x = torch.randn(5000).to(helpers.DEVICE, dtype)
     kernels = nvidia.kernels_of(lambda: step(x))
     (kernel,) = nvidia.make(kernels, "sm_90", tmp_path).values()
     assert (kernel.wide_loads, kernel.planned) == (0, 0)
