@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 
 
 class Channel:
@@ -157,12 +157,8 @@ class Reader:
             self.gradients = call_with(self.gradients, self._read, held)
         except Exception as error:
             self.end()  # before the loop learns of it
-            if self._has_workers:
-                # Torch's frame that raised it has it as a local. In such a circle the iterator
-                # would wait for the collector, in whichever thread that runs; by then its queues
-                # are closed, and it waits in vain, 5 s for each worker, before it kills them.
-                traceback.clear_frames(error.__traceback__)
-            else:
+            _open_circle(error)
+            if not self._has_workers:
                 _explain(error)
             raise
         return held
@@ -213,6 +209,20 @@ def fill(channel: Channel, reader: Reader, device_index: int | None) -> None:
             channel.put(held)
         del held  # a batch that was handed out must not live on in this frame
     reader.end()
+
+
+def _open_circle(error: Exception) -> None:
+    """Lets an error of a worker process end with the last who has it.
+
+    Torch's frame that raises it here has it as a local. In that circle the iterator would wait for
+    the collector, in whichever thread that runs; by then its queues are closed, and it waits in
+    vain, 5 s for each worker, before it kills them.
+    """
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
+            at.tb_frame.clear()
+        at = at.tb_next
 
 
 def _explain(error: Exception) -> None:

@@ -85,7 +85,7 @@ bool kernels_take(const Tensor& query, const Tensor& key, const Tensor& value,
          (mask->scalar_type() == query.scalar_type() && aligned(*mask));
 }
 
-// The same where there is dropout. Of plain products alone there are batches that draw apart
+// The same where there is dropout. Of plain products alone there are samples that draw apart
 // (vmap), and forward derivatives; to drop all is 0 there, and more is an error.
 int64_t dropping(int64_t choice, const Tensor& query, const Tensor& key, const Tensor& value,
                  const OptionalTensor& mask, double dropout_p) {
@@ -94,7 +94,10 @@ int64_t dropping(int64_t choice, const Tensor& query, const Tensor& key, const T
     return tensor.defined() &&
            (at::isTensorSubclassLike(tensor) || tensor._fw_grad(/*level=*/0).defined());
   });
-  if (plain || !(dropout_p > 0 && dropout_p < 1)) return kMath;
+  const bool transformed =
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchVmapMode) ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+  if (plain || transformed || !(dropout_p > 0 && dropout_p < 1)) return kMath;
   if (choice != kFlash || query.size(-1) <= kLargestHead) return choice;
   return query.size(-3) == key.size(-3) ? kEfficient : kMath;
 }
@@ -254,8 +257,8 @@ void efficient_attention_backward(const c10::OperatorHandle& handle, torch::jit:
       c10::Dispatcher::singleton().findSchemaOrThrow("acc::attention_backward", "");
   static const Atens atens(handle);
   if (dropout_p == 0 || !has_kernel(op)) return atens.call(stack);
-  const Tensor& drawn = arguments[8].toTensor();
-  ACC_CHECK(drawn.device().is_cpu() && drawn.numel() == 3,
+  const Tensor drawn = arguments[8].toTensor().cpu();  // hooks may have put it on the device
+  ACC_CHECK(drawn.scalar_type() == c10::kLong && drawn.numel() == 3,
             "[attention] this backward is of another forward: what it drew is not known");
   const auto* numbers = drawn.const_data_ptr<int64_t>();
   const bool of_bias = arguments[10].toBoolList().get(3) && arguments[4].toTensor().defined();

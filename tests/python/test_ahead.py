@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -573,6 +574,30 @@ def test_an_error_keeps_its_place_where_readers_change(device, broken, workers, 
     assert list(iterator) == []
     iterator.close()
     assert threads() == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_this_process_keeps_its_frames(device, workers):
+    """A debugger shows them; a generator among them goes on where it stopped."""
+
+    class Broken(torch.utils.data.Sampler):
+        def __len__(self):
+            return 9
+
+        def __iter__(self):
+            known = 17
+            raise ValueError(f"{known} is no index")
+            yield
+
+    loader = DataLoader(TensorDataset(torch.arange(9.0)), sampler=Broken(), num_workers=workers)
+    try:
+        next(iter(torchacc.AsyncLoader(loader, device)))
+    except ValueError as error:
+        (*_, (frame, _)) = traceback.walk_tb(error.__traceback__)
+        assert frame.f_locals["known"] == 17
+        del frame  # no circle that holds the workers
+    else:
+        raise AssertionError("the sampler did not fail")
 
 
 @pytest.mark.parametrize("ahead", [False, True])

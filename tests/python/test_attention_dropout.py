@@ -133,7 +133,7 @@ def choice(q, k=None, v=None, mask=None, p=0.5):
     return torch._fused_sdp_choice(q, k, v, mask, p)
 
 
-x = torch.zeros(2, 4, 16, 8, device="acc")
+x = torch.ones(2, 4, 16, 8, device="acc")
 of_all = torch.zeros(16, 16, device="acc")
 # Flash attention is called by the other operator's kernel.
 assert choice(x) == EFFICIENT and choice(x, p=0.0) == FLASH
@@ -165,10 +165,28 @@ attention = lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 assert "acc::attention" in operators(lambda: attention(x))
 of_samples = torch.vmap(attention, randomness="different")
 assert "acc::attention" not in operators(lambda: of_samples(x[None].expand(2, -1, -1, -1, -1)))
+of_numbers = torch.vmap(lambda number: attention(x) + number, randomness="different")
+apart = of_numbers(torch.zeros(2, device="acc"))
+assert not torch.equal(apart[0].cpu(), apart[1].cpu())
 with torch.autograd.forward_ad.dual_level():
     assert choice(torch.autograd.forward_ad.make_dual(x, x)) == MATH
 chosen = MATH
 assert choice(x) == MATH
+
+# Hooks may bring back all that was saved.
+chosen = EFFICIENT
+q, k, v = (each.to("acc").requires_grad_() for each in operands()[:3])
+gradients = []
+for bring in (lambda saved: saved, lambda saved: saved.to("acc")):
+    torch.acc.manual_seed(11)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.cpu(), bring):
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    if bring(torch.ones(1)).is_cpu:  # then all of it is, but for what says what was drawn
+        torch.acc.manual_seed(11)
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    gradients.append(torch.autograd.grad(out.sum(), (q, k, v)))
+for one, other in zip(*gradients):
+    assert torch.equal(one, other)
 
 # All the way.
 chosen = FLASH
