@@ -230,10 +230,11 @@ void efficient_attention(const c10::OperatorHandle& handle, torch::jit::Stack* s
   const Tensor& key = arguments[1].toTensor();
   const OptionalTensor bias = arguments[3].toOptional<Tensor>();
   const bool is_causal = arguments[6].toBool();
+  const bool grouped = query.size(1) != key.size(1);  // the memory-efficient one takes none
   const bool flash =
       !defined(bias) &&
-      fused_choice(query, key, arguments[2].toTensor(), std::nullopt, dropout_p, is_causal,
-                   arguments[7].toOptional<double>(), query.size(1) != key.size(1)) == kFlash;
+      (grouped || fused_choice(query, key, arguments[2].toTensor(), std::nullopt, dropout_p,
+                               is_causal, arguments[7].toOptional<double>(), grouped) == kFlash);
   const auto [seed, offset] = runtime::generator_or_default(std::nullopt, query.device().index())
                                   .reserve(base::philox_increments(query.numel()));
   const Tensor philox = draw_philox(query, {seed, offset});
