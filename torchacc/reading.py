@@ -157,7 +157,7 @@ class Reader:
             self.gradients = call_with(self.gradients, self._read, held)
         except Exception as error:
             self.end()  # before the loop learns of it
-            _open_circle(error)
+            _break_reference_cycle(error)
             if not self._has_workers:
                 _explain(error)
             raise
@@ -211,10 +211,10 @@ def fill(channel: Channel, reader: Reader, device_index: int | None) -> None:
     reader.end()
 
 
-def _open_circle(error: Exception) -> None:
+def _break_reference_cycle(error: Exception) -> None:
     """Lets an error of a worker process end with the last who has it.
 
-    Torch's frame that raises it here has it as a local. In that circle the iterator would wait for
+    Torch's frame that raises it here has it as a local. In that cycle the iterator would wait for
     the collector, in whichever thread that runs; by then its queues are closed, and it waits in
     vain, 5 s for each worker, before it kills them.
     """

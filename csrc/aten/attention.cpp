@@ -70,8 +70,8 @@ int64_t recordable(int64_t choice, const Tensor& query, const Tensor& key, const
 
 // What CUDA's kernels ask for and its choice does not look at: eager's error there is one that
 // plain products do not have.
-bool kernels_take(const Tensor& query, const Tensor& key, const Tensor& value,
-                  const OptionalTensor& mask) {
+bool kernels_accept(const Tensor& query, const Tensor& key, const Tensor& value,
+                    const OptionalTensor& mask) {
   constexpr int64_t kMostBlocks = 65535;  // of a grid, in all dimensions but the first
   constexpr int64_t kWord = 16;           // bytes
   const auto aligned = [](const Tensor& tensor) {
@@ -87,8 +87,8 @@ bool kernels_take(const Tensor& query, const Tensor& key, const Tensor& value,
 
 // The same where there is dropout. Of plain products alone there are samples that draw apart
 // (vmap), and forward derivatives; to drop all is 0 there, and more is an error.
-int64_t dropping(int64_t choice, const Tensor& query, const Tensor& key, const Tensor& value,
-                 const OptionalTensor& mask, double dropout_p) {
+int64_t choice_with_dropout(int64_t choice, const Tensor& query, const Tensor& key,
+                            const Tensor& value, const OptionalTensor& mask, double dropout_p) {
   const std::array<Tensor, 4> all{query, key, value, mask.value_or(Tensor())};
   const bool plain = std::ranges::any_of(all, [](const Tensor& tensor) {
     return tensor.defined() &&
@@ -126,9 +126,9 @@ int64_t fused_choice(const Tensor& query, const Tensor& key, const Tensor& value
   int64_t choice = at::_fused_sdp_choice(like(query), like(key), like(value), mask_like, dropout_p,
                                          is_causal, scale, enable_gqa);
   if (choice == kMath || (runtime::on_host() && dropout_p == 0)) return choice;
-  if (!kernels_take(query, key, value, mask)) return kMath;
+  if (!kernels_accept(query, key, value, mask)) return kMath;
   if (!runtime::on_host()) choice = recordable(choice, query, key, value, mask, is_causal);
-  return dropout_p == 0 ? choice : dropping(choice, query, key, value, mask, dropout_p);
+  return dropout_p == 0 ? choice : choice_with_dropout(choice, query, key, value, mask, dropout_p);
 }
 
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -194,9 +194,9 @@ bool has_kernel(const c10::OperatorHandle& handle) {
 }
 
 // ATen's operator: recorded where the device has it, and else run, which says that it has not.
-class Atens {
+class AtenOperator {
  public:
-  explicit Atens(const c10::OperatorHandle& handle)
+  explicit AtenOperator(const c10::OperatorHandle& handle)
       : handle_(handle), op_(has_kernel(handle) ? make_op(handle) : nullptr) {}
   void call(torch::jit::Stack* stack) const {
     op_ == nullptr ? run_now(handle_, stack) : record_or_run(*op_, handle_, stack);
@@ -215,7 +215,7 @@ Tensor draw_philox(const Tensor& on, base::Stream stream) {
   Tensor numbers = at::empty({2}, on.options().dtype(c10::kLong));
   draw.call(numbers, 0, kAll, static_cast<int64_t>(stream.seed),
             static_cast<int64_t>(stream.offset));
-  return at::bitwise_and(numbers, base::kForeignBits);
+  return at::bitwise_and(numbers, base::kOtherGeneratorBits);
 }
 
 // (query, key, value, bias, compute_log_sumexp, dropout_p, is_causal, scale)
@@ -224,8 +224,8 @@ void efficient_attention(const c10::OperatorHandle& handle, torch::jit::Stack* s
   const auto arguments = torch::jit::last(*stack, kArguments).vec();
   const double dropout_p = arguments[5].toDouble();
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("acc::attention", "");
-  static const Atens atens(handle);
-  if (dropout_p == 0 || !has_kernel(op)) return atens.call(stack);
+  static const AtenOperator theirs(handle);
+  if (dropout_p == 0 || !has_kernel(op)) return theirs.call(stack);
   const Tensor& query = arguments[0].toTensor();
   const Tensor& key = arguments[1].toTensor();
   const OptionalTensor bias = arguments[3].toOptional<Tensor>();
@@ -256,11 +256,16 @@ void efficient_attention_backward(const c10::OperatorHandle& handle, torch::jit:
   const double dropout_p = arguments[9].toDouble();
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("acc::attention_backward", "");
-  static const Atens atens(handle);
-  if (dropout_p == 0 || !has_kernel(op)) return atens.call(stack);
+  static const AtenOperator theirs(handle);
+  if (dropout_p == 0 || !has_kernel(op)) return theirs.call(stack);
   const Tensor drawn = arguments[8].toTensor().cpu();  // hooks may have put it on the device
   ACC_CHECK(drawn.scalar_type() == c10::kLong && drawn.numel() == 3,
-            "[attention] this backward is of another forward: what it drew is not known");
+            "[attention] aten::_scaled_dot_product_efficient_attention_backward was given a "
+            "philox_offset of "
+            "type ",
+            drawn.scalar_type(), " with ", drawn.numel(),
+            " elements. Give it the fourth result of the "
+            "forward on acc, three integers, without which nothing tells what was dropped.");
   const auto* numbers = drawn.const_data_ptr<int64_t>();
   const bool of_bias = arguments[10].toBoolList().get(3) && arguments[4].toTensor().defined();
   torch::jit::Stack call(arguments.begin(), arguments.begin() + 7);

@@ -51,14 +51,14 @@ constexpr uint64_t philox_increments(int64_t numel) { return numel == 0 ? 0 : 4;
 
 // What of a wide integer is left in the stream of a generator that is not ours: seeds and offsets
 // are then no negative numbers, offsets multiples of 4.
-inline constexpr int64_t kForeignBits = (int64_t{1} << 62) - 4;
+inline constexpr int64_t kOtherGeneratorBits = (int64_t{1} << 62) - 4;
 
 // Where such a generator begins to draw for a call of ours that reserved `stream`: the first two
 // integers that acc::random_ draws of all of 64 bits.
-constexpr Stream foreign(Stream stream) {
+constexpr Stream other_generator_stream(Stream stream) {
   const std::array<uint32_t, 4> words = philox(stream, 0);
   const auto wide = [&](size_t i) { return words[i] | uint64_t{words[i + 1]} << 32; };
-  return {wide(0) & uint64_t{kForeignBits}, wide(2) & uint64_t{kForeignBits}};
+  return {wide(0) & uint64_t{kOtherGeneratorBits}, wide(2) & uint64_t{kOtherGeneratorBits}};
 }
 
 }  // namespace acc::base

@@ -12,8 +12,9 @@
 
 // Attention with dropout in one kernel, [batch, heads, length, size]: CUDA's flash attention, or
 // the memory-efficient one. What is dropped is drawn by a generator that is not ours, from where
-// base::foreign(seed, offset) says; `philox`, int64 [2], is the same, for work that is captured. So
-// is what the backward drops once more. The kernels are in attention_cuda.cpp; a host has none.
+// base::other_generator_stream(seed, offset) says; `philox`, int64 [2], is the same, for work that
+// is captured. So is what the backward drops once more. The kernels are in attention_cuda.cpp; a
+// host has none.
 namespace acc::library {
 namespace {
 

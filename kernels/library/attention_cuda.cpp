@@ -37,7 +37,7 @@ std::optional<c10::CaptureId_t> current_capture(c10::DeviceIndex device) {
 }
 
 base::Stream stream_of(int64_t seed, int64_t offset) {
-  return base::foreign({static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)});
+  return base::other_generator_stream({static_cast<uint64_t>(seed), static_cast<uint64_t>(offset)});
 }
 
 std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -207,7 +207,7 @@ void Captured::fix(size_t index) {
   const plan::Step& step = schedule_.steps[index];
   if (step.kernel != plan::kNoKernel) return;
   const graph::Node& node = first_node(plan_, step);
-  const uint32_t n = node.n_values - (graph::draws_where_a_tensor_says(*node.op) ? 2 : 0);
+  const uint32_t n = node.n_values - (graph::reads_philox_tensor(*node.op) ? 2 : 0);
   for (uint32_t i = node.values; i < node.values + n; ++i) {
     numbers_.push_back({i, static_cast<uint32_t>(index), values_[i]});
   }

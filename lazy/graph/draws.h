@@ -13,9 +13,9 @@ inline bool draws_numbers(const Op& op) {
          op.arguments[n - 1].name == "offset";
 }
 
-// Of these, whether a tensor says it, too (kernels/library/attention.cpp): work that is captured
-// reads it there, and can be submitted again for another place.
-inline bool draws_where_a_tensor_says(const Op& op) {
+// Of these, whether a tensor of the call says it, too (kernels/library/attention.cpp): work that is
+// captured reads it there, and can be submitted again for another place.
+inline bool reads_philox_tensor(const Op& op) {
   return draws_numbers(op) && op.arguments.size() >= 3 &&
          op.arguments[op.arguments.size() - 3].name == "philox";
 }

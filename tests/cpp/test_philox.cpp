@@ -32,8 +32,8 @@ TEST(Philox, IsAConstantExpression) {
 
 // From the first vector: no negative numbers, and offsets in fours.
 TEST(Philox, TellsOtherGeneratorsWhereToBegin) {
-  EXPECT_EQ(foreign({}).seed, 0x2169c58d6627e8d4U);
-  EXPECT_EQ(foreign({}).offset, 0x1b00dbd8bc57ac4cU);
+  EXPECT_EQ(other_generator_stream({}).seed, 0x2169c58d6627e8d4U);
+  EXPECT_EQ(other_generator_stream({}).offset, 0x1b00dbd8bc57ac4cU);
 }
 
 TEST(Philox, EveryPartOfKeyAndCounterMatters) {

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("acc_only", "recording")
 # A process of its own: which operators are recorded is decided when the device is first used.
 BEGIN = """
 import torch
-from torch import nn
+from torch import library, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests import fake_attention, helpers
@@ -117,6 +117,8 @@ for heads in (4, 2):
 """
 
 CHOSEN = """
+import contextlib
+
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
@@ -125,7 +127,7 @@ FLASH, EFFICIENT, MATH = (
     for name in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 )
 chosen = FLASH  # what the device below says
-kernels = torch.library.Library("aten", "IMPL")
+kernels = library.Library("aten", "IMPL")
 kernels.impl("_fused_sdp_choice", lambda *_, **__: chosen, "CPU")
 
 
@@ -177,17 +179,29 @@ assert choice(x) == MATH
 # Hooks may bring back all that was saved.
 chosen = EFFICIENT
 q, k, v = (each.to("acc").requires_grad_() for each in operands()[:3])
-gradients = []
-for bring in (lambda saved: saved, lambda saved: saved.to("acc")):
+
+
+def gradients(hooks):
     torch.acc.manual_seed(11)
-    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.cpu(), bring):
+    with hooks:
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-    if bring(torch.ones(1)).is_cpu:  # then all of it is, but for what says what was drawn
-        torch.acc.manual_seed(11)
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
-    gradients.append(torch.autograd.grad(out.sum(), (q, k, v)))
-for one, other in zip(*gradients):
+    return torch.autograd.grad(out.sum(), (q, k, v))
+
+
+expected = gradients(contextlib.nullcontext())
+bring = torch.autograd.graph.saved_tensors_hooks(lambda t: t.cpu(), lambda t: t.to("acc"))
+for one, other in zip(gradients(bring), expected):
     assert torch.equal(one, other)
+q, k, v, _ = (None if each is None else each.to("acc") for each in operands())
+out, sums, philox, drawn = attend(q, k, v)
+try:
+    ATEN._scaled_dot_product_efficient_attention_backward(
+        out, q, k, v, None, out, sums, philox, drawn[:1], 0.5, [True, True, True, False]
+    )
+except RuntimeError as error:
+    assert "with 1 elements. Give it the fourth result" in str(error), error
+else:
+    raise AssertionError("what did it drop?")
 
 # All the way.
 chosen = FLASH
@@ -328,7 +342,7 @@ from tests.python import test_attention_dropout as asked
 helpers.emulate_gpu()
 extension = helpers.extension()
 choices = {"flash": 1, "efficient": 2}  # SDPBackend's
-kernels = torch.library.Library("aten", "IMPL")
+kernels = library.Library("aten", "IMPL")
 kernels.impl("_fused_sdp_choice", lambda *_, **__: choices[case.kernel], "CPU")
 
 # A profile tells ATen's operator, here that of hosts, which has no dropout.
